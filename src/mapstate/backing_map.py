@@ -1,0 +1,148 @@
+"""What a store author writes: a map with bulk get and bulk put, and what it may offer beside it.
+
+`IBackingMap` alone makes a working store. Each capability below is a small protocol of its own; a
+store declares one by having its methods, and mapstate asks once, when it opens the store. The
+guarantees that hang on each are listed in docs/write-a-store.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from mapstate.errors import UsageError
+
+__all__ = [
+    "Backend",
+    "Claims",
+    "FenceToken",
+    "FencedWrites",
+    "IBackingMap",
+    "LedgerReads",
+    "LedgerStore",
+    "Scan",
+    "check_lengths",
+]
+
+K = TypeVar("K", contravariant=True)
+V = TypeVar("V")
+
+
+@runtime_checkable
+class IBackingMap(Protocol[K, V]):
+    """A map that is read and written in bulk.
+
+    The stores under mapstate are ``IBackingMap[str, bytes]``: encoded key text to serialized record.
+    The layers above them (serialization, caches, map states) have the same two methods over richer
+    keys and values. On Spark the calls come from tasks: once per chunk of one to a few thousand
+    keys, from one thread.
+    """
+
+    def multi_get(self, keys: Sequence[K]) -> list[V | None]:
+        """One entry per key, in the order of ``keys``; None where nothing is stored.
+
+        A repeated key is answered at each of its places. No keys: an empty list.
+        """
+        ...
+
+    def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
+        """Store all of them, or raise. Never silently a part.
+
+        Of a repeated key the last value stays. After an error the caller knows nothing about what
+        was written, and the attempt is not committed.
+        """
+        ...
+
+
+class FenceToken(NamedTuple):
+    """Who may write: the attempt ``txid`` of the driver that opened the state as ``epoch``.
+
+    ``closed`` tokens let nobody write. Tokens are ordered and only ever move up.
+    """
+
+    epoch: int
+    txid: int
+    closed: bool = False
+
+
+@runtime_checkable
+class LedgerStore(Protocol):
+    """Keeps the state's ledger beside its records, changed by compare-and-set. Driver only."""
+
+    def load(self) -> tuple[bytes, Any] | None:
+        """The ledger and its version, None where there is none."""
+        ...
+
+    def swap(self, record: bytes, expected: Any | None, fence: FenceToken) -> Any | None:
+        """Replace version ``expected`` (None: no ledger) and move the fence, in one atomic write.
+
+        Returns the new version, or None where another version was found; then nothing was written.
+        The ledger never expires. Whatever `Claims` were made under the fence before may go.
+        """
+        ...
+
+
+@runtime_checkable
+class LedgerReads(Protocol):
+    """Reads the ledger together with records, to spare readers a round trip."""
+
+    def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
+        """The ledger, then the records, then the ledger again, read in this order."""
+        ...
+
+
+@runtime_checkable
+class FencedWrites(Protocol):
+    """Refuses, in the store itself, what an attempt writes after it was fenced."""
+
+    def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
+        """A map over the same records whose puts raise FencedError unless ``token`` is the fence.
+
+        The check is atomic with the write. One writer serves one task: a get and the put that
+        follows it belong together. It may have a ``close()``.
+        """
+        ...
+
+
+@runtime_checkable
+class Claims(Protocol):
+    """Lets one try of a task, out of several, be the writer of its partition."""
+
+    def claim(self, txid: int, partition: int, holder: str) -> str:
+        """Create-if-absent; returns the holder that has the claim: ``holder`` itself, or the first."""
+        ...
+
+
+@runtime_checkable
+class Scan(Protocol):
+    """Lists all records of a state."""
+
+    def scan(self, page_size: int) -> Iterator[list[str]]:
+        """Pages of keys, of about ``page_size``. A key that is there throughout comes at least once."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What a URL names: where a store is and how to reach it. Frozen, comparable, picklable.
+
+    Holds no client: `open` makes one in the process that uses it. Its repr shows no password.
+    ``shared_between_processes`` is False where two processes that open it see different data; such
+    a store is applied on the driver.
+    """
+
+    shared_between_processes: bool
+
+    def open(self, state: str, *, ttl: float | None = None) -> IBackingMap[str, bytes]:
+        """The store of one named state. ``ttl`` in seconds, from a record's last write.
+
+        Called once per task and once by each driver and reader; must be cheap. Raises
+        ConfigurationError where a ``ttl`` is not possible.
+        """
+        ...
+
+
+def check_lengths(keys: Sequence[Any], others: Sequence[Any], what: str) -> None:
+    """UsageError unless there is one of ``others`` per key."""
+    if len(keys) != len(others):
+        raise UsageError(f"{len(keys)} keys but {len(others)} {what}: there must be one for each key")

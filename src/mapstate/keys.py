@@ -1,0 +1,286 @@
+r"""Keys: what may be one, and the text under which a store keeps it.
+
+A key is a tuple of grouping values, ``("user-42",)``; ``()`` is the one key of an ungrouped
+aggregate. A store sees text: the fields' own text joined by ``|``, so that a key can be read, and
+typed, in the store's own shell::
+
+    ("user-42",)                          user-42
+    ("user-42", date(2026, 11, 21))       user-42|2026-11-21
+    (None, "a|b")                         \N|a\|b
+    ("",)                                 \E
+    ()                                    \G
+
+Two keys have one text exactly where Spark's ``GROUP BY`` calls them equal: ``-0.0`` is ``0.0``, NaN is
+NaN, decimals compare by value, a timestamp is an instant whatever the session's time zone. The text
+is the same on every machine, holds no control characters, and is never empty.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from mapstate.errors import KeyEncodingError, UnsupportedTypeError
+
+__all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "KeyField"]
+
+Key = tuple[Any, ...]
+
+GLOBAL_KEY: Key = ()
+
+_ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
+_SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f]")
+_ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
+_UTC = dt.UTC
+
+
+class KeyField(NamedTuple):
+    """One grouping column: its name, and its Spark type as ``DataType.simpleString()`` writes it."""
+
+    name: str
+    type: str
+
+
+class KeyCodec:
+    """Encodes and decodes the keys of one state.
+
+    Made from the key schema, on the driver, in every task and by every reader. Raises
+    UnsupportedTypeError for a type that cannot be a key.
+    """
+
+    def __init__(self, fields: Sequence[KeyField]) -> None:
+        self.fields = tuple(KeyField(*field) for field in fields)
+        self._types = [_key_type(field) for field in self.fields]
+
+    def encode(self, key: Any) -> str:
+        """The text of one key, given as a tuple, or bare where the state has one key column.
+
+        Raises KeyEncodingError where number or types of its values differ from the schema.
+        """
+        values = key if isinstance(key, tuple) else (key,)
+        if len(values) != len(self.fields):
+            raise KeyEncodingError(
+                f"the key {key!r} has {len(values)} values; this state is keyed by {self._schema()}",
+                key=repr(key),
+            )
+        return self.encode_columns([[value] for value in values], 1)[0]
+
+    def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[str]:
+        """The texts of ``rows`` keys, given column by column. The form that tasks use."""
+        if not columns:
+            return ["\\G"] * rows
+        encoded = [self._encode_column(at, column) for at, column in enumerate(columns)]
+        if len(encoded) == 1:
+            return encoded[0]
+        return ["|".join(parts) for parts in zip(*encoded, strict=True)]
+
+    def _encode_column(self, at: int, column: Sequence[Any]) -> list[str]:
+        to_text = self._types[at].to_text
+        try:
+            if None in column:
+                return ["\\N" if value is None else text for value, text in _around_nulls(column, to_text)]
+            return to_text(column)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            field = self.fields[at]
+            raise KeyEncodingError(
+                f"a value of key column {field.name!r} is not a {field.type}: {error}; "
+                f"this state is keyed by {self._schema()}",
+                column=field.name,
+            ) from error
+
+    def decode(self, text: str) -> Key:
+        """The key behind a text. Raises KeyEncodingError where it is none of this schema."""
+        if not self.fields:
+            if text == "\\G":
+                return GLOBAL_KEY
+            raise self._no_key(text)
+        parts = _split(text) if len(self.fields) > 1 else [text]
+        if len(parts) != len(self.fields):
+            raise self._no_key(text)
+        try:
+            return tuple(
+                None if part == "\\N" else kind.from_text(part) for kind, part in zip(self._types, parts, strict=True)
+            )
+        except (TypeError, ValueError, ArithmeticError, KeyError) as error:
+            raise self._no_key(text) from error
+
+    def _no_key(self, text: str) -> KeyEncodingError:
+        return KeyEncodingError(
+            f"the store holds the key {text!r}, which is no key of a state keyed by {self._schema()}: "
+            "something else writes under this state's name",
+            key=text,
+        )
+
+    def _schema(self) -> str:
+        return "(" + ", ".join(f"{field.name} {field.type}" for field in self.fields) + ")"
+
+
+def _around_nulls(column: Sequence[Any], to_text: Callable[[Sequence[Any]], list[str]]) -> list[tuple[Any, str]]:
+    texts = iter(to_text([value for value in column if value is not None]))
+    return [(value, "" if value is None else next(texts)) for value in column]
+
+
+def _split(text: str) -> list[str]:
+    """Splits at each ``|`` that is not escaped."""
+    if "\\" not in text:
+        return text.split("|")
+    parts, start, at = [], 0, 0
+    while at < len(text):
+        if text[at] == "\\":
+            at += 1
+        elif text[at] == "|":
+            parts.append(text[start:at])
+            start = at + 1
+        at += 1
+    parts.append(text[start:])
+    return parts
+
+
+class _KeyType(NamedTuple):
+    to_text: Callable[[Sequence[Any]], list[str]]
+    from_text: Callable[[str], Any]
+
+
+def _strings(column: Sequence[Any]) -> list[str]:
+    joined = "".join(column)
+    if not _SPECIAL.search(joined) and "" not in column:
+        return column if type(column) is list else list(column)
+    return [_SPECIAL.sub(_escape, value) if value else "\\E" for value in column]
+
+
+def _escape(match: re.Match[str]) -> str:
+    char = match.group()
+    return _ESCAPES.get(char) or f"\\x{ord(char):02x}"
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match.group(1)
+    return chr(int(code[1:], 16)) if len(code) > 1 else _UNESCAPES[code]
+
+
+def _string(text: str) -> str:
+    return "" if text == "\\E" else _ESCAPED.sub(_unescape, text)
+
+
+def _integers(column: Sequence[Any]) -> list[str]:
+    for value in column:
+        if type(value) is not int:
+            raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return [str(value) for value in column]
+
+
+def _booleans(column: Sequence[Any]) -> list[str]:
+    return [_BOOLEANS[_exactly(bool, value)] for value in column]
+
+
+_BOOLEANS = {True: "true", False: "false"}
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text]
+
+
+def _floats(column: Sequence[Any]) -> list[str]:
+    out = []
+    for value in column:
+        number = float(_exactly((float, int), value))
+        if math.isnan(number):
+            out.append("NaN")
+        elif math.isinf(number):
+            out.append("Infinity" if number > 0 else "-Infinity")
+        else:
+            out.append(repr(number + 0.0))  # -0.0 + 0.0 is 0.0
+    return out
+
+
+def _decimals(column: Sequence[Any]) -> list[str]:
+    out = []
+    for value in column:
+        if type(value) is int:
+            out.append(str(value))
+            continue
+        text = format(_exactly(Decimal, value), "f")
+        if "." in text:
+            text = text.rstrip("0").rstrip(".")
+        out.append("0" if text == "-0" else text)
+    return out
+
+
+def _dates(column: Sequence[Any]) -> list[str]:
+    return [_exactly(dt.date, value).isoformat() for value in column]
+
+
+def _timestamps(column: Sequence[Any]) -> list[str]:
+    out = []
+    for value in column:
+        if _exactly(dt.datetime, value).tzinfo is None:
+            raise TypeError(f"{value!r} has no time zone, and a timestamp is an instant")
+        out.append(value.astimezone(_UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z")
+    return out
+
+
+def _timestamp(text: str) -> dt.datetime:
+    if not text.endswith("Z"):
+        raise ValueError(text)
+    return dt.datetime.fromisoformat(text[:-1]).replace(tzinfo=_UTC)
+
+
+def _local_timestamps(column: Sequence[Any]) -> list[str]:
+    out = []
+    for value in column:
+        if _exactly(dt.datetime, value).tzinfo is not None:
+            raise TypeError(f"{value!r} has a time zone, and a timestamp_ntz has none")
+        out.append(value.isoformat(timespec="microseconds"))
+    return out
+
+
+def _binaries(column: Sequence[Any]) -> list[str]:
+    return [bytes(_exactly((bytes, bytearray), value)).hex() or "\\E" for value in column]
+
+
+def _binary(text: str) -> bytes:
+    return b"" if text == "\\E" else bytes.fromhex(text)
+
+
+def _exactly(kind: type | tuple[type, ...], value: Any) -> Any:
+    """``value`` if its type is just this one: a bool is no int here, a datetime no date."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return value
+
+
+_INTEGER = _KeyType(_integers, int)
+_TYPES: dict[str, _KeyType] = {
+    "string": _KeyType(_strings, _string),
+    "tinyint": _INTEGER,
+    "smallint": _INTEGER,
+    "int": _INTEGER,
+    "bigint": _INTEGER,
+    "boolean": _KeyType(_booleans, _boolean),
+    "float": _KeyType(_floats, float),
+    "double": _KeyType(_floats, float),
+    "date": _KeyType(_dates, dt.date.fromisoformat),
+    "timestamp": _KeyType(_timestamps, _timestamp),
+    "timestamp_ntz": _KeyType(_local_timestamps, dt.datetime.fromisoformat),
+    "binary": _KeyType(_binaries, _binary),
+}
+_DECIMAL = _KeyType(_decimals, Decimal)
+
+
+def _key_type(field: KeyField) -> _KeyType:
+    kind = _DECIMAL if field.type.startswith("decimal(") else _TYPES.get(field.type)
+    if kind is None:
+        raise UnsupportedTypeError(
+            f"the key column {field.name!r} has the type {field.type}, which cannot be a key: take one of "
+            f"{', '.join(_TYPES)} or decimal. A string with a collation has to be reduced to what makes it "
+            "equal first, say with lower().",
+            column=field.name,
+            type=field.type,
+        )
+    return kind
