@@ -1,0 +1,222 @@
+"""The ledger in its store: the transitions of `mapstate.transitions`, run by compare-and-set.
+
+One small write when a batch begins and one when it commits. Used by the driver alone; readers read
+the record with `read_ledger`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from mapstate import transitions
+from mapstate.backing_map import FenceToken, IBackingMap, LedgerStore
+from mapstate.errors import (
+    CorruptRecordError,
+    FencedError,
+    StateNotFoundError,
+    StoreLostError,
+    StoreUnavailableError,
+)
+from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord, OnGap, Opening
+
+__all__ = ["LEDGER_KEY", "KeptByPut", "Ledger", "clock_txid", "decode_ledger", "encode_ledger", "read_ledger"]
+
+T = TypeVar("T")
+
+LEDGER_KEY = "\\ledger"
+"""Where a store that offers only `IBackingMap` keeps the ledger; no encoded key can be equal to it."""
+
+_EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
+_TRIES = 8
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(LedgerRecord)
+
+
+def clock_txid() -> int:
+    """Where a new ledger's txids start: deciseconds since 2026.
+
+    Batches are slower than ten a second in the long run, so no earlier life of the same name can have
+    given out this txid.
+    """
+    return max(0, int((time.time() - _EPOCH) * 10))
+
+
+def now() -> str:
+    """The time as the ledger writes it."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+
+
+def encode_ledger(record: LedgerRecord) -> bytes:
+    """The ledger as a store keeps it: JSON, readable in the store's own shell."""
+    return _encoder.encode(record)
+
+
+def decode_ledger(data: bytes, state: str) -> LedgerRecord:
+    """The ledger from a store. Raises CorruptRecordError for anything else."""
+    try:
+        record = _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecordError(
+            f"the ledger of state {state!r} cannot be read ({error}): something else wrote there, or a newer "
+            "mapstate did. Nothing was written.",
+            state=state,
+        ) from error
+    if record.format != transitions.FORMAT or record.state != state:
+        raise CorruptRecordError(
+            f"found the ledger of state {record.state!r} in format {record.format} where that of {state!r} in "
+            f"format {transitions.FORMAT} was expected. Nothing was written.",
+            state=state,
+        )
+    return record
+
+
+def read_ledger(store: Any, state: str) -> LedgerRecord:
+    """The ledger as it is now, for readers and tools. Raises StateNotFoundError."""
+    found = ledger_store(store).load()
+    if found is None:
+        raise StateNotFoundError(
+            f"there is no state {state!r} here: no ledger was found. It is made when the streaming query "
+            "first runs; look at the name, the database number and the key prefix.",
+            state=state,
+        )
+    return decode_ledger(found[0], state)
+
+
+class KeptByPut:
+    """A ledger kept through get and put, for a store that offers no compare-and-set.
+
+    Missing guarantee: two drivers that open the state at the same moment are not told apart.
+    """
+
+    def __init__(self, backing: IBackingMap[str, bytes]) -> None:
+        self._backing = backing
+
+    def load(self) -> tuple[bytes, bytes] | None:
+        """See `LedgerStore.load`; the version is the record itself."""
+        record = self._backing.multi_get([LEDGER_KEY])[0]
+        return None if record is None else (record, record)
+
+    def swap(self, record: bytes, expected: bytes | None, fence: FenceToken) -> bytes | None:  # noqa: ARG002
+        """See `LedgerStore.swap`; compares and then puts, in two steps, and has no fence to move."""
+        if self._backing.multi_get([LEDGER_KEY])[0] != expected:
+            return None
+        self._backing.multi_put([LEDGER_KEY], [record])
+        return record
+
+
+def ledger_store(store: Any) -> LedgerStore:
+    """The store's own ledger, or one kept by get and put."""
+    return store if isinstance(store, LedgerStore) else KeptByPut(store)
+
+
+class Ledger:
+    """A driver's hold on the ledger of one state, from `open` until a newer driver opens it.
+
+    Not thread-safe: one streaming query runs one batch at a time.
+    """
+
+    def __init__(self, store: Any, state: str) -> None:
+        self._store = ledger_store(store)
+        self._state = state
+        self._session = ""
+        self._known: tuple[LedgerRecord, Any] | None = None
+
+    @classmethod
+    def open(cls, store: Any, opening: Opening) -> Ledger:
+        """Takes the state for the query ``opening.owner``; fences every driver before it.
+
+        Raises the errors of `transitions.open_ledger`, and StoreError.
+        """
+        self = cls(store, opening.state)
+        self._session = opening.session or secrets.token_hex(8)
+        opening = msgspec.structs.replace(opening, session=self._session)
+        self._change(lambda found: (transitions.open_ledger(found, opening), None), may_create=True)
+        return self
+
+    @property
+    def record(self) -> LedgerRecord:
+        """The ledger as this driver last read or wrote it."""
+        return self._current()[0]
+
+    def begin(self, batch_id: int, on_gap: OnGap = "refuse") -> Begun | AlreadyCommitted:
+        """Starts an attempt: one small write. See `transitions.begin` for what it refuses.
+
+        Raises StoreLostError when the ledger is gone.
+        """
+        return self._change(lambda found: transitions.begin(found, self._session, batch_id, on_gap))
+
+    def commit(self, done: Commit) -> None:
+        """Makes the attempt ``done.txid`` count, all of it at once: one small write.
+
+        Raises FencedError where a newer attempt or driver has taken over, StoreLostError where the
+        ledger is gone.
+        """
+        self._change(lambda found: (transitions.commit(found, self._session, done), None))
+
+    def rollback(self) -> LedgerRecord:
+        """Takes the last batch back. See `transitions.rollback`."""
+        self._change(lambda found: (transitions.rollback(found), None))
+        return self.record
+
+    def begin_vacuum(self) -> Begun:
+        """See `transitions.begin_vacuum`."""
+        return self._change(transitions.begin_vacuum)
+
+    def commit_vacuum(self, txid: int) -> None:
+        """See `transitions.commit_vacuum`."""
+        self._change(lambda found: (transitions.commit_vacuum(found, txid), None))
+
+    def _current(self) -> tuple[LedgerRecord, Any]:
+        return self._known or self._load() or self._lost()
+
+    def _load(self) -> tuple[LedgerRecord, Any] | None:
+        found = self._store.load()
+        self._known = None if found is None else (decode_ledger(found[0], self._state), found[1])
+        return self._known
+
+    def _lost(self) -> Any:
+        raise StoreLostError(
+            f"the ledger of state {self._state!r} is gone: the store was flushed, restarted empty or replaced, or "
+            "the key was deleted. Nothing was written and nothing is counted on. Restore the store from a copy and "
+            "rewind the checkpoint to it, or start over with a new checkpoint.",
+            state=self._state,
+        )
+
+    def _change(self, transition: Callable[[Any], tuple[LedgerRecord, T]], *, may_create: bool = False) -> T:
+        """Applies a transition to the ledger as it is, whoever else changes it meanwhile.
+
+        A reply that was lost is asked again: what a driver writes carries its session, so a ledger
+        equal to what was to be written *was* written, by this driver.
+        """
+        for _ in range(_TRIES):
+            known = self._known or self._load()
+            if known is None and not may_create:
+                self._lost()
+            before, version = known or (None, None)
+            self._known = None  # whatever happens below, what was known may have changed
+            after, result = transition(before)
+            if after is before:
+                self._known = known
+                return result
+            try:
+                swapped = self._store.swap(encode_ledger(after), version, after.fence())
+            except StoreUnavailableError:
+                found = self._load()
+                if found is None or found[0] != after:
+                    continue
+                return result
+            if swapped is not None:
+                self._known = (after, swapped)
+                return result
+        raise FencedError(
+            f"the ledger of state {self._state!r} could not be changed in {_TRIES} tries: others change it all the "
+            "time, or the store keeps failing in mid-write. Nothing is counted on.",
+            state=self._state,
+        )
