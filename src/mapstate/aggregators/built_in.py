@@ -1,0 +1,404 @@
+"""The aggregators that come with mapstate.
+
+Each is a native Spark expression for the partial, so that Catalyst does the map-side work, and a
+combine in Python for what is stored. Nulls are treated as Spark SQL treats them: only `Count()`
+counts them, `First` and `Last` return them, every other aggregate passes over them, and an aggregate
+of nothing but nulls is null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Context, Decimal
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
+from mapstate.errors import UnsupportedTypeError, ValueOverflowError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["Avg", "Count", "First", "Last", "Max", "Min", "Sum"]
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_FLOATS = ("float", "double")
+_ORDERED = (*_INTEGERS, *_FLOATS, "string", "boolean", "date", "timestamp", "timestamp_ntz", "binary")
+_MAX_LONG = (1 << 63) - 1
+_MIN_LONG = -(1 << 63)
+_EXACT = Context(prec=80)
+_DECIMAL_LIMIT = Decimal(10) ** 38
+
+
+class Count(NativeCombiner):
+    """Rows of a key; with a column, the rows in which it is not null. A bigint, never null."""
+
+    def __init__(self, column: str | None = None) -> None:
+        self.column = column
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return () if self.column is None else (self.column,)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        super().bind(columns)
+        return "bigint"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always a bigint
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        return [F.count(F.lit(1) if self.column is None else _column(self.column))]
+
+    def init(self, row: Row) -> int:
+        """See `CombinerAggregator.init`."""
+        return 1 if self.column is None else int(row[self.column] is not None)
+
+    def zero(self) -> int:
+        """No rows: 0."""
+        return 0
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        return _add_all(self, stored, partials)
+
+
+class Sum(NativeCombiner):
+    """The sum of a column. Integers add up to a bigint, float and double to a double, decimals to 38 digits.
+
+    A sum that leaves its range is a ValueOverflowError before the write, with ANSI mode on or off.
+    Sums of doubles depend on the order of addition in their last bits, as everywhere.
+    """
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column,)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        found = column_type(columns, self.column, self)
+        if found in _INTEGERS:
+            return "bigint"
+        if found in _FLOATS:
+            return "double"
+        if found.startswith("decimal("):
+            return f"decimal(38,{_scale(found)})"
+        raise _unsupported(self, self.column, found, "a number")
+
+    def partials(self, value_type: str) -> list[Column]:
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        column = _column(self.column)
+        if value_type == "double":
+            return [F.sum(column.cast("double"))]
+        # try_sum says null where it overflows; the count tells that from a sum of nulls
+        return [F.try_sum(column), F.count(column)]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `NativeCombiner.assemble`."""
+        sums = columns[0]
+        if len(columns) > 1 and None in sums:
+            for total, count in zip(sums, columns[1], strict=True):
+                if total is None and count:
+                    raise _overflow(self)
+        return sums
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        return row[self.column]
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        return _add_all(self, stored, partials)
+
+
+class Avg(NativeCombiner):
+    """The mean of a column; stored as sum and count.
+
+    Of integers the sum is exact, to 38 digits, and the mean a double; of decimals the mean has four
+    more decimal places than the column.
+    """
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column,)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        found = column_type(columns, self.column, self)
+        if found in _INTEGERS:
+            return "struct<sum:decimal(38,0),count:bigint>"
+        if found in _FLOATS:
+            return "struct<sum:double,count:bigint>"
+        if found.startswith("decimal("):
+            return f"struct<sum:decimal(38,{_scale(found)}),count:bigint>"
+        raise _unsupported(self, self.column, found, "a number")
+
+    def partials(self, value_type: str) -> list[Column]:
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        column = _column(self.column)
+        if "double" in value_type:
+            return [F.sum(column.cast("double")), F.count(column)]
+        if "decimal(38,0)" in value_type:
+            return [F.try_sum(column.cast("decimal(38,0)")), F.count(column)]
+        return [F.try_sum(column), F.count(column)]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `NativeCombiner.assemble`."""
+        sums, counts = columns
+        if None not in sums:
+            return list(zip(sums, counts, strict=True))
+        out = []
+        for total, count in zip(sums, counts, strict=True):
+            if total is None and count:
+                raise _overflow(self)
+            out.append((total, count))
+        return out
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        value = row[self.column]
+        if value is None:
+            return (None, 0)
+        return (Decimal(value) if type(value) is int else value, 1)
+
+    def zero(self) -> Any:
+        """No rows: no sum, count 0."""
+        return (None, 0)
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        sums = _add_all(self, *([None if pair is None else pair[0] for pair in side] for side in (stored, partials)))
+        counts = _add_all(self, *([0 if pair is None else pair[1] for pair in side] for side in (stored, partials)))
+        return list(zip(sums, counts, strict=True))
+
+    def result(self, value: Any) -> Any:
+        """Sum by count; null where there was nothing but nulls."""
+        if value is None or not value[1]:
+            return None
+        total, count = value
+        if isinstance(total, Decimal):
+            scale = -int(total.as_tuple().exponent)
+            mean = _EXACT.divide(total, count)
+            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-scale - 4), context=_EXACT)
+        return total / count
+
+    def result_type(self, value_type: str) -> str:
+        """See `Aggregator.result_type`."""
+        inner = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
+        scale = 0 if inner == "double" else _scale(inner)
+        return f"decimal(38,{scale + 4})" if scale else "double"
+
+
+class _Extreme(NativeCombiner):
+    """The least or the greatest value of a column, in Spark's order: NaN above all numbers."""
+
+    _greatest: bool
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column,)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        return _check_ordered(self, self.column, columns)
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        return [(F.max if self._greatest else F.min)(_column(self.column))]
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        return row[self.column]
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        out = []
+        for old, new in zip(stored, partials, strict=True):
+            if old is None or new is None:
+                out.append(new if old is None else old)
+            else:
+                out.append(new if (_order(new) > _order(old)) is self._greatest else old)
+        return out
+
+
+class Min(_Extreme):
+    """The least value of a column."""
+
+    _greatest = False
+
+
+class Max(_Extreme):
+    """The greatest value of a column."""
+
+    _greatest = True
+
+
+class _AtEnd(NativeCombiner):
+    """The value of a column in the row where another column is least or greatest."""
+
+    _greatest: bool
+
+    def __init__(self, column: str, by: str) -> None:
+        self.column = column
+        self.by = by
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column, self.by)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        by = _check_ordered(self, self.by, columns)
+        return f"struct<by:{by},value:{_check_ordered(self, self.column, columns)}>"
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return f"{type(self).__name__}({self.column} by {self.by})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the columns' own types
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        by = _column(self.by)
+        # A struct, and not min_by: rows of one instant must give one answer, whatever their order.
+        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), _column(self.column).alias("value")))
+        end = (F.max if self._greatest else F.min)(pair)
+        return [end["by"], end["value"]]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `NativeCombiner.assemble`."""
+        return list(zip(*columns, strict=True))
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        by = row[self.by]
+        return (None, None) if by is None else (by, row[self.column])
+
+    def zero(self) -> Any:
+        """No rows."""
+        return (None, None)
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        out = []
+        for old, new in zip(stored, partials, strict=True):
+            if new is None or new[0] is None:
+                out.append(old or new)
+            elif old is None or old[0] is None:
+                out.append(new)
+            else:
+                ahead = (_order(new[0]), _order(new[1])) > (_order(old[0]), _order(old[1]))
+                out.append(new if ahead is self._greatest else old)
+        return out
+
+    def result(self, value: Any) -> Any:
+        """The value, without what it is ordered by."""
+        return None if value is None else value[1]
+
+    def result_type(self, value_type: str) -> str:
+        """See `Aggregator.result_type`."""
+        return value_type[value_type.index(",value:") + len(",value:") : -1]
+
+
+class First(_AtEnd):
+    """The value of ``column`` in the row with the least ``by``.
+
+    Rows where ``by`` is null do not take part. Of several with the same ``by``, the least value.
+    """
+
+    _greatest = False
+
+
+class Last(_AtEnd):
+    """The value of ``column`` in the row with the greatest ``by``.
+
+    Rows where ``by`` is null do not take part. Of several with the same ``by``, the greatest value.
+    """
+
+    _greatest = True
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _scale(decimal_type: str) -> int:
+    return int(decimal_type.removesuffix(")").partition(",")[2])
+
+
+def _check_ordered(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
+    found = column_type(columns, column, who)
+    if found in _ORDERED or found.startswith("decimal("):
+        return found
+    raise _unsupported(who, column, found, "a value with an order")
+
+
+def _unsupported(who: NativeCombiner, column: str, found: str, wanted: str) -> UnsupportedTypeError:
+    return UnsupportedTypeError(
+        f"{who} needs {wanted}, but the column {column!r} is a {found}", column=column, type=found
+    )
+
+
+def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:
+    """Sums of two lists; null is nothing. Raises ValueOverflowError."""
+    kind = next((type(value) for value in partials if value is not None), None)
+    if kind is Decimal:
+        out = [_plus(_EXACT.add, old, new) for old, new in zip(stored, partials, strict=True)]
+        _check(who, out, lambda total: abs(total.scaleb(-total.as_tuple().exponent, _EXACT)) < _DECIMAL_LIMIT)
+        return out
+    if kind is int and None not in partials:
+        out = [new if old is None else old + new for old, new in zip(stored, partials, strict=True)]
+        if max(out) > _MAX_LONG or min(out) < _MIN_LONG:
+            raise _overflow(who)
+        return out
+    out = [_plus(add, old, new) for old, new in zip(stored, partials, strict=True)]
+    if kind is int:
+        _check(who, out, lambda total: _MIN_LONG <= total <= _MAX_LONG)
+    return out
+
+
+def _plus(plus: Any, old: Any, new: Any) -> Any:
+    if old is None or new is None:
+        return new if old is None else old
+    return plus(old, new)
+
+
+def _check(who: NativeCombiner, totals: Iterable[Any], fits: Any) -> None:
+    if not all(total is None or fits(total) for total in totals):
+        raise _overflow(who)
+
+
+def _overflow(who: NativeCombiner) -> ValueOverflowError:
+    return ValueOverflowError(
+        f"{who} left its range (64 bits for integers, 38 digits for decimals): nothing of this batch counts. "
+        "Cast the column to double or to a decimal with room, and give the state another name.",
+        aggregator=who.describe(),
+    )
+
+
+def _order(value: Any) -> tuple[Any, ...]:
+    """A sort key in Spark's order: null below everything, NaN above every number."""
+    if value is None:
+        return (0,)
+    if isinstance(value, float) and math.isnan(value):
+        return (2,)
+    return (1, value)

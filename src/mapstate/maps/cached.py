@@ -1,0 +1,53 @@
+"""A cache in front of any backing map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from cachetools import LRUCache
+
+from mapstate.backing_map import IBackingMap, check_lengths
+
+__all__ = ["CachedMap"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MISSING: Any = object()
+
+
+class CachedMap(Generic[K, V]):
+    """Keeps the ``max_entries`` most recently used entries of ``backing``, absent ones included.
+
+    Right only while nobody else writes to the same keys; on Spark the executor side sees to that (see
+    `mapstate.spark.cache_lease`). An entry is filled only after the delegate's put succeeded; while a
+    put runs, and after it failed, its keys are not cached.
+    """
+
+    def __init__(self, backing: IBackingMap[K, V], max_entries: int) -> None:
+        self._backing = backing
+        self._entries: LRUCache[K, V | None] = LRUCache(max_entries)
+
+    def multi_get(self, keys: Sequence[K]) -> list[V | None]:
+        """See `IBackingMap.multi_get`; asks the delegate once, for what is not cached."""
+        entries = self._entries
+        out = [entries.get(key, _MISSING) for key in keys]
+        missing = list(dict.fromkeys(key for key, value in zip(keys, out, strict=True) if value is _MISSING))
+        if missing:
+            found = dict(zip(missing, self._backing.multi_get(missing), strict=True))
+            out = [found[key] if value is _MISSING else value for key, value in zip(keys, out, strict=True)]
+            entries.update(found)
+        return out
+
+    def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
+        """See `IBackingMap.multi_put`."""
+        check_lengths(keys, values, "values")
+        for key in keys:
+            self._entries.pop(key, None)
+        self._backing.multi_put(keys, values)
+        self._entries.update(zip(keys, values, strict=True))
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._entries.clear()

@@ -1,0 +1,37 @@
+"""The map state that keeps the bare value: the smallest and fastest, and not exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mapstate.backing_map import IBackingMap
+from mapstate.maps.map_state import CombineAll, MapState, last_of_each
+
+__all__ = ["NonTransactionalMap"]
+
+V = TypeVar("V")
+
+
+class NonTransactionalMap(MapState[V]):
+    """Keeps values as they are. A batch that is tried again counts again what it had written."""
+
+    def __init__(self, backing: IBackingMap[Any, V]) -> None:
+        super().__init__()
+        self._backing = backing
+
+    def multi_get(self, keys: Sequence[Any]) -> list[V | None]:
+        """The latest values."""
+        return self._backing.multi_get(keys)
+
+    def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
+        """See `MapState.multi_combine`."""
+        self._attempt()
+        values = combine_all(self._backing.multi_get(keys), list(partials))
+        self._backing.multi_put(keys, values)
+        return values
+
+    def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
+        """See `MapState.multi_put`."""
+        self._attempt()
+        self._backing.multi_put(*last_of_each(keys, values))

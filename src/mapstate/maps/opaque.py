@@ -1,0 +1,85 @@
+"""The map state that is right whatever a replay contains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mapstate.backing_map import IBackingMap
+from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
+from mapstate.values import Committed, OpaqueValue
+
+__all__ = ["OpaqueMap"]
+
+V = TypeVar("V")
+
+
+class OpaqueMap(MapState[V]):
+    """Keeps `OpaqueValue` records: each key's value, and the one before the batch that wrote it.
+
+    With ``committed``, the ledger's view, the map applies the one rule to what it reads. Without, txids
+    are taken to be plain increasing numbers of batches, as Trident's are.
+
+    A second update of a key in one attempt builds on what this instance wrote, which it remembers
+    until the next `begin_commit`. ``written_once`` promises that no key comes twice in an attempt, and
+    nothing is remembered: tasks on Spark, where the shuffle sees to it.
+    """
+
+    def __init__(
+        self,
+        backing: IBackingMap[Any, OpaqueValue[V]],
+        committed: Committed | None = None,
+        *,
+        written_once: bool = False,
+    ) -> None:
+        super().__init__()
+        self._backing = backing
+        self._committed = committed
+        self._written: dict[Any, tuple[V | None, V | None]] | None = None if written_once else {}
+
+    def begin_commit(self, txid: int) -> None:
+        """See `MapState.begin_commit`. Forgets what an earlier attempt wrote."""
+        super().begin_commit(txid)
+        if self._written is not None:
+            self._written = {}
+
+    def multi_get(self, keys: Sequence[Any]) -> list[V | None]:
+        """The current values; inside a batch, as it finds them. Raises StaleBatchError."""
+        records = self._backing.multi_get(keys)
+        if self._txid is None:
+            if self._committed is None:
+                return [None if record is None else record[1] for record in records]
+            return self._committed.values(records, _NO_LIMIT)
+        values = self._view(self._txid).values(records, self._txid)
+        if self._written:
+            values = [
+                self._written[key][0] if key in self._written else value
+                for key, value in zip(keys, values, strict=True)
+            ]
+        return values
+
+    def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
+        """See `MapState.multi_combine`. Raises StaleBatchError before anything is written."""
+        txid = self._attempt()
+        bases = self._view(txid).values(self._backing.multi_get(keys), txid)
+        if self._written is None:
+            values = combine_all(bases, list(partials))
+            before = bases
+        else:
+            again = [self._written.get(key, (base, base)) for key, base in zip(keys, bases, strict=True)]
+            values = combine_all([value for value, _ in again], list(partials))
+            before = [base for _, base in again]
+        self._backing.multi_put(keys, [OpaqueValue(txid, new, base) for new, base in zip(values, before, strict=True)])
+        if self._written is not None:
+            self._written.update(zip(keys, zip(values, before, strict=True), strict=True))
+        return values
+
+    def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
+        """See `MapState.multi_put`. Reads first: a record has to keep the value before it."""
+        self.multi_combine(*last_of_each(keys, values), replace_all)
+
+    def _view(self, txid: int) -> Committed:
+        return Committed.before(txid) if self._committed is None else self._committed
+
+
+_NO_LIMIT = 1 << 63

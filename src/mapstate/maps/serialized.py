@@ -1,0 +1,28 @@
+"""Records on top, bytes below: a backing map of records over a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.serializers.serializer import RecordCodec
+
+__all__ = ["SerializedMap"]
+
+
+class SerializedMap:
+    """An `IBackingMap` of records by key text, over a store's map of bytes by key text."""
+
+    def __init__(self, store: IBackingMap[str, bytes], codec: RecordCodec) -> None:
+        self._store = store
+        self._codec = codec
+
+    def multi_get(self, keys: Sequence[str]) -> list[Any]:
+        """See `IBackingMap.multi_get`. Raises CorruptRecordError."""
+        return self._codec.loads(keys, self._store.multi_get(keys))
+
+    def multi_put(self, keys: Sequence[str], records: Sequence[Any]) -> None:
+        """See `IBackingMap.multi_put`. Raises SerializationError before anything is written."""
+        check_lengths(keys, records, "records")
+        self._store.multi_put(keys, self._codec.dumps(records))

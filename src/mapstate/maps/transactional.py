@@ -1,0 +1,79 @@
+"""The map state that is right when a replay of a batch brings the same rows again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mapstate.backing_map import IBackingMap
+from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
+from mapstate.values import Committed, TransactionalValue, stale
+
+__all__ = ["TransactionalMap"]
+
+V = TypeVar("V")
+
+
+class TransactionalMap(MapState[V]):
+    """Keeps `TransactionalValue` records: a key that carries the batch's txid has its rows in already.
+
+    ``committed`` and ``written_once`` as for `OpaqueMap`; of the view only floor and start are used.
+    """
+
+    def __init__(
+        self,
+        backing: IBackingMap[Any, TransactionalValue[V]],
+        committed: Committed | None = None,
+        *,
+        written_once: bool = False,
+    ) -> None:
+        super().__init__()
+        self._backing = backing
+        self._committed = committed
+        self._written: set[Any] | None = None if written_once else set()
+
+    def begin_commit(self, txid: int) -> None:
+        """See `MapState.begin_commit`. Forgets what an earlier attempt wrote."""
+        super().begin_commit(txid)
+        if self._written is not None:
+            self._written = set()
+
+    def multi_get(self, keys: Sequence[Any]) -> list[V | None]:
+        """The latest values: this type keeps none before it."""
+        return [None if record is None else record[1] for record in self._records(keys)]
+
+    def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
+        """See `MapState.multi_combine`. A key that is in already keeps its value and is not written.
+
+        Raises StaleBatchError before anything is written.
+        """
+        txid = self._attempt()
+        values: list[Any] = []
+        due: list[int] = []
+        for at, record in enumerate(self._records(keys)):
+            values.append(None if record is None else record[1])
+            found = -1 if record is None else record[0]
+            if found > txid:
+                raise stale(found, txid)
+            if found < txid or (self._written and keys[at] in self._written):
+                due.append(at)
+        fresh = combine_all([values[at] for at in due], [partials[at] for at in due])
+        due_keys = [keys[at] for at in due]
+        if due:
+            self._backing.multi_put(due_keys, [TransactionalValue(txid, value) for value in fresh])
+        if self._written is not None:
+            self._written.update(due_keys)
+        for at, value in zip(due, fresh, strict=True):
+            values[at] = value
+        return values
+
+    def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
+        """See `MapState.multi_put`. A key that this batch has set already keeps its value."""
+        self.multi_combine(*last_of_each(keys, values), replace_all)
+
+    def _records(self, keys: Sequence[Any]) -> list[TransactionalValue[V] | None]:
+        records = self._backing.multi_get(keys)
+        view = self._committed
+        if view is None:
+            return records
+        return [None if record is None or not view.check_age(record[0]) else record for record in records]

@@ -1,0 +1,135 @@
+"""From the type names in a ledger to what a serializer reads and writes.
+
+A type is written as Spark writes it: ``bigint``, ``decimal(38,2)``, ``struct<sum:double,count:bigint>``;
+``any`` is whatever a user's own aggregator accumulates.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from mapstate.errors import SerializationError, UnsupportedTypeError
+
+__all__ = ["check_plain", "from_wire", "to_wire", "wire_type"]
+
+_SCALARS: dict[str, Any] = {
+    "bigint": int,
+    "int": int,
+    "smallint": int,
+    "tinyint": int,
+    "double": float,
+    "float": float,
+    "string": str,
+    "boolean": bool,
+    "date": dt.date,
+    "timestamp": dt.datetime,
+    "timestamp_ntz": dt.datetime,
+    "binary": bytes,
+    "any": Any,
+}
+
+
+def wire_type(name: str, *, float_words: bool) -> Any:
+    """The type that msgspec decodes for a type name, null included.
+
+    ``float_words``: NaN and the infinities come as words, in a format that has no such numbers.
+    Raises UnsupportedTypeError.
+    """
+    if name.startswith("struct<"):
+        return tuple[tuple(wire_type(part, float_words=float_words) for part in struct_parts(name))] | None  # type: ignore[misc]
+    if name.startswith("decimal("):
+        return Decimal | None
+    if name not in _SCALARS:
+        raise UnsupportedTypeError(f"a state cannot hold values of the type {name}", type=name)
+    if name in ("double", "float") and float_words:
+        return float | str | None
+    return _SCALARS[name] if name == "any" else _SCALARS[name] | None
+
+
+def struct_parts(name: str) -> list[str]:
+    """The types inside ``struct<a:t,b:u>``, which may have commas in parentheses."""
+    parts, depth, start = [], 0, len("struct<")
+    for at, char in enumerate(name):
+        depth += (char in "(<") - (char in ")>")
+        if (char == "," and depth == 1) or at == len(name) - 1:
+            parts.append(name[start:at].partition(":")[2])
+            start = at + 1
+    return parts
+
+
+Convert = Callable[[Any], Any]
+
+
+def to_wire(name: str, *, float_words: bool) -> Convert | None:
+    """How a value is changed before it is encoded; None where it goes as it is."""
+    if name == "any":
+        return lambda value: check_plain(value, float_words=float_words)
+    if name in ("double", "float") and float_words:
+        return _float_to_word
+    if name.startswith("struct<"):
+        return _each([to_wire(part, float_words=float_words) for part in struct_parts(name)])
+    return None
+
+
+def from_wire(name: str, *, float_words: bool) -> Convert | None:
+    """How a decoded value is changed back; None where it is right as it comes."""
+    if name in ("double", "float") and float_words:
+        return _word_to_float
+    if name.startswith("struct<"):
+        return _each([from_wire(part, float_words=float_words) for part in struct_parts(name)])
+    return None
+
+
+def _each(converts: list[Convert | None]) -> Convert | None:
+    if not any(converts):
+        return None
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        return tuple(part if one is None else one(part) for one, part in zip(converts, value, strict=True))
+
+    return convert
+
+
+def _float_to_word(value: Any) -> Any:
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _word_to_float(value: Any) -> Any:
+    if type(value) is not str:
+        return value
+    return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}[value]
+
+
+def check_plain(value: Any, *, float_words: bool) -> Any:
+    """The value, if it comes back from the serializer as it is. Raises SerializationError if not."""
+    kind = type(value)
+    if kind in (type(None), bool, str):
+        return value
+    if kind is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    if kind is float and (math.isfinite(value) or not float_words):
+        return value
+    if kind is bytes and not float_words:
+        return value
+    if kind is list:
+        for item in value:
+            check_plain(item, float_words=float_words)
+        return value
+    if kind is dict and all(type(key) is str for key in value):
+        for item in value.values():
+            check_plain(item, float_words=float_words)
+        return value
+    shown = repr(value)
+    raise SerializationError(
+        f"{shown[:80]} ({kind.__name__}) cannot be stored and come back the same: an own aggregator may "
+        "accumulate None, bool, str, int of 64 bits, finite float, list, and dict with str keys"
+        f"{'' if float_words else ', and bytes'}",
+    )
