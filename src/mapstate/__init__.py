@@ -1,0 +1,74 @@
+"""mapstate: exact, live aggregates of a Spark stream in an external store, readable as of a whole batch.
+
+Importing this loads no driver and no Spark: `newStream` is fetched from `mapstate.spark` when it is used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from mapstate.aggregators import (
+    Avg,
+    CombinerAggregator,
+    Count,
+    First,
+    Last,
+    Max,
+    Min,
+    ReducerAggregator,
+    Sum,
+)
+from mapstate.backing_map import Backend, IBackingMap
+from mapstate.errors import MapStateError
+from mapstate.maps import (
+    CachedMap,
+    MapState,
+    MicroBatchBackingMap,
+    NonTransactionalMap,
+    OpaqueMap,
+    SnapshottableMap,
+    TransactionalMap,
+)
+from mapstate.reader import StateReader, open_reader
+from mapstate.spec import StateSpec, non_transactional, opaque, transactional
+from mapstate.values import OpaqueValue, TransactionalValue
+
+if TYPE_CHECKING:
+    from mapstate.spark import newStream
+
+__all__ = [
+    "Avg",
+    "Backend",
+    "CachedMap",
+    "CombinerAggregator",
+    "Count",
+    "First",
+    "IBackingMap",
+    "Last",
+    "MapState",
+    "MapStateError",
+    "Max",
+    "MicroBatchBackingMap",
+    "Min",
+    "NonTransactionalMap",
+    "OpaqueMap",
+    "OpaqueValue",
+    "ReducerAggregator",
+    "SnapshottableMap",
+    "StateReader",
+    "StateSpec",
+    "Sum",
+    "TransactionalMap",
+    "TransactionalValue",
+    "newStream",
+    "non_transactional",
+    "opaque",
+    "open_reader",
+    "transactional",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "newStream":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mapstate.spark import newStream
+
+    return newStream

@@ -1,0 +1,114 @@
+"""A store in this process's memory: for tests, notebooks, and to see how small a store is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.errors import ConfigurationError, FencedError
+
+__all__ = ["MemoryBackend", "MemoryStore"]
+
+
+@dataclass(frozen=True)
+class MemoryBackend:
+    """``memory://`` or ``memory://name``: all that name the same see the same data, in this process."""
+
+    name: str = ""
+
+    shared_between_processes = False
+
+    @classmethod
+    def from_url(cls, url: str) -> MemoryBackend:
+        """The backend that a URL names."""
+        return cls(urlsplit(url).netloc)
+
+    def open(self, state: str, *, ttl: float | None = None) -> MemoryStore:
+        """See `Backend.open`."""
+        if ttl is not None:
+            raise ConfigurationError("memory:// keeps no time, so it has no ttl")
+        with _lock:
+            return _stores.setdefault((self.name, state), MemoryStore())
+
+
+class MemoryStore:
+    """The records, the ledger and the fence of one state, under one lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: dict[str, bytes] = {}
+        self._ledger: tuple[bytes, int] | None = None
+        self._fence: FenceToken | None = None
+        self._claims: dict[tuple[int, int], str] = {}
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """See `IBackingMap.multi_get`."""
+        with self._lock:
+            return [self._records.get(key) for key in keys]
+
+    def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        """See `IBackingMap.multi_put`."""
+        check_lengths(keys, values, "values")
+        with self._lock:
+            self._records.update(zip(keys, values, strict=True))
+
+    def load(self) -> tuple[bytes, int] | None:
+        """See `LedgerStore.load`."""
+        with self._lock:
+            return self._ledger
+
+    def swap(self, record: bytes, expected: int | None, fence: FenceToken) -> int | None:
+        """See `LedgerStore.swap`."""
+        with self._lock:
+            version = None if self._ledger is None else self._ledger[1]
+            if version != expected:
+                return None
+            self._ledger = (record, (version or 0) + 1)
+            self._fence = fence
+            self._claims.clear()
+            return self._ledger[1]
+
+    def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
+        """See `FencedWrites.writer`."""
+        return _Writer(self, token)
+
+    def claim(self, txid: int, partition: int, holder: str) -> str:
+        """See `Claims.claim`."""
+        with self._lock:
+            return self._claims.setdefault((txid, partition), holder)
+
+    def scan(self, page_size: int) -> Iterator[list[str]]:
+        """See `Scan.scan`."""
+        with self._lock:
+            keys = list(self._records)
+        for at in range(0, len(keys), page_size):
+            yield keys[at : at + page_size]
+
+    def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        """`multi_put`, if ``token`` is the fence."""
+        check_lengths(keys, values, "values")
+        with self._lock:
+            if self._fence != token:
+                raise FencedError(
+                    f"the attempt with txid {token.txid} of epoch {token.epoch} may no longer write: the fence is at "
+                    f"{self._fence}",
+                    txid=token.txid,
+                )
+            self._records.update(zip(keys, values, strict=True))
+
+
+class _Writer:
+    def __init__(self, store: MemoryStore, token: FenceToken) -> None:
+        self._store = store
+        self._token = token
+        self.multi_get = store.multi_get
+
+    def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        self._store.put_fenced(self._token, keys, values)
+
+
+_lock = threading.Lock()
+_stores: dict[tuple[str, str], MemoryStore] = {}

@@ -1,0 +1,187 @@
+"""Reading a state without Spark, as of a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.fields import Fields, results_of
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend, LedgerReads, Scan
+from mapstate.errors import ConfigurationError, StaleBatchError, StateNotFoundError, UsageError
+from mapstate.keys import Key, KeyCodec
+from mapstate.ledger import decode_ledger, ledger_store, read_ledger
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spec import check_state_name
+from mapstate.transitions import LedgerRecord
+
+__all__ = ["Consistency", "StateReader", "open_reader"]
+
+Consistency = Literal["committed", "latest"]
+_TRIES = 1000
+
+
+def open_reader(
+    backend_or_url: Backend | str,
+    state: str,
+    *,
+    consistency: Consistency = "committed",
+    aggregators: Mapping[str, Aggregator] | None = None,
+) -> StateReader:
+    """A reader of one state. Any process, any number of them, while the stream runs.
+
+    ``consistency``  "committed": whole batches only. "latest": whatever is there, which may be of a
+                     batch that has not ended and may yet be taken back. Transactional and
+                     non-transactional states are read latest in any case: they keep nothing older
+    ``aggregators``  a user's own, by field name, where their `result` shall be shown
+
+    Raises StateNotFoundError where there is no such state, and ConfigurationError, StoreError.
+    """
+    if consistency not in ("committed", "latest"):
+        raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
+    reader = StateReader(resolve(backend_or_url), state, consistency, aggregators or {})
+    reader.ledger()
+    return reader
+
+
+class StateReader:
+    """Committed reads of one state; see `open_reader`. A context manager; not thread-safe."""
+
+    def __init__(
+        self, backend: Backend, state: str, consistency: Consistency, aggregators: Mapping[str, Aggregator]
+    ) -> None:
+        self._state = check_state_name(state)
+        self._store: Any = backend.open(state)
+        self._latest = consistency == "latest"
+        self._aggregators = aggregators
+        self._opened: _Opened | None = None
+
+    def ledger(self) -> LedgerRecord:
+        """The state's ledger as it is now: owner, committed and previous batch, what is in flight."""
+        return read_ledger(self._store, self._state)
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """The fields of one key, or None where it is absent.
+
+        ``key`` is a tuple of the grouping values, or bare where there is one grouping column. Raises
+        KeyEncodingError, CorruptRecordError, LedgerLostError, StoreError.
+        """
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
+        """One entry per key, in order, all of them as of the same batch. One round trip on Redis."""
+        if not keys:
+            return []
+        opened = self._open()
+        texts = [opened.keys.encode(key) for key in keys]
+        opened, values = self._read(texts)
+        return [opened.show(value) for value in values]
+
+    def scan(self, page_size: int = 1000) -> Iterator[tuple[Key, dict[str, Any]]]:
+        """All keys and their fields, a page of about ``page_size`` keys at a time in memory.
+
+        Each page is whole as of a batch; two pages may be of two batches. Keys that come while the scan
+        runs may be missed. On Redis a key can come twice, as with SCAN itself.
+        """
+        if not isinstance(self._store, Scan):
+            raise UsageError(f"the store of state {self._state!r} cannot list its keys, so it cannot be scanned")
+        self._open()
+        for page in self._store.scan(page_size):
+            opened, values = self._read(page)
+            for text, value in zip(page, values, strict=True):
+                if value is not None:
+                    yield opened.keys.decode(text), opened.named(value)
+
+    def close(self) -> None:
+        """Lets the store's connection go. Closing twice is no error."""
+        close = getattr(self._store, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            found = ledger_store(self._store).load()
+            self._opened = self._with(None if found is None else found[0])
+        return self._opened
+
+    def _with(self, data: bytes | None) -> _Opened:
+        """The ledger decoded, and what is made from its schema: anew only where it has changed."""
+        if data is None:
+            raise StateNotFoundError(
+                f"state {self._state!r} has no ledger any more: the store was flushed or replaced",
+                state=self._state,
+            )
+        if self._opened is None or self._opened.data != data:
+            self._opened = _Opened(data, decode_ledger(data, self._state), self._aggregators, self._opened)
+        return self._opened
+
+    def _read(self, texts: list[str]) -> tuple[_Opened, list[Any]]:
+        """Values of some keys as of one ledger.
+
+        Read once more where the ledger was overtaken: a record newer than all it has given out; or
+        where a key is absent and a vacuum came between, which may have purged it.
+        """
+        for _ in range(_TRIES):
+            before, data, after = self._fetch(texts)
+            opened = self._with(before)
+            records = opened.codec.loads(texts, data)
+            if opened.ledger.type == "non-transactional":
+                return opened, records
+            view = opened.ledger.view()
+            if self._latest or opened.ledger.type == "transactional":
+                return opened, [None if one is None or not view.check_age(one[0]) else one[1] for one in records]
+            try:
+                values = view.values(records, opened.ledger.next_txid - 1)
+            except StaleBatchError:
+                continue
+            if None not in data or before == after or self._with(after).ledger.rewrites == opened.ledger.rewrites:
+                return opened, values
+        raise StaleBatchError(
+            f"state {self._state!r} holds records newer than its ledger, {_TRIES} reads in a row: the ledger was put "
+            "back from an older copy than the records. Restore both from one backup.",
+            state=self._state,
+        )
+
+    def _fetch(self, texts: list[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
+        store = self._store
+        if isinstance(store, LedgerReads):
+            return store.multi_get_with_ledger(texts)
+        ledger = ledger_store(store)
+        before = ledger.load()
+        data = store.multi_get(texts)
+        after = ledger.load() if None in data else before
+        return (before and before[0], data, after and after[0])
+
+
+class _Opened:
+    """A ledger, and what is made from its schema, which is taken from ``last`` where it has not changed."""
+
+    def __init__(
+        self, data: bytes, ledger: LedgerRecord, aggregators: Mapping[str, Aggregator], last: _Opened | None
+    ) -> None:
+        self.data = data
+        self.ledger = ledger
+        same = last if last is not None and last.ledger.layouts == ledger.layouts else None
+        self.keys: KeyCodec = same.keys if same else KeyCodec(ledger.keys)
+        self.codec: RecordCodec = same.codec if same else _codec(ledger)
+        self.fields: Fields = same.fields if same else results_of(ledger.fields, aggregators)
+
+    def show(self, value: Any) -> dict[str, Any] | None:
+        """The fields of a value by name, None for an absent key."""
+        return None if value is None else self.named(value)
+
+    def named(self, value: Any) -> dict[str, Any]:
+        """The fields of a value by name."""
+        names = [field.name for field in self.ledger.fields]
+        return dict(zip(names, self.fields.result(value) or (), strict=True))
+
+
+def _codec(ledger: LedgerRecord) -> RecordCodec:
+    return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.layouts)

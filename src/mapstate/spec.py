@@ -1,0 +1,132 @@
+"""Recipes: which state, of which type, in which store. They travel; clients do not.
+
+`opaque`, `transactional` and `non_transactional` make a `StateSpec`. It is frozen, picklable, comparable
+and prints without secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.errors import ConfigurationError
+from mapstate.serializers import serializer as serializer_named
+from mapstate.transitions import OnGap, OnNewOwner, StateType
+
+__all__ = ["ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]
+
+ApplyOn = Literal["auto", "executors", "driver"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A recipe for one state.
+
+    ``name``          of the state in its store; by default the stream's. Letters, digits, ``_ . -``
+    ``serializer``    "json" or "msgpack"
+    ``cache_size``    records that each worker may keep between batches; 0 is no cache
+    ``ttl``           seconds from a record's last write until the store may drop it; None is never.
+                      The ledger has none
+    ``on_new_owner``  what happens when another streaming query opens the state: "refuse", "adopt" (count
+                      on above what is there) or "reset" (start empty)
+    ``on_gap``        what happens when the store lacks batches that Spark has finished: "refuse" or
+                      "accept" (go on without them)
+    ``apply_on``      where records are read and written: "executors", "driver", or "auto", which is the
+                      executors wherever the store can be reached from several processes
+    ``chunk_size``    keys per read and write
+    ``max_attempts``  how often a batch is begun anew inside one foreachBatch call
+    """
+
+    backend: Backend
+    type: StateType
+    name: str | None = None
+    serializer: str = "json"
+    cache_size: int = 0
+    ttl: float | None = None
+    on_new_owner: OnNewOwner = "refuse"
+    on_gap: OnGap = "refuse"
+    apply_on: ApplyOn = "auto"
+    chunk_size: int = 2000
+    max_attempts: int = 4
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_state_name(self.name)
+        serializer_named(self.serializer)
+        for field, kind in (
+            ("on_new_owner", OnNewOwner),
+            ("on_gap", OnGap),
+            ("apply_on", ApplyOn),
+            ("type", StateType),
+        ):
+            if getattr(self, field) not in get_args(kind):
+                raise ConfigurationError(f"{field} is one of {', '.join(get_args(kind))}, not {getattr(self, field)!r}")
+        for field, least in (("cache_size", 0), ("chunk_size", 1), ("max_attempts", 1)):
+            value = getattr(self, field)
+            if type(value) is not int or value < least:
+                raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")
+        if self.ttl is not None and not self.ttl > 0:
+            raise ConfigurationError(f"ttl is a number of seconds above 0, or None, not {self.ttl!r}")
+        if self.apply_on == "executors" and not self.backend.shared_between_processes:
+            raise ConfigurationError(
+                f"{self.backend!r} lives in one process, so executors cannot write to it: leave apply_on at 'auto'"
+            )
+
+    def named(self, default: str) -> StateSpec:
+        """The same recipe with a name: its own, or ``default``."""
+        return self if self.name is not None else replace(self, name=default)
+
+    @property
+    def state(self) -> str:
+        """The state's name. Raises ConfigurationError where it has none."""
+        if self.name is None:
+            raise ConfigurationError("this recipe names no state: opaque(url, name='...')")
+        return self.name
+
+    def open(self) -> Any:
+        """The store of this state, in the process that calls. See `Backend.open`."""
+        return self.backend.open(self.state, ttl=self.ttl)
+
+
+def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+    """Exactly once whatever a replay contains: keeps each value and the one before it.
+
+    ``options`` are the fields of `StateSpec`. Raises ConfigurationError; makes no connection.
+    """
+    return _spec("opaque", backend_or_url, name, options)
+
+
+def transactional(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+    """Exactly once if a replay brings the same rows: keeps each value and its batch. Reads are the latest."""
+    return _spec("transactional", backend_or_url, name, options)
+
+
+def non_transactional(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+    """At least once: keeps the bare value. A batch that is tried again counts again."""
+    return _spec("non-transactional", backend_or_url, name, options)
+
+
+def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, options: dict[str, Any]) -> StateSpec:
+    unknown = options.keys() - StateSpec.__dataclass_fields__.keys() | options.keys() & {"backend", "type"}
+    if unknown:
+        allowed = [field for field in StateSpec.__dataclass_fields__ if field not in ("backend", "type")]
+        raise ConfigurationError(f"a recipe has no option {', '.join(sorted(unknown))}; it has {', '.join(allowed)}")
+    ttl = options.get("ttl")
+    if isinstance(ttl, timedelta):
+        options["ttl"] = ttl.total_seconds()
+    return StateSpec(resolve(backend_or_url), kind, name, **options)
+
+
+def check_state_name(name: str) -> str:
+    """The name, if it can be one. Raises ConfigurationError."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
+        )
+    return name
