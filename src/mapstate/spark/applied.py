@@ -1,0 +1,184 @@
+"""A batch on its way to the store: the Spark plan in front of the tasks, and what comes back.
+
+Writes run once. Where somebody asked for new values, they are materialized together with the reports,
+in two replicas: a frame that is only persisted would be computed again, writes and all, when an
+executor that holds a part of it dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from mapstate.aggregators.aggregator import NativeCombiner
+from mapstate.aggregators.fields import Fields
+from mapstate.backing_map import Scan
+from mapstate.errors import UsageError
+from mapstate.keys import KeyCodec, KeyField
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
+from mapstate.spec import StateSpec
+from mapstate.transitions import Commit, LedgerRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["Applied", "apply_on_driver", "apply_on_executors", "new_values_type", "read_back"]
+
+_PAGE = 5000
+
+
+class Applied:
+    """What an attempt came to: the tasks' reports and, where asked for, the new values."""
+
+    def __init__(
+        self,
+        reports: list[TaskReport],
+        new_values: DataFrame | None,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self.reports = reports
+        self.new_values = new_values
+        self._release = release
+
+    def release(self) -> None:
+        """Lets the storage of the new values go."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+
+def apply_on_executors(batch_df: DataFrame, task: BatchTask) -> Applied:
+    """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors."""
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    plan = _plan(batch_df, task)
+    if task.new_values is None:
+        lines = plan.mapInArrow(task, f"{REPORT_COLUMN} string").collect()
+        return Applied(_reports(line[0] for line in lines), None)
+    out = plan.mapInArrow(task, task.new_values).localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
+    report = F.col(REPORT_COLUMN)
+    lines = out.where(report.isNotNull()).select(report).collect()
+    return Applied(
+        _reports(line[0] for line in lines),
+        out.where(report.isNull()).drop(REPORT_COLUMN),
+        lambda: out._jdf.queryExecution().logical().rdd().unpersist(False),
+    )
+
+
+def apply_on_driver(batch_df: DataFrame, task: BatchTask) -> Applied:
+    """Aggregates on the executors and applies on the driver, for a store that lives in its process.
+
+    Partitions come one after the other; new values are kept in the driver's memory where asked for.
+    """
+    plan = _plan(batch_df, task).mapInArrow(_to_ipc, "batch binary")
+    rows = plan.toLocalIterator(prefetchPartitions=True)
+    batches = (batch for row in rows for batch in pa.ipc.open_stream(bytes(row[0])))
+    out = list(task(batches))
+    line = out.pop().column(REPORT_COLUMN)[0].as_py()
+    new_values = None
+    if task.new_values is not None:
+        new_values = _frame(batch_df, task.new_values, out)
+    return Applied(_reports([line]), new_values)
+
+
+def read_back(
+    batch_df: DataFrame, spec: StateSpec, fields: Fields, ledger: LedgerRecord, commit: Commit | None
+) -> Applied:
+    """The new values of a batch that is committed already: the records that carry its txid.
+
+    Scans the state, a page at a time. None where the batch's records cannot be told any more.
+    """
+    store: Any = spec.open()
+    schema = new_values_type(batch_df, ledger.keys, fields)
+    rows: list[list[Any]] = []
+    if commit is not None and spec.type != "non-transactional":
+        if not isinstance(store, Scan):
+            raise UsageError(
+                f"the store of state {spec.state!r} cannot list its keys, so the new values of batch "
+                f"{commit.batch_id} cannot be read back for what lies downstream"
+            )
+        key_codec = KeyCodec(ledger.keys)
+        backing: Any = store
+        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, ledger.fields, ledger.layouts)
+        seen: set[str] = set()
+        for page in store.scan(_PAGE):
+            for text, record in zip(page, codec.loads(page, backing.multi_get(page)), strict=True):
+                if record is not None and record[0] == commit.txid and text not in seen:
+                    seen.add(text)
+                    rows.append([*key_codec.decode(text), *fields.shown(record[1])])
+    columns = list(zip(*rows, strict=True)) if rows else [() for _ in schema.fields[:-1]]
+    arrow = arrow_schema(schema)
+    arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
+    arrays.append(pa.nulls(len(rows), pa.string()))
+    return Applied([], _frame(batch_df, schema, [pa.RecordBatch.from_arrays(arrays, schema=arrow)]))
+
+
+def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields) -> StructType:
+    """The schema of new values: the key columns, one column per aggregate, and the tasks' own last."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    columns = [StructField(key.name, batch_df.schema[key.name].dataType) for key in keys]
+    for field, one in zip(fields.fields, fields.aggregators, strict=True):
+        shown = "string" if field.type == "any" else one.result_type(field.type)
+        columns.append(StructField(field.name, _data_type(shown)))
+    return StructType([*columns, StructField(REPORT_COLUMN, StringType())])
+
+
+def _plan(batch_df: DataFrame, task: BatchTask) -> DataFrame:
+    """One row per key with its partials; or, for aggregators in plain Python, the rows in key order."""
+    from pyspark.sql import functions as F
+
+    keys = [_column(key.name).alias(f"key{at}") for at, key in enumerate(task.keys)]
+    if task.partials is not None:
+        partials = [
+            column.alias(f"partial{at}_{part}")
+            for at, (one, field) in enumerate(zip(task.fields.aggregators, task.fields.fields, strict=True))
+            if isinstance(one, NativeCombiner)
+            for part, column in enumerate(one.partials(field.type))
+        ]
+        return batch_df.groupBy(*keys).agg(*partials, F.count(F.lit(1)).alias("rows"))
+    wanted: dict[str, None] = {}
+    for one in task.fields.aggregators:
+        wanted.update(dict.fromkeys(one.columns() or batch_df.columns))
+    rows = batch_df.select(*keys, *(_column(name).alias(name) for name in wanted))
+    if not keys:
+        return rows.repartition(1)
+    places = [rows[f"key{at}"] for at in range(len(keys))]
+    return rows.repartition(*places).sortWithinPartitions(*places)
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each Arrow batch as one binary value. Executor."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], ["batch"])
+
+
+def _reports(lines: Any) -> list[TaskReport]:
+    decoder = msgspec.json.Decoder(TaskReport)
+    return [decoder.decode(line) for line in lines]
+
+
+def _frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
+    table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
+    return batch_df.sparkSession.createDataFrame(table, schema=schema).drop(REPORT_COLUMN)
+
+
+def _data_type(name: str) -> Any:
+    from pyspark.sql.types import DataType
+
+    return DataType.fromDDL(name)

@@ -1,0 +1,206 @@
+"""The driver's side of a batch: begin, let the tasks run, look at what they say, commit.
+
+Ledger.begin        one small write: a new txid, and the view of what counts
+apply               the batch, grouped by Catalyst, through `mapstate.spark.task` on the executors
+account             one line per task: errors, lost claims, rows in and rows done
+Ledger.commit       one small write: the whole batch counts
+downstream          the new values, where somebody asked for them
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
+from mapstate.aggregators.fields import Fields
+from mapstate.errors import FencedError, IncompleteBatchError
+from mapstate.keys import KeyField
+from mapstate.ledger import Ledger, clock_txid, now
+from mapstate.spark.applied import Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
+from mapstate.spark.query import QueryRun
+from mapstate.spark.task import BatchTask, TaskReport
+from mapstate.spec import StateSpec
+from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, LedgerRecord, Opening
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["BatchDriver", "Downstream", "Job"]
+
+Downstream = Callable[["DataFrame", int], None]
+"""Gets a batch's new values and its batch id."""
+
+_log = logging.getLogger("mapstate")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What shall be kept, and where: all that does not change from batch to batch."""
+
+    stream: str
+    spec: StateSpec
+    keys: tuple[KeyField, ...]
+    fields: tuple[Field, ...]
+    aggregators: Mapping[str, Aggregator]
+    downstream: tuple[Downstream, ...] = ()
+
+
+class BatchDriver:
+    """Runs the batches of one streaming query against one state. Driver only, one batch at a time."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._spec = job.spec
+        self._open: tuple[QueryRun, Ledger] | None = None
+
+    def run(self, batch_df: DataFrame, batch_id: int) -> None:
+        """One foreachBatch call. See `PersistentAggregate.__call__`."""
+        run = QueryRun.of(batch_df, default=self._job.stream)
+        if self._open is None or self._open[0] != run:
+            self._open = (run, self._open_ledger(run))
+        ledger = self._open[1]
+        begun = ledger.begin(batch_id, self._spec.on_gap)
+        if isinstance(begun, AlreadyCommitted):
+            self._repeat_downstream(batch_df, ledger, begun)
+        else:
+            self._new_values_downstream(self._finish(batch_df, ledger, begun), batch_id)
+
+    def _open_ledger(self, run: QueryRun) -> Ledger:
+        spec = self._spec
+        return Ledger.open(
+            spec.open(),
+            Opening(
+                state=spec.state,
+                type=spec.type,
+                serializer=spec.serializer,
+                keys=self._job.keys,
+                fields=self._job.fields,
+                owner=run.query_id,
+                clock_txid=clock_txid(),
+                on_new_owner=spec.on_new_owner,
+            ),
+        )
+
+    def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun) -> Applied:
+        """Attempts until one can be committed, at most as many as the recipe allows."""
+        for attempt in range(1, self._spec.max_attempts + 1):
+            last = attempt == self._spec.max_attempts
+            applied = self._attempt(batch_df, self._task(batch_df, ledger.record, begun), last=last)
+            if applied is not None:
+                rows, keys = self._account(applied.reports)
+                ledger.commit(
+                    Commit(
+                        batch_id=begun.batch_id,
+                        txid=begun.txid,
+                        owner=ledger.record.owner,
+                        rows=rows,
+                        keys=keys,
+                        at=now(),
+                    )
+                )
+                _log.info(
+                    "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys",
+                    *(self._spec.state, begun.batch_id, begun.txid, attempt, rows, keys),
+                )
+                return applied
+            begun = self._begin_anew(ledger, begun)
+        raise IncompleteBatchError(
+            f"state {self._spec.state!r}: in each of {self._spec.max_attempts} attempts at batch {begun.batch_id} "
+            "a task ran twice, so none could be committed. Is speculation on, or do executors keep dying? "
+            "max_attempts in the recipe allows more.",
+            state=self._spec.state,
+            batch_id=begun.batch_id,
+        )
+
+    def _begin_anew(self, ledger: Ledger, begun: Begun) -> Begun:
+        again = ledger.begin(begun.batch_id, self._spec.on_gap)
+        if isinstance(again, AlreadyCommitted):
+            raise FencedError(f"batch {begun.batch_id} was committed by another driver meanwhile")
+        return again
+
+    def _attempt(self, batch_df: DataFrame, task: BatchTask, *, last: bool) -> Applied | None:
+        """One attempt; None where it has to be begun anew. Raises what a task reported."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        on_driver = self._spec.apply_on == "driver" or not self._spec.backend.shared_between_processes
+        try:
+            applied = (apply_on_driver if on_driver else apply_on_executors)(batch_df, task)
+        except (PySparkException, Py4JError) as error:
+            # A worker died, or the input failed. The non-transactional type would count twice what is in.
+            if last or self._spec.type == "non-transactional" or not QueryRun.may_go_on(batch_df):
+                raise
+            _log.warning(
+                "state %s: the job of batch %d failed (%s); beginning it anew",
+                *(self._spec.state, task.batch_id, type(error).__name__),
+            )
+            return None
+        for report in applied.reports:
+            if report.error is not None:
+                applied.release()
+                raise report.error.rebuild()
+        if any(report.lost_claim for report in applied.reports):
+            applied.release()
+            _log.warning(
+                "state %s: a task of batch %d ran twice; beginning it anew",
+                *(self._spec.state, task.batch_id),
+            )
+            return None
+        return applied
+
+    def _task(self, batch_df: DataFrame, record: LedgerRecord, begun: Begun) -> BatchTask:
+        fields = Fields(record.fields, self._job.aggregators)
+        native = [one for one in fields.aggregators if isinstance(one, NativeCombiner)]
+        partials = None
+        if len(native) == len(fields.aggregators):  # one that is not sends all of them through Python
+            partials = [len(one.partials(field.type)) for one, field in zip(native, fields.fields, strict=True)]
+        return BatchTask(
+            spec=self._spec,
+            fields=fields,
+            layouts=record.layouts,
+            keys=self._job.keys,
+            partials=partials,
+            begun=begun,
+            new_values=new_values_type(batch_df, self._job.keys, fields) if self._job.downstream else None,
+        )
+
+    def _account(self, reports: list[TaskReport]) -> tuple[int, int]:
+        """Rows and keys of the batch. Raises IncompleteBatchError unless all is accounted for."""
+        rows_in, rows_done = sum(one.rows_in for one in reports), sum(one.rows_done for one in reports)
+        partitions = [one.partition for one in reports]
+        if rows_in != rows_done or len(set(partitions)) != len(partitions):
+            raise IncompleteBatchError(
+                f"state {self._spec.state!r}: {rows_in} rows went into the batch, {rows_done} are accounted for by "
+                f"{len(partitions)} tasks of {len(set(partitions))} partitions. Nothing was committed.",
+                state=self._spec.state,
+                found=rows_done,
+                expected=rows_in,
+            )
+        return rows_done, sum(one.keys for one in reports)
+
+    def _repeat_downstream(self, batch_df: DataFrame, ledger: Ledger, done: AlreadyCommitted) -> None:
+        """Spark brings a batch again that counts already: only what lies downstream may have missed it."""
+        _log.info("state %s: batch %d is committed already, nothing is written", self._spec.state, done.batch_id)
+        if not self._job.downstream:
+            return
+        fields = Fields(ledger.record.fields, self._job.aggregators)
+        if done.commit is None or self._spec.type == "non-transactional":
+            _log.warning(
+                "state %s: the new values of batch %d cannot be told from later ones any more; downstream gets none",
+                *(self._spec.state, done.batch_id),
+            )
+        self._new_values_downstream(
+            read_back(batch_df, self._spec, fields, ledger.record, done.commit),
+            done.batch_id,
+        )
+
+    def _new_values_downstream(self, applied: Applied, batch_id: int) -> None:
+        try:
+            if applied.new_values is not None:
+                for function in self._job.downstream:
+                    function(applied.new_values, batch_id)
+        finally:
+            applied.release()

@@ -1,0 +1,36 @@
+"""Which streaming query a foreachBatch call serves, and whether that query is still wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["QueryRun"]
+
+
+class QueryRun(NamedTuple):
+    """The query of a checkpoint, and one start of it."""
+
+    query_id: str
+    run_id: str | None
+
+    @classmethod
+    def of(cls, batch_df: DataFrame, default: str) -> QueryRun:
+        """The run that calls; ``default`` owns the state where the function is called by hand."""
+        context = batch_df.sparkSession.sparkContext
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        # A streaming query runs its jobs in a group of its own, named after the run.
+        return cls(query_id or default, context.getLocalProperty("spark.jobGroup.id") if query_id else None)
+
+    @staticmethod
+    def may_go_on(batch_df: DataFrame) -> bool:
+        """False once somebody has stopped the query: jobs that failed since were cancelled."""
+        session: Any = batch_df.sparkSession
+        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query_id is None:
+            return True
+        uuid = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
+        execution = session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+        return execution is not None and bool(execution.isActive())

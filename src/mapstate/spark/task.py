@@ -1,0 +1,316 @@
+"""What runs on an executor: one partition of one attempt, from Arrow batches to the store and back.
+
+A task works through its partition chunk by chunk and never holds more than one. It ends with one line
+that says what it did. Errors are reported in that line and not raised: Spark would try the task again,
+and the driver would get a string where the exception was.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mapstate import errors
+from mapstate.aggregators.aggregator import Row
+from mapstate.aggregators.fields import Fields, Folding
+from mapstate.backing_map import Claims, FencedWrites, FenceToken
+from mapstate.keys import KeyCodec, KeyField
+from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
+from mapstate.maps.serialized import SerializedMap
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spec import StateSpec
+from mapstate.values import Committed
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from mapstate.transitions import Begun
+
+__all__ = ["REPORT_COLUMN", "BatchTask", "TaskError", "TaskReport", "arrow_schema", "arrow_to_python"]
+
+REPORT_COLUMN = "__mapstate_report"
+
+
+class TaskError(msgspec.Struct, frozen=True):
+    """An error of the tree on its way from a task to the driver."""
+
+    kind: str
+    message: str
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: errors.MapStateError) -> TaskError:
+        """What is left of an error in a row."""
+        return cls(type(error).__name__, error.message, error.facts)
+
+    def rebuild(self) -> errors.MapStateError:
+        """The error again, of its own class."""
+        kind = getattr(errors, self.kind) if self.kind in errors.__all__ else errors.MapStateError
+        rebuilt: errors.MapStateError = kind(self.message, **self.facts)
+        return rebuilt
+
+
+class TaskReport(msgspec.Struct):
+    """The one line of a task.
+
+    ``rows_in`` were counted as they came, ``rows_done`` as their keys were written; ``lost_claim`` says
+    that another try of this task is the writer, so this one wrote nothing.
+    """
+
+    partition: int
+    holder: str
+    rows_in: int = 0
+    rows_done: int = 0
+    keys: int = 0
+    milliseconds: int = 0
+    lost_claim: bool = False
+    error: TaskError | None = None
+
+
+class BatchTask:
+    """The function that `mapInArrow` runs, once per partition and try. Picklable.
+
+    ``key_columns`` and then either each field's native partials and a count of rows (``partials`` has
+    the number of columns per field), or the raw rows sorted by key (``partials`` is None).
+    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: StateSpec,
+        fields: Fields,
+        layouts: Sequence[tuple[int, int]],
+        keys: Sequence[KeyField],
+        partials: list[int] | None,
+        begun: Begun,
+        new_values: StructType | None,
+    ) -> None:
+        self.spec = spec
+        self.fields = fields
+        self.layouts = layouts
+        self.keys = keys
+        self.partials = partials
+        self.batch_id = begun.batch_id
+        self.txid = begun.txid
+        self.view: Committed = begun.view
+        self.token: FenceToken = begun.token
+        self.new_values = new_values
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Applies the partition; yields new values, where asked for, and at the end the report."""
+        started = time.monotonic()
+        report = TaskReport(partition=_partition(), holder=uuid.uuid4().hex)
+        try:
+            yield from self._apply(batches, report)
+        except errors.MapStateError as error:
+            report.error = TaskError.of(error)
+        for _ in batches:
+            pass  # what is left unread would block the sender
+        report.milliseconds = int((time.monotonic() - started) * 1000)
+        yield self._line(report)
+
+    def _apply(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
+        store = self.spec.open()
+        if self.spec.type == "opaque" and isinstance(store, Claims):
+            # Also a task without rows claims: another try of it may have rows.
+            report.lost_claim = store.claim(self.txid, report.partition, report.holder) != report.holder
+            if report.lost_claim:
+                return
+        writer = store.writer(self.token) if isinstance(store, FencedWrites) else store
+        try:
+            state = self._map_state(writer)
+            state.begin_commit(self.txid)
+            counted = self._counted(batches, report)
+            chunks = self._native_chunks(counted) if self.partials is not None else self._folded_chunks(counted, state)
+            for keys, partials, rows, columns in chunks:
+                values = state.multi_combine(keys, partials, self.fields.combine_all)
+                report.rows_done += rows
+                report.keys += len(keys)
+                if self.new_values is not None:
+                    yield self._new_values(self.new_values, columns, values)
+        finally:
+            if writer is not store:
+                close = getattr(writer, "close", None)
+                if close is not None:
+                    close()
+
+    def _counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
+        """Counts rows as they come in, apart from those who work on them."""
+        for batch in batches:
+            report.rows_in += batch.num_rows if self.partials is None else pc.sum(batch.columns[-1]).as_py() or 0
+            yield batch
+
+    def _map_state(self, writer: Any) -> MapState[Any]:
+        spec = self.spec
+        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.layouts)
+        records = SerializedMap(writer, codec)
+        if spec.type == "opaque":
+            return OpaqueMap(records, self.view, written_once=True)
+        if spec.type == "transactional":
+            return TransactionalMap(records, self.view, written_once=True)
+        return NonTransactionalMap(records)
+
+    def _native_chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Chunk]:
+        """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
+        codec = KeyCodec(self.keys)
+        width = len(self.keys)
+        for batch in batches:
+            for start in range(0, batch.num_rows, self.spec.chunk_size):
+                part = batch.slice(start, self.spec.chunk_size)
+                columns = [arrow_to_python(column) for column in part.columns]
+                counts = columns[-1]
+                rows = sum(counts)
+                if not rows:
+                    continue  # an ungrouped aggregate has one row even where there is nothing to count
+                keys = codec.encode_columns(columns[:width], part.num_rows)
+                at, per_field = width, []
+                for size in self.partials or ():
+                    per_field.append(columns[at : at + size])
+                    at += size
+                yield keys, self.fields.from_columns(per_field), rows, part.columns[:width]
+
+    def _folded_chunks(self, batches: Iterator[pa.RecordBatch], state: MapState[Any]) -> Iterator[_Chunk]:
+        """Chunks of raw rows sorted by key, folded in Python: for aggregators that are not native."""
+        fold = _RowFold(self.fields, state, self.spec.chunk_size)
+        codec = KeyCodec(self.keys)
+        width = len(self.keys)
+        for batch in batches:
+            columns = [arrow_to_python(column) for column in batch.columns]
+            texts = codec.encode_columns(columns[:width], batch.num_rows)
+            names = batch.schema.names[width:]
+            for at, (text, *values) in enumerate(zip(texts, *columns[width:], strict=True)):
+                fold.add(text, [column[at] for column in columns[:width]], dict(zip(names, values, strict=True)))
+                if fold.full:
+                    yield self._folded(fold)
+        if fold.open:
+            fold.close_key()
+        if fold.keys:
+            yield self._folded(fold)
+
+    def _folded(self, fold: _RowFold) -> _Chunk:
+        keys, partials, rows, key_values = fold.take()
+        if self.new_values is None:
+            return keys, partials, rows, ()
+        arrow = arrow_schema(self.new_values)
+        columns = [pa.array([key[at] for key in key_values], arrow.field(at).type) for at in range(len(self.keys))]
+        return keys, partials, rows, columns
+
+    def _new_values(self, schema: StructType, key_columns: Sequence[pa.Array], values: list[Any]) -> pa.RecordBatch:
+        arrow = arrow_schema(schema)
+        shown = [self.fields.shown(value) for value in values]
+        arrays = [column.cast(arrow.field(at).type) for at, column in enumerate(key_columns)]
+        for at in range(len(self.fields.fields)):
+            arrays.append(pa.array([one[at] for one in shown], arrow.field(len(arrays)).type))
+        arrays.append(pa.nulls(len(values), pa.string()))
+        return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+    def _line(self, report: TaskReport) -> pa.RecordBatch:
+        line = pa.array([msgspec.json.encode(report).decode()], pa.string())
+        if self.new_values is None:
+            return pa.RecordBatch.from_arrays([line], [REPORT_COLUMN])
+        arrow = arrow_schema(self.new_values)
+        nulls = [pa.nulls(1, field.type) for field in list(arrow)[:-1]]
+        return pa.RecordBatch.from_arrays([*nulls, line], schema=arrow)
+
+
+_Chunk = tuple[list[str], list[Any], int, Sequence[pa.Array]]
+"""Key texts, partials, the number of rows behind them, and the key columns for new values."""
+
+
+class _RowFold:
+    """Folds sorted rows key by key; complete keys wait to be taken, `chunk_size` at a time."""
+
+    _ROWS_WAITING = 10_000
+
+    def __init__(self, fields: Fields, state: MapState[Any], chunk_size: int) -> None:
+        self._fields = fields
+        self._state = state
+        self._chunk_size = chunk_size
+        self.open: str | None = None
+        self._open_values: list[Any] = []
+        self._foldings: list[Folding] = []
+        self._waiting = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.keys: list[str] = []
+        self._key_values: list[list[Any]] = []
+        self._partials: list[Any] = []
+        self._rows = 0
+        self._open_rows = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether a chunk of complete keys can be taken."""
+        return len(self.keys) >= self._chunk_size or (bool(self.keys) and self._waiting >= self._ROWS_WAITING)
+
+    def add(self, text: str, key: list[Any], row: Row) -> None:
+        """Takes the next row."""
+        if text != self.open:
+            if self.open is not None:
+                self.close_key()
+            self.open, self._open_values, self._foldings = text, key, self._fields.start()
+        for folding in self._foldings:
+            folding.add(row)
+        self._open_rows += 1
+        self._waiting += 1
+        if self._open_rows % self._ROWS_WAITING == 0:
+            self._settle(text)
+
+    def _settle(self, text: str) -> None:
+        """Bounds the rows that a hot key's reducers hold back: fetches what they wait for."""
+        if not any(folding.rows_waiting for folding in self._foldings):
+            return
+        base = self._state.multi_get([text])[0]
+        for folding, own in zip(self._foldings, self._fields.split(base), strict=True):
+            folding.settle(own)
+
+    def close_key(self) -> None:
+        """The open key has had its last row."""
+        if self.open is None:
+            return
+        self.keys.append(self.open)
+        self._key_values.append(self._open_values)
+        self._partials.append(self._fields.finish(self._foldings))
+        self._rows += self._open_rows
+        self._open_rows = 0
+        self.open = None
+
+    def take(self) -> tuple[list[str], list[Any], int, list[list[Any]]]:
+        """The complete keys: texts, partials, rows, key values."""
+        taken = self.keys, self._partials, self._rows, self._key_values
+        open_rows = self._open_rows
+        self._clear()
+        self._open_rows = open_rows
+        self._waiting = 0
+        return taken
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """A Spark schema as PySpark sends it through Arrow; timestamps in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _partition() -> int:
+    """The number of the partition this process works on; 0 where no task runs, on the driver."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def arrow_to_python(column: pa.Array) -> list[Any]:
+    """The values of a column as Python objects; timestamps in UTC."""
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+    values: list[Any] = column.to_pylist()
+    return values
