@@ -21,7 +21,7 @@ import datetime as dt
 import math
 import re
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
@@ -37,6 +37,7 @@ _UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
 _SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f]")
 _ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 _UTC = dt.UTC
+_EXACT = Context(prec=80)
 
 
 class KeyField(NamedTuple):
@@ -270,11 +271,18 @@ _TYPES: dict[str, _KeyType] = {
     "timestamp_ntz": _KeyType(_local_timestamps, dt.datetime.fromisoformat),
     "binary": _KeyType(_binaries, _binary),
 }
-_DECIMAL = _KeyType(_decimals, Decimal)
+
+
+def _decimal(scale: int) -> _KeyType:
+    """A decimal that comes back with its column's scale."""
+    unit = Decimal(1).scaleb(-scale)
+    return _KeyType(_decimals, lambda text: _EXACT.quantize(Decimal(text), unit))
 
 
 def _key_type(field: KeyField) -> _KeyType:
-    kind = _DECIMAL if field.type.startswith("decimal(") else _TYPES.get(field.type)
+    if field.type.startswith("decimal("):
+        return _decimal(int(field.type.rstrip(")").partition(",")[2]))
+    kind = _TYPES.get(field.type)
     if kind is None:
         raise UnsupportedTypeError(
             f"the key column {field.name!r} has the type {field.type}, which cannot be a key: take one of "

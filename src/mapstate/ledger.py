@@ -134,11 +134,27 @@ class Ledger:
 
         Raises the errors of `transitions.open_ledger`, and StoreError.
         """
+        ledger, _ = cls._opened(store, opening, lambda opened, _: (opened, None))
+        return ledger
+
+    @classmethod
+    def open_and_begin(
+        cls, store: Any, opening: Opening, batch_id: int, on_gap: OnGap = "refuse"
+    ) -> tuple[Ledger, Begun | AlreadyCommitted]:
+        """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
+        return cls._opened(store, opening, lambda opened, session: transitions.begin(opened, session, batch_id, on_gap))
+
+    @classmethod
+    def _opened(
+        cls, store: Any, opening: Opening, then: Callable[[LedgerRecord, str], tuple[LedgerRecord, T]]
+    ) -> tuple[Ledger, T]:
         self = cls(store, opening.state)
         self._session = opening.session or secrets.token_hex(8)
         opening = msgspec.structs.replace(opening, session=self._session)
-        self._change(lambda found: (transitions.open_ledger(found, opening), None), may_create=True)
-        return self
+        result = self._change(
+            lambda found: then(transitions.open_ledger(found, opening), self._session), may_create=True
+        )
+        return self, result
 
     @property
     def record(self) -> LedgerRecord:

@@ -60,28 +60,29 @@ class BatchDriver:
         """One foreachBatch call. See `PersistentAggregate.__call__`."""
         run = QueryRun.of(batch_df, default=self._job.stream)
         if self._open is None or self._open[0] != run:
-            self._open = (run, self._open_ledger(run))
-        ledger = self._open[1]
-        begun = ledger.begin(batch_id, self._spec.on_gap)
+            ledger, begun = Ledger.open_and_begin(
+                self._spec.open(), self._opening(run.query_id), batch_id, self._spec.on_gap
+            )
+            self._open = (run, ledger)
+        else:
+            ledger = self._open[1]
+            begun = ledger.begin(batch_id, self._spec.on_gap)
         if isinstance(begun, AlreadyCommitted):
             self._repeat_downstream(batch_df, ledger, begun)
         else:
             self._new_values_downstream(self._finish(batch_df, ledger, begun), batch_id)
 
-    def _open_ledger(self, run: QueryRun) -> Ledger:
+    def _opening(self, query_id: str) -> Opening:
         spec = self._spec
-        return Ledger.open(
-            spec.open(),
-            Opening(
-                state=spec.state,
-                type=spec.type,
-                serializer=spec.serializer,
-                keys=self._job.keys,
-                fields=self._job.fields,
-                owner=run.query_id,
-                clock_txid=clock_txid(),
-                on_new_owner=spec.on_new_owner,
-            ),
+        return Opening(
+            state=spec.state,
+            type=spec.type,
+            serializer=spec.serializer,
+            keys=self._job.keys,
+            fields=self._job.fields,
+            owner=query_id,
+            clock_txid=clock_txid(),
+            on_new_owner=spec.on_new_owner,
         )
 
     def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun) -> Applied:

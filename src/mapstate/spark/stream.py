@@ -10,6 +10,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.errors import (
     ConfigurationError,
     DuplicateNameError,
+    MapStateError,
     NotPicklableError,
     UnknownColumnError,
     UsageError,
@@ -121,13 +122,15 @@ class PersistentAggregate:
 
         df.writeStream.foreachBatch(counts).option("checkpointLocation", path).start()
 
-    One instance serves one query at a time. Called on the driver, once per micro-batch.
+    One instance serves one query at a time. Called on the driver, once per micro-batch. ``last_error`` is
+    the error that stopped the query: Spark's own StreamingQueryException has only its text.
     """
 
     def __init__(self, df: DataFrame, job: Job) -> None:
         self._df = df
         self._job = job
         self._driver = BatchDriver(job)
+        self.last_error: MapStateError | None = None
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch, exactly once. What Spark calls.
@@ -135,7 +138,11 @@ class PersistentAggregate:
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
         and nothing of the batch counts.
         """
-        self._driver.run(batch_df, batch_id)
+        try:
+            self._driver.run(batch_df, batch_id)
+        except MapStateError as error:
+            self.last_error = error  # Spark passes on the text alone
+            raise
 
     def newValuesStream(self) -> NewValuesStream:
         """The keys that each batch touched, with their new totals, after the batch is committed."""
