@@ -265,3 +265,23 @@ def test_a_second_driver_on_the_same_checkpoint_fences_the_first(url, spark, vis
         first(frame, 2)
     second(frame, 2)
     assert contents(url) == {("a",): {"visits": 3, "bytes": 3}, ("b",): {"visits": 3, "bytes": 6}}
+
+
+@pytest.mark.parametrize("recipe", [opaque, transactional])
+def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(recipe, url, spark, visits, caplog):
+    """Two workers, three partitions: partitions move between workers; another driver writes in between."""
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        with caplog.at_level("INFO", "mapstate"):
+            for start in range(3):
+                for batch in range(4):
+                    visits.put(f"{start}-{batch}", [(f"u{n}", n) for n in range(batch, 60)])
+                run(count(visits, spark, url, recipe, cache_size=50, chunk_size=7), visits)
+                visits.put(f"{start}-x", [(f"u{n}", n) for n in range(0, 60, 2)])
+                run(count(visits, spark, url, recipe), visits)  # a driver without a cache
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    assert contents(url) == visits.truth()
+    cached = [int(record.getMessage().split(" keys, ")[1].split()[0]) for record in caplog.records]
+    assert sum(cached) > 0, "no lease ever held"
+    assert all(cached[start * 5] == cached[start * 5 + 4] == 0 for start in range(3))

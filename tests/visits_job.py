@@ -26,6 +26,7 @@ def session(master: str, **conf: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("mapstate tests")
     settings = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stopTimeout": "30s",
         "spark.log.level": "ERROR",

@@ -30,7 +30,8 @@ class StateSpec:
 
     ``name``          of the state in its store; by default the stream's. Letters, digits, ``_ . -``
     ``serializer``    "json" or "msgpack"
-    ``cache_size``    records that each worker may keep between batches; 0 is no cache
+    ``cache_size``    records that a worker may keep of each partition between batches; 0 is no cache. With
+                      one, adaptive execution is off while the batch is applied, and there can be no ttl
     ``ttl``           seconds from a record's last write until the store may drop it; None is never.
                       The ledger has none
     ``on_new_owner``  what happens when another streaming query opens the state: "refuse", "adopt" (count
@@ -73,6 +74,8 @@ class StateSpec:
                 raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")
         if self.ttl is not None and not self.ttl > 0:
             raise ConfigurationError(f"ttl is a number of seconds above 0, or None, not {self.ttl!r}")
+        if self.ttl is not None and self.cache_size:
+            raise ConfigurationError("a ttl and a cache exclude each other: the cache would keep what has expired")
         if self.apply_on == "executors" and not self.backend.shared_between_processes:
             raise ConfigurationError(
                 f"{self.backend!r} lives in one process, so executors cannot write to it: leave apply_on at 'auto'"

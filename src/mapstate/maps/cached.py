@@ -20,13 +20,14 @@ _MISSING: Any = object()
 class CachedMap(Generic[K, V]):
     """Keeps the ``max_entries`` most recently used entries of ``backing``, absent ones included.
 
-    Right only while nobody else writes to the same keys; on Spark the executor side sees to that (see
-    `mapstate.spark.cache_lease`). An entry is filled only after the delegate's put succeeded; while a
+    Right only while nobody else writes to the same keys; on Spark `mapstate.spark.cache_lease` sees to
+    that. ``hits`` and ``misses`` count keys. An entry is filled only after the delegate's put succeeded; while a
     put runs, and after it failed, its keys are not cached.
     """
 
     def __init__(self, backing: IBackingMap[K, V], max_entries: int) -> None:
-        self._backing = backing
+        self.backing = backing
+        self.hits = self.misses = 0
         self._entries: LRUCache[K, V | None] = LRUCache(max_entries)
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
@@ -34,8 +35,10 @@ class CachedMap(Generic[K, V]):
         entries = self._entries
         out = [entries.get(key, _MISSING) for key in keys]
         missing = list(dict.fromkeys(key for key, value in zip(keys, out, strict=True) if value is _MISSING))
+        self.misses += len(missing)
+        self.hits += len(keys) - len(missing)
         if missing:
-            found = dict(zip(missing, self._backing.multi_get(missing), strict=True))
+            found = dict(zip(missing, self.backing.multi_get(missing), strict=True))
             out = [found[key] if value is _MISSING else value for key, value in zip(keys, out, strict=True)]
             entries.update(found)
         return out
@@ -45,7 +48,7 @@ class CachedMap(Generic[K, V]):
         check_lengths(keys, values, "values")
         for key in keys:
             self._entries.pop(key, None)
-        self._backing.multi_put(keys, values)
+        self.backing.multi_put(keys, values)
         self._entries.update(zip(keys, values, strict=True))
 
     def clear(self) -> None:

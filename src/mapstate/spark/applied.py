@@ -19,6 +19,7 @@ from mapstate.backing_map import Scan
 from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.cache_lease import fixed_partitions, spread_of
 from mapstate.spark.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
 from mapstate.spec import StateSpec
 from mapstate.transitions import Commit, LedgerRecord
@@ -57,11 +58,13 @@ def apply_on_executors(batch_df: DataFrame, task: BatchTask) -> Applied:
     from pyspark import StorageLevel
     from pyspark.sql import functions as F
 
-    plan = _plan(batch_df, task)
-    if task.new_values is None:
-        lines = plan.mapInArrow(task, f"{REPORT_COLUMN} string").collect()
-        return Applied(_reports(line[0] for line in lines), None)
-    out = plan.mapInArrow(task, task.new_values).localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
+    with fixed_partitions(batch_df, task.spec):
+        plan = _plan(batch_df, task)
+        task.spread = spread_of(plan) if task.spec.cache_size else None
+        if task.new_values is None:
+            lines = plan.mapInArrow(task, f"{REPORT_COLUMN} string").collect()
+            return Applied(_reports(line[0] for line in lines), None)
+        out = plan.mapInArrow(task, task.new_values).localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
     return Applied(

@@ -103,8 +103,9 @@ class BatchDriver:
                     )
                 )
                 _log.info(
-                    "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys",
+                    "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached",
                     *(self._spec.state, begun.batch_id, begun.txid, attempt, rows, keys),
+                    sum(one.cached for one in applied.reports),
                 )
                 return applied
             begun = self._begin_anew(ledger, begun)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from mapstate.keys import KeyCodec, KeyField
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.cache_lease import lease
 from mapstate.spec import StateSpec
 from mapstate.values import Committed
 
@@ -60,7 +62,7 @@ class TaskReport(msgspec.Struct):
     """The one line of a task.
 
     ``rows_in`` were counted as they came, ``rows_done`` as their keys were written; ``lost_claim`` says
-    that another try of this task is the writer, so this one wrote nothing.
+    that another try of this task is the writer, so this one wrote nothing. ``cached`` keys were not read.
     """
 
     partition: int
@@ -68,6 +70,7 @@ class TaskReport(msgspec.Struct):
     rows_in: int = 0
     rows_done: int = 0
     keys: int = 0
+    cached: int = 0
     milliseconds: int = 0
     lost_claim: bool = False
     error: TaskError | None = None
@@ -78,7 +81,8 @@ class BatchTask:
 
     ``key_columns`` and then either each field's native partials and a count of rows (``partials`` has
     the number of columns per field), or the raw rows sorted by key (``partials`` is None).
-    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them.
+    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them. ``spread``
+    says how keys are spread over partitions, where a worker may keep records; see `cache_lease`.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class BatchTask:
         self.view: Committed = begun.view
         self.token: FenceToken = begun.token
         self.new_values = new_values
+        self.spread: str | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Applies the partition; yields new values, where asked for, and at the end the report."""
@@ -125,21 +130,43 @@ class BatchTask:
                 return
         writer = store.writer(self.token) if isinstance(store, FencedWrites) else store
         try:
-            state = self._map_state(writer)
-            state.begin_commit(self.txid)
-            counted = self._counted(batches, report)
-            chunks = self._native_chunks(counted) if self.partials is not None else self._folded_chunks(counted, state)
-            for keys, partials, rows, columns in chunks:
-                values = state.multi_combine(keys, partials, self.fields.combine_all)
-                report.rows_done += rows
-                report.keys += len(keys)
-                if self.new_values is not None:
-                    yield self._new_values(self.new_values, columns, values)
+            with self._records(writer, report) as records:
+                state = self._map_state(records)
+                state.begin_commit(self.txid)
+                counted = self._counted(batches, report)
+                native = self.partials is not None
+                chunks = self._native_chunks(counted) if native else self._folded_chunks(counted, state)
+                for keys, partials, rows, columns in chunks:
+                    values = state.multi_combine(keys, partials, self.fields.combine_all)
+                    report.rows_done += rows
+                    report.keys += len(keys)
+                    if self.new_values is not None:
+                        yield self._new_values(self.new_values, columns, values)
         finally:
             if writer is not store:
                 close = getattr(writer, "close", None)
                 if close is not None:
                     close()
+
+    @contextmanager
+    def _records(self, writer: Any, report: TaskReport) -> Iterator[Any]:
+        """The records behind the writer, through the worker's cache where there is one."""
+        spec = self.spec
+        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.layouts)
+        records = SerializedMap(writer, codec)
+        if self.spread is None:
+            yield records
+            return
+        kept = lease(
+            *(spec, self.spread, report.partition),
+            last_committed=self.view.last,
+            txid=self.txid,
+            records=records,
+        )
+        with kept as cache:
+            hits = cache.hits
+            yield cache
+            report.cached = cache.hits - hits
 
     def _counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """Counts rows as they come in, apart from those who work on them."""
@@ -147,13 +174,10 @@ class BatchTask:
             report.rows_in += batch.num_rows if self.partials is None else pc.sum(batch.columns[-1]).as_py() or 0
             yield batch
 
-    def _map_state(self, writer: Any) -> MapState[Any]:
-        spec = self.spec
-        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.layouts)
-        records = SerializedMap(writer, codec)
-        if spec.type == "opaque":
+    def _map_state(self, records: Any) -> MapState[Any]:
+        if self.spec.type == "opaque":
             return OpaqueMap(records, self.view, written_once=True)
-        if spec.type == "transactional":
+        if self.spec.type == "transactional":
             return TransactionalMap(records, self.view, written_once=True)
         return NonTransactionalMap(records)
 

@@ -1,0 +1,75 @@
+"""A cache that outlives its batch, and the proof it needs.
+
+Trident's cache is right because a key stays in one task. On Spark a partition may run on another worker
+in the next batch, and come back. So a worker may use what it kept for a partition only if *the last txid
+that it finished for that partition is the last committed one*: then nobody else has written to it since.
+Otherwise it starts empty. From the task's start to its end there is no lease, so that a task that dies
+leaves none.
+
+The partition is told by its number and by how keys are spread over partitions; where that is anything
+else than Spark's hash of the keys over a fixed number, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mapstate.maps import CachedMap
+from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Lease", "fixed_partitions", "lease", "spread_of"]
+
+
+class Lease(NamedTuple):
+    """What a worker kept of one partition, as of ``txid``."""
+
+    txid: int
+    cache: CachedMap[str, Any]
+
+
+_leases: dict[tuple[Any, ...], Lease] = {}
+
+
+@contextmanager
+def lease(
+    spec: StateSpec, spread: str, partition: int, *, last_committed: int | None, txid: int, records: Any
+) -> Iterator[Any]:
+    """``records`` behind what this worker kept of a partition, if the lease holds. Executor, once per task.
+
+    What the task leaves in the cache is kept under ``txid`` if it ends well.
+    """
+    name = (spec.backend, spec.state, spread, partition)
+    held = _leases.pop(name, None)
+    if held is None or last_committed is None or held.txid != last_committed:
+        held = Lease(txid, CachedMap(records, spec.cache_size))
+    held.cache.backing = records
+    yield held.cache
+    _leases[name] = Lease(txid, held.cache)
+
+
+@contextmanager
+def fixed_partitions(batch_df: DataFrame, spec: StateSpec) -> Iterator[None]:
+    """Keeps Spark from merging or splitting partitions while a state with a cache is applied. Driver."""
+    if not spec.cache_size:
+        yield
+        return
+    conf = batch_df.sparkSession.conf  # the query's own copy
+    before = conf.get("spark.sql.adaptive.enabled")
+    conf.set("spark.sql.adaptive.enabled", "false")
+    try:
+        yield
+    finally:
+        conf.set("spark.sql.adaptive.enabled", str(before))
+
+
+def spread_of(plan: DataFrame) -> str | None:
+    """How a plan spreads keys over partitions, if it does so alike for every batch; else None. Driver."""
+    found = plan._jdf.queryExecution().executedPlan().outputPartitioning().toString()
+    fixed = found.startswith("hashpartitioning(") or found == "SinglePartition"
+    return re.sub(r"#\d+L?", "", found) if fixed else None
