@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from cachetools import LRUCache
 
 from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.errors import UsageError
 
 __all__ = ["CachedMap"]
 
@@ -26,6 +27,8 @@ class CachedMap(Generic[K, V]):
     """
 
     def __init__(self, backing: IBackingMap[K, V], max_entries: int) -> None:
+        if max_entries < 1:
+            raise UsageError(f"max_entries is the size of a cache, at least 1, not {max_entries}")
         self.backing = backing
         self.hits = self.misses = 0
         self._entries: LRUCache[K, V | None] = LRUCache(max_entries)

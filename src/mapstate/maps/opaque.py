@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, TypeVar
 
 from mapstate.backing_map import IBackingMap
@@ -69,7 +70,10 @@ class OpaqueMap(MapState[V]):
             again = [self._written.get(key, (base, base)) for key, base in zip(keys, bases, strict=True)]
             values = combine_all([value for value, _ in again], list(partials))
             before = [base for _, base in again]
-        self._backing.multi_put(keys, [OpaqueValue(txid, new, base) for new, base in zip(values, before, strict=True)])
+        records: list[Any] = list(zip(repeat(txid), values, before, strict=False))
+        if self._written is not None:  # the hot path goes without a million small objects a second
+            records = [OpaqueValue._make(record) for record in records]
+        self._backing.multi_put(keys, records)
         if self._written is not None:
             self._written.update(zip(keys, zip(values, before, strict=True), strict=True))
         return values
