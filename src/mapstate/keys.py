@@ -20,6 +20,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+import struct
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
@@ -34,10 +35,11 @@ GLOBAL_KEY: Key = ()
 
 _ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
-_SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f]")
+_SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f-\x9f]")
 _ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
+_FLOAT = struct.Struct("f")
 
 
 class KeyField(NamedTuple):
@@ -149,6 +151,8 @@ class _KeyType(NamedTuple):
 
 def _strings(column: Sequence[Any]) -> list[str]:
     joined = "".join(column)
+    if not joined.isascii():
+        joined.encode()  # what cannot be UTF-8 is no key
     if not _SPECIAL.search(joined) and "" not in column:
         return column if type(column) is list else list(column)
     return [_SPECIAL.sub(_escape, value) if value else "\\E" for value in column]
@@ -187,6 +191,12 @@ def _boolean(text: str) -> bool:
 
 
 def _floats(column: Sequence[Any]) -> list[str]:
+    """Numbers of 32 bits, whatever more a caller gives."""
+    numbers = [float(_exactly((float, int), value)) for value in column]
+    return _doubles([number if math.isinf(number) else _FLOAT.unpack(_FLOAT.pack(number))[0] for number in numbers])
+
+
+def _doubles(column: Sequence[Any]) -> list[str]:
     out = []
     for value in column:
         number = float(_exactly((float, int), value))
@@ -205,7 +215,9 @@ def _decimals(column: Sequence[Any]) -> list[str]:
         if type(value) is int:
             out.append(str(value))
             continue
-        text = format(_exactly(Decimal, value), "f")
+        if not _exactly(Decimal, value).is_finite():
+            raise ValueError(f"{value} is no number")
+        text = format(value, "f")
         if "." in text:
             text = text.rstrip("0").rstrip(".")
         out.append("0" if text == "-0" else text)
@@ -265,7 +277,7 @@ _TYPES: dict[str, _KeyType] = {
     "bigint": _INTEGER,
     "boolean": _KeyType(_booleans, _boolean),
     "float": _KeyType(_floats, float),
-    "double": _KeyType(_floats, float),
+    "double": _KeyType(_doubles, float),
     "date": _KeyType(_dates, dt.date.fromisoformat),
     "timestamp": _KeyType(_timestamps, _timestamp),
     "timestamp_ntz": _KeyType(_local_timestamps, dt.datetime.fromisoformat),

@@ -9,23 +9,33 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from mapstate import transitions
-from mapstate.backing_map import FenceToken, IBackingMap, LedgerStore
+from mapstate.backing_map import FenceToken, IBackingMap, LedgerStore, Scan
 from mapstate.errors import (
     CorruptRecordError,
     FencedError,
     StateNotFoundError,
     StoreLostError,
     StoreUnavailableError,
+    UsageError,
 )
 from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord, OnGap, Opening
 
-__all__ = ["LEDGER_KEY", "KeptByPut", "Ledger", "clock_txid", "decode_ledger", "encode_ledger", "read_ledger"]
+__all__ = [
+    "LEDGER_KEY",
+    "KeptByPut",
+    "Ledger",
+    "clock_txid",
+    "decode_ledger",
+    "encode_ledger",
+    "read_ledger",
+    "record_pages",
+]
 
 T = TypeVar("T")
 
@@ -62,7 +72,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
     """The ledger from a store. Raises CorruptRecordError for anything else."""
     try:
         record = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptRecordError(
             f"the ledger of state {state!r} cannot be read ({error}): something else wrote there, or a newer "
             "mapstate did. Nothing was written.",
@@ -87,6 +97,14 @@ def read_ledger(store: Any, state: str) -> LedgerRecord:
             state=state,
         )
     return decode_ledger(found[0], state)
+
+
+def record_pages(store: Scan, page_size: int) -> Iterator[list[str]]:
+    """The keys of all records of a store, a page at a time. Raises UsageError for a page of nothing."""
+    if page_size < 1:
+        raise UsageError(f"page_size is the number of keys on a page, at least 1, not {page_size}")
+    pages = ([key for key in page if key != LEDGER_KEY] for page in store.scan(page_size))
+    return (page for page in pages if page)
 
 
 class KeptByPut:
@@ -211,6 +229,7 @@ class Ledger:
         A reply that was lost is asked again: what a driver writes carries its session, so a ledger
         equal to what was to be written *was* written, by this driver.
         """
+        unanswered: StoreUnavailableError | None = None
         for _ in range(_TRIES):
             known = self._known or self._load()
             if known is None and not may_create:
@@ -223,7 +242,8 @@ class Ledger:
                 return result
             try:
                 swapped = self._store.swap(encode_ledger(after), version, after.fence())
-            except StoreUnavailableError:
+            except StoreUnavailableError as error:
+                unanswered = error
                 found = self._load()
                 if found is None or found[0] != after:
                     continue
@@ -231,8 +251,10 @@ class Ledger:
             if swapped is not None:
                 self._known = (after, swapped)
                 return result
+        if unanswered is not None:
+            raise unanswered
         raise FencedError(
             f"the ledger of state {self._state!r} could not be changed in {_TRIES} tries: others change it all the "
-            "time, or the store keeps failing in mid-write. Nothing is counted on.",
+            "time. Nothing is counted on.",
             state=self._state,
         )

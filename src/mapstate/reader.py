@@ -9,9 +9,9 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields, results_of
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, LedgerReads, Scan
-from mapstate.errors import ConfigurationError, StaleBatchError, StateNotFoundError, UsageError
+from mapstate.errors import ConfigurationError, CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.keys import Key, KeyCodec
-from mapstate.ledger import decode_ledger, ledger_store, read_ledger
+from mapstate.ledger import decode_ledger, ledger_store, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
@@ -87,7 +87,10 @@ class StateReader:
         if not isinstance(self._store, Scan):
             raise UsageError(f"the store of state {self._state!r} cannot list its keys, so it cannot be scanned")
         self._open()
-        for page in self._store.scan(page_size):
+        return self._scanned(record_pages(self._store, page_size))
+
+    def _scanned(self, pages: Iterator[list[str]]) -> Iterator[tuple[Key, dict[str, Any]]]:
+        for page in pages:
             opened, values = self._read(page)
             for text, value in zip(page, values, strict=True):
                 if value is not None:
@@ -131,16 +134,15 @@ class StateReader:
         for _ in range(_TRIES):
             before, data, after = self._fetch(texts)
             opened = self._with(before)
-            records = opened.codec.loads(texts, data)
-            if opened.ledger.type == "non-transactional":
-                return opened, records
-            view = opened.ledger.view()
-            if self._latest or opened.ledger.type == "transactional":
-                return opened, [None if one is None or not view.check_age(one[0]) else one[1] for one in records]
             try:
-                values = view.values(records, opened.ledger.next_txid - 1)
+                records = opened.codec.loads(texts, data)
+                values = self._values(opened.ledger, records)
             except StaleBatchError:
                 continue
+            except CorruptRecordError:
+                if self._changed(opened):
+                    continue  # of a field that was added meanwhile
+                raise
             if None not in data or before == after or self._with(after).ledger.rewrites == opened.ledger.rewrites:
                 return opened, values
         raise StaleBatchError(
@@ -148,6 +150,21 @@ class StateReader:
             "back from an older copy than the records. Restore both from one backup.",
             state=self._state,
         )
+
+    def _values(self, ledger: LedgerRecord, records: list[Any]) -> list[Any]:
+        """What counts of the records. Raises StaleBatchError where the ledger was overtaken."""
+        if ledger.type == "non-transactional":
+            return records
+        view, newest = ledger.view(), ledger.next_txid - 1
+        if not self._latest and ledger.type == "opaque":
+            return view.values(records, newest)
+        if any(one is not None and one[0] > newest for one in records):
+            raise StaleBatchError(f"a record is newer than txid {newest}")
+        return [None if one is None or not view.check_age(one[0]) else one[1] for one in records]
+
+    def _changed(self, opened: _Opened) -> bool:
+        found = ledger_store(self._store).load()
+        return found is None or found[0] != opened.data
 
     def _fetch(self, texts: list[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         store = self._store

@@ -303,17 +303,17 @@ def begin(
 
 
 def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> AlreadyCommitted:
-    if batch_id < due - 1:
+    last = ledger.committed
+    own = last is not None and last.owner == ledger.owner
+    if batch_id < due - 1 or (own and last is not None and last.batch_id < batch_id):
         raise StaleBatchError(
-            f"state {ledger.state!r}: Spark brings batch {batch_id}, but batch {due - 1} of this query is "
-            "committed: the checkpoint is older than the state (restored from a copy?). Nothing was written. "
+            f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state is beyond it and waits for batch "
+            f"{due} of this query: the checkpoint is older than the state (restored from a copy?). Nothing was written. "
             "Put the newer checkpoint back, or roll the store back with it.",
             state=ledger.state,
             found=batch_id,
             expected=due,
         )
-    last = ledger.committed
-    own = last is not None and last.owner == ledger.owner and last.batch_id == batch_id
     return AlreadyCommitted(batch_id, last if own else None, ledger.view())
 
 

@@ -191,14 +191,14 @@ class Avg(NativeCombiner):
         if isinstance(total, Decimal):
             scale = -int(total.as_tuple().exponent)
             mean = _EXACT.divide(total, count)
-            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-scale - 4), context=_EXACT)
+            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-min(scale + 4, 38)), context=_EXACT)
         return total / count
 
     def result_type(self, value_type: str) -> str:
         """See `Aggregator.result_type`."""
         inner = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
         scale = 0 if inner == "double" else _scale(inner)
-        return f"decimal(38,{scale + 4})" if scale else "double"
+        return f"decimal(38,{min(scale + 4, 38)})" if scale else "double"
 
 
 class _Extreme(NativeCombiner):
@@ -363,7 +363,7 @@ def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> lis
     kind = next((type(value) for value in partials if value is not None), None)
     if kind is Decimal:
         out = [_plus(_EXACT.add, old, new) for old, new in zip(stored, partials, strict=True)]
-        _check(who, out, lambda total: abs(total.scaleb(-total.as_tuple().exponent, _EXACT)) < _DECIMAL_LIMIT)
+        _check(who, out, lambda total: total.scaleb(-total.as_tuple().exponent, _EXACT).copy_abs() < _DECIMAL_LIMIT)
         return out
     if kind is int and None not in partials:
         out = [new if old is None else old + new for old, new in zip(stored, partials, strict=True)]

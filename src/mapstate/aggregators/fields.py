@@ -15,6 +15,7 @@ import msgspec
 from mapstate.aggregators import built_in
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
 from mapstate.errors import AggregatorError, MapStateError
+from mapstate.serializers.value_types import check_type
 from mapstate.transitions import Field
 
 __all__ = ["NULL", "Fields", "Folding", "results_of"]
@@ -67,7 +68,7 @@ class Fields:
     @staticmethod
     def _join(one: Aggregator, base: Any, partial: Any) -> Any:
         if isinstance(partial, Folding):
-            return partial.onto(base)
+            return check_type(partial.onto(base), one.value_type, one)
         raise TypeError(f"{one} is not native: its partials are Foldings")
 
     def result(self, value: Any) -> list[Any] | None:
@@ -181,15 +182,15 @@ class _AsStored(Aggregator):
 def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
     """Fields for a reader, who has the ledger but not the job.
 
-    Built-in aggregators are known by name. A user's own show what they accumulated, unless
-    ``aggregators`` brings them.
+    Those built-in aggregators that show something else than they store are known by name and type; a
+    user's own show what they accumulated, unless ``aggregators`` brings them.
     """
-    known = {}
+    known: dict[str, Aggregator] = {}
     for field in fields:
-        kind = getattr(built_in, field.aggregator.partition("(")[0], None)
+        kind: Any = getattr(built_in, field.aggregator.partition("(")[0], None)
         if field.name in aggregators:
             known[field.name] = aggregators[field.name]
-        elif field.type != "any" and isinstance(kind, type) and issubclass(kind, Aggregator):
+        elif kind is not None and field.type.startswith(("struct<sum:", "struct<by:")):
             known[field.name] = kind.__new__(kind)
         else:
             known[field.name] = _AsStored()

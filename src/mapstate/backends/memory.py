@@ -91,7 +91,7 @@ class MemoryStore:
         """`multi_put`, if ``token`` is the fence."""
         check_lengths(keys, values, "values")
         with self._lock:
-            if self._fence != token:
+            if token.closed or self._fence != token:
                 raise FencedError(
                     f"the attempt with txid {token.txid} of epoch {token.epoch} may no longer write: the fence is at "
                     f"{self._fence}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -14,6 +14,8 @@ from mapstate.transitions import Field, StateType
 
 __all__ = ["RecordCodec", "Serializer"]
 
+_UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError)
+_TXID = Annotated[int, msgspec.Meta(ge=0)]
 _VALUES_AT: dict[StateType, tuple[int, ...]] = {
     "non-transactional": (),
     "transactional": (1,),
@@ -60,16 +62,17 @@ class RecordCodec:
         self._now = self._layouts[-1][1]
         self._fields = len(fields)
         if len(layouts) > 1:
-            parts = [int] + [msgspec.Raw] * len(_VALUES_AT[state_type])
+            parts = [_TXID] + [msgspec.Raw] * len(_VALUES_AT[state_type])
             self._txid = serializer.decoder(tuple[tuple(parts)])  # type: ignore[misc]
 
     def dumps(self, records: Sequence[Any]) -> list[bytes]:
         """One document per record. Raises SerializationError."""
         out_of = self._now.out_of
-        items = list(records) if out_of is None else [out_of(record) for record in records]
         try:
-            return self._encode_all(items)
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            return self._encode_all(list(records) if out_of is None else [out_of(record) for record in records])
+        except SerializationError as error:
+            raise SerializationError(f"state {self._state!r}: {error.message}", state=self._state) from error
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise SerializationError(
                 f"state {self._state!r}: a value cannot be encoded: {error}", state=self._state
             ) from error
@@ -83,7 +86,7 @@ class RecordCodec:
             if into is None:
                 return [None if one is None else decode(one) for one in data]
             return [None if one is None else into(decode(one)) for one in data]
-        except (msgspec.MsgspecError, ValueError, KeyError, TypeError):
+        except _UNREADABLE:
             return [
                 None if one is None else self._load(self._now, key, one) for key, one in zip(keys, data, strict=True)
             ]
@@ -92,13 +95,13 @@ class RecordCodec:
         try:
             record = layout.decode(data)
             return record if layout.into is None else layout.into(record)
-        except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        except _UNREADABLE as error:
             raise self._corrupt(key, data, error) from error
 
     def _load_by_txid(self, key: Any, data: bytes) -> Any:
         try:
             txid = self._txid.decode(data)[0]
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             raise self._corrupt(key, data, error) from error
         layout = next((own for start, own in reversed(self._layouts) if start <= txid), self._layouts[0][1])
         record = self._load(layout, key, data)
@@ -139,7 +142,7 @@ class _Layout:
                 _in_tuple([way(field.type, float_words=words) for field in fields]) for way in (to_wire, from_wire)
             )
         places = _VALUES_AT[state_type]
-        record = tuple[(int, *(value for _ in places))] if places else value  # type: ignore[misc]
+        record = tuple[(_TXID, *(value for _ in places))] if places else value  # type: ignore[misc]
         self.decode = serializer.decoder(record).decode
         self.out_of = _at_places(out_of, places)
         self.into = _at_places(into, places)

@@ -18,6 +18,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backing_map import Scan
 from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec, KeyField
+from mapstate.ledger import record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import fixed_partitions, spread_of
 from mapstate.spark.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
@@ -110,7 +111,7 @@ def read_back(
         backing: Any = store
         codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, ledger.fields, ledger.layouts)
         seen: set[str] = set()
-        for page in store.scan(_PAGE):
+        for page in record_pages(store, _PAGE):
             for text, record in zip(page, codec.loads(page, backing.multi_get(page)), strict=True):
                 if record is not None and record[0] == commit.txid and text not in seen:
                     seen.add(text)

