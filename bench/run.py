@@ -40,9 +40,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from servers import RedisServer
 
 from mapstate import Count, newStream, non_transactional, opaque, open_reader, transactional
-from servers import RedisServer
 
 CHUNK = 2000
 PAYLOAD = b"[280274529,3,2]"  # the length of an opaque record of a count
@@ -240,11 +240,11 @@ def report(options: argparse.Namespace, seconds: dict[str, list[float]], server:
         "Made by `make bench`; see the head of `bench/run.py` for what is measured and how. Only the ratios travel",
         "to other machines. Medians, with the least and the greatest of all counted batches.",
         "",
-        f"{options.batches} batches of {options.rows:,} rows over {options.keys:,} keys, after one to warm up; "
+        f"{options.batches} batches of {options.rows:,} rows over {options.keys:,} keys, after one to warm up;",
         f"`local[2]`, {options.partitions} shuffle partitions, chunks of {CHUNK:,} keys.",
-        f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}, "
-        f"PySpark {version('pyspark')}, redis-py {version('redis')}, {server}. Every store's contents were compared "
-        "with an independent count after the run.",
+        f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()},",
+        f"PySpark {version('pyspark')}, redis-py {version('redis')}, {server}.",
+        "Every store's contents were compared with an independent count after the run.",
         "",
         "| ratio | median (least to greatest) | goal |",
         "|---|---|---|",

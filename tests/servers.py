@@ -358,6 +358,7 @@ class CuttingProxy(Forwarder):
         self.late = b""
         self._cut: tuple[str, int, Callable[[], object] | None] | None = None
         self._held = ""
+        self._frozen = 0
         self._lock = threading.Lock()
 
     def cut(self, direction: str, after: int, then: Callable[[], object] | None = None) -> None:
@@ -381,7 +382,12 @@ class CuttingProxy(Forwarder):
         """Passes on what was held, even if its sender is gone."""
         self._held = ""
 
+    def freeze(self) -> None:
+        """From now on passes nothing on the connections that there are, as a firewall that forgot them."""
+        self._frozen = self.accepted
+
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        number = self.accepted
         kept = {"requests": b"", "replies": b""}
         last = "replies"
         while not self._closed:
@@ -398,6 +404,8 @@ class CuttingProxy(Forwarder):
                     return
                 self.round_trips += direction == "requests" and last == "replies"
                 last = direction
+                if number <= self._frozen:
+                    continue
                 if direction == self._held:
                     kept[direction] += data
                 elif self._pass(direction, data, to):

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-
 from visits_job import SCHEMA, session
 
 

@@ -19,7 +19,9 @@ def blocks(page: Path) -> list[str]:
 
 def test_every_block_says_what_language_it_is():
     for page in PAGES:
-        assert all(language for language, _ in BLOCK.findall(page.read_text())), f"{page.name} has a block of no language"
+        assert all(language for language, _ in BLOCK.findall(page.read_text())), (
+            f"{page.name} has a block of no language"
+        )
 
 
 def test_links_lead_somewhere():

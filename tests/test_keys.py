@@ -16,7 +16,7 @@ from mapstate.errors import KeyEncodingError, UnsupportedTypeError
 from mapstate.keys import GLOBAL_KEY, KeyCodec, KeyField
 
 NAN = math.nan
-NAIVE = dt.datetime(2026, 1, 2, 3)  # noqa: DTZ001  what a timestamp_ntz is
+NAIVE = dt.datetime(2026, 1, 2, 3)
 zones = st.integers(-14 * 60, 14 * 60).map(lambda minutes: dt.timezone(dt.timedelta(minutes=minutes)))
 awkward = st.text(alphabet="\\|\0\n\t\x7f\x1f|NEGx01ab \x85\u2028é💥", max_size=6)
 integers = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-2, 2)

@@ -29,7 +29,7 @@ FORMATS = ["json", "msgpack"]
 KINDS = ["opaque", "transactional", "non-transactional"]
 longs = st.integers(-(1 << 63), (1 << 63) - 1)
 texts = st.text(max_size=6) | st.sampled_from(["", "\n", "a\nb", "NaN", "\0", "\\", '"', "null"])
-NAIVE = dt.datetime(2026, 1, 1)  # noqa: DTZ001  what a timestamp_ntz is
+NAIVE = dt.datetime(2026, 1, 1)
 instants = st.datetimes(
     NAIVE.replace(year=2),
     NAIVE.replace(year=9998),
@@ -338,6 +338,12 @@ def _is_a(name, value):
         return type(value) is dt.datetime and value.tzinfo is None
     kinds = {"double": float, "float": float, "string": str, "boolean": bool, "date": dt.date, "binary": bytes}
     return name == "any" or type(value) is kinds.get(name, int)
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1.5", "", "-NaN", "infinity"])
+def test_a_word_that_stands_for_no_number_is_damage(word):
+    with pytest.raises(CorruptRecordError):
+        codec("json", "opaque", ["double"]).loads(["k"], [json.dumps([1, word, None]).encode()])
 
 
 def test_one_damaged_record_of_a_chunk_is_the_one_that_is_named():

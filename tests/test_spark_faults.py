@@ -184,7 +184,7 @@ def test_a_flushed_store_in_mid_stream_is_noticed_and_nothing_is_counted_on(star
     # a restart meets an empty store: batch 1 is not what a new ledger waits for
     with pytest.raises(StreamingQueryException, match="MissingBatchesError.*batch 1.*batch 0"):
         run(count(visits, spark, url), visits)
-    assert [key for key in client.keys() if b":" in key] == []
+    assert client.keys("*:*") == []
     client.close()
 
 
@@ -254,9 +254,7 @@ def test_a_second_driver_on_the_same_checkpoint_fences_the_first(url, spark, vis
     """Two objects that stand for two driver processes, called as Spark would, by turns."""
     frame = spark.createDataFrame([("a", 1), ("b", 2)], "user_id string, bytes bigint")
     stream = newStream("visits", frame).groupBy("user_id")
-    first, second = (
-        stream.persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes")) for _ in range(2)
-    )
+    first, second = (stream.persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes")) for _ in range(2))
     first(frame, 0)
     second(frame, 1)
     with pytest.raises(errors.FencedError, match="opened again, as epoch 2"):

@@ -10,10 +10,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from faults import wait_for
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from faults import wait_for
 from spark_fixtures import Visits
 
 from mapstate import (
@@ -137,7 +137,9 @@ def test_keys_of_every_type_are_equal_where_sparks_grouping_says_so(url, spark):
     assert dt.datetime(2026, 1, 2, 3, 4, 5, 6).astimezone() in {key[6] for key in found}
 
 
-VALUE_SCHEMA = "k string, i int, l bigint, f double, d decimal(12,2), s string, b boolean, day date, at timestamp, raw binary"
+VALUE_SCHEMA = (
+    "k string, i int, l bigint, f double, d decimal(12,2), s string, b boolean, day date, at timestamp, raw binary"
+)
 AGGREGATES = {
     "n": Count(),
     "n_s": Count("s"),
@@ -216,8 +218,10 @@ def spark_says(frame: DataFrame) -> dict[Any, Any]:
 @pytest.mark.parametrize("serializer", ["json", "msgpack"])
 def test_every_built_in_aggregate_of_every_type_says_what_spark_says(serializer, url, spark):
     batches = [spark.createDataFrame(value_rows(batch), VALUE_SCHEMA) for batch in range(3)]
-    job = newStream("values", batches[0]).groupBy("k").persistentAggregate(
-        opaque(url, serializer=serializer), **AGGREGATES
+    job = (
+        newStream("values", batches[0])
+        .groupBy("k")
+        .persistentAggregate(opaque(url, serializer=serializer), **AGGREGATES)
     )
     for batch_id, frame in enumerate(batches):
         job(frame, batch_id)
@@ -261,11 +265,18 @@ class Longest(ReducerAggregator):
         return {"rows": acc["rows"] + 1, "longest": max(acc["longest"], row["s"] or "", key=lambda s: (len(s), s))}
 
 
-def test_own_combiners_and_reducers_beside_built_in_ones(url, spark, monkeypatch):
-    rows = [[(f"k{n % 3}", f"{'x' * (n % 5)}{n % 4}", n) for n in range(60)], [("k0", "longest of all", 5), (None, None, None)]]
+def test_own_combiners_and_reducers_beside_built_in_ones(url, spark):
+    rows = [
+        [(f"k{n % 3}", f"{'x' * (n % 5)}{n % 4}", n) for n in range(60)],
+        [("k0", "longest of all", 5), (None, None, None)],
+    ]
     frames = [spark.createDataFrame(one, "k string, s string, i int") for one in rows]
-    job = newStream("own", frames[0]).groupBy("k").persistentAggregate(
-        opaque(url, chunk_size=2), distinct=Distinct("s"), longest=Longest(), total=Sum("i"), n=Count()
+    job = (
+        newStream("own", frames[0])
+        .groupBy("k")
+        .persistentAggregate(
+            opaque(url, chunk_size=2), distinct=Distinct("s"), longest=Longest(), total=Sum("i"), n=Count()
+        )
     )
     for batch_id, frame in enumerate(frames):
         job(frame, batch_id)
@@ -426,8 +437,10 @@ def test_stopping_a_query_in_mid_batch_starts_nothing_anew(spark, visits, tmp_pa
         return user
 
     stream = visits.stream(spark).withColumn("user_id", F.udf(slow, "string")("user_id"))
-    job = newStream("slow", stream).groupBy("user_id").persistentAggregate(
-        opaque(f"sqlite:///{tmp_path}/s.db"), n=Count()
+    job = (
+        newStream("slow", stream)
+        .groupBy("user_id")
+        .persistentAggregate(opaque(f"sqlite:///{tmp_path}/s.db"), n=Count())
     )
     query = job.start(visits.checkpoint)
     wait_for(started.exists, "the batch to be under way")
@@ -437,17 +450,52 @@ def test_stopping_a_query_in_mid_batch_starts_nothing_anew(spark, visits, tmp_pa
     assert "anew" not in caplog.text
 
 
+def test_text_that_is_not_utf8_is_an_error_that_names_the_column(url, spark):
+    """Spark's strings are bytes, and a log may hold any."""
+    frame = spark.createDataFrame([(b"ok",), (b"\xff\xfe",)], "raw binary").select(
+        F.col("raw").cast("string").alias("k")
+    )
+    by_k = newStream("utf8", frame).groupBy("k")
+    for state, aggregate in (("native", Count()), ("folded", Distinct("k"))):
+        with pytest.raises(errors.SerializationError, match="'k'.*make_valid_utf8"):
+            by_k.persistentAggregate(opaque(url, state), n=aggregate)(frame, 0)
+
+
+def kept(stream: Any, **aggregates: Any) -> Any:
+    return stream.groupBy("k").persistentAggregate(opaque("memory://"), **aggregates)
+
+
 BAD = [
     (lambda s: s.groupBy(), errors.ConfigurationError, "at least one column"),
     (lambda s: s.groupBy("nix"), errors.UnknownColumnError, "'nix'.*k, i, s, at, m"),
     (lambda s: s.groupBy("k", "k"), errors.DuplicateNameError, "'k'"),
     (lambda s: s.groupBy("m"), errors.UnsupportedTypeError, "map<string,string>"),
-    (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://"), k=Count()), errors.DuplicateNameError, "'k'"),
-    (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://")), errors.ConfigurationError, "at least one aggregate"),
-    (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://"), n=Count), errors.ConfigurationError, "class Count"),
-    (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://"), n=Sum("nix")), errors.UnknownColumnError, "'nix'"),
-    (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://"), n=Sum("s")), errors.UnsupportedTypeError, "a number"),
-    (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://"), n=Min("m")), errors.UnsupportedTypeError, "order"),
+    (lambda s: kept(s, k=Count()), errors.DuplicateNameError, "'k'"),
+    (
+        kept,
+        errors.ConfigurationError,
+        "at least one aggregate",
+    ),
+    (
+        lambda s: kept(s, n=Count),
+        errors.ConfigurationError,
+        "class Count",
+    ),
+    (
+        lambda s: kept(s, n=Sum("nix")),
+        errors.UnknownColumnError,
+        "'nix'",
+    ),
+    (
+        lambda s: kept(s, n=Sum("s")),
+        errors.UnsupportedTypeError,
+        "a number",
+    ),
+    (
+        lambda s: kept(s, n=Min("m")),
+        errors.UnsupportedTypeError,
+        "order",
+    ),
     (lambda s: s.groupBy("k").persistentAggregate("memory://", n=Count()), errors.ConfigurationError, "opaque"),
     (lambda s: opaque("nix://there"), errors.UnknownSchemeError, "nix://.*memory://"),
     (lambda s: opaque("there"), errors.UnknownSchemeError, "without a scheme"),

@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TESTS = str(Path(__file__).resolve().parent)
-
+from faults import FaultyBackend
 from pyspark.sql import SparkSession
 
 from mapstate import Count, Sum, newStream, opaque, transactional
 from mapstate.backends import resolve
-from faults import FaultyBackend
 
+TESTS = str(Path(__file__).resolve().parent)
 SCHEMA = "user_id string, bytes bigint"
 
 
@@ -27,6 +26,9 @@ def session(master: str, **conf: str) -> SparkSession:
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # short jobs spend their time in the JVM's compiler
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stopTimeout": "30s",
         "spark.log.level": "ERROR",

@@ -308,8 +308,8 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
     if batch_id < due - 1 or (own and last is not None and last.batch_id < batch_id):
         raise StaleBatchError(
             f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state is beyond it and waits for batch "
-            f"{due} of this query: the checkpoint is older than the state (restored from a copy?). Nothing was written. "
-            "Put the newer checkpoint back, or roll the store back with it.",
+            f"{due} of this query: the checkpoint is older than the state (restored from a copy?). Nothing was written."
+            " Put the newer checkpoint back, or roll the store back with it.",
             state=ledger.state,
             found=batch_id,
             expected=due,

@@ -185,10 +185,14 @@ class BatchTask:
         """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
         codec = KeyCodec(self.keys)
         width = len(self.keys)
+        names = [key.name for key in self.keys]
+        for field, size in zip(self.fields.fields, self.partials or (), strict=True):
+            names += [field.name] * size
+        names.append("rows")
         for batch in batches:
             for start in range(0, batch.num_rows, self.spec.chunk_size):
                 part = batch.slice(start, self.spec.chunk_size)
-                columns = [arrow_to_python(column) for column in part.columns]
+                columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
                 counts = columns[-1]
                 rows = sum(counts)
                 if not rows:
@@ -206,11 +210,13 @@ class BatchTask:
         codec = KeyCodec(self.keys)
         width = len(self.keys)
         for batch in batches:
-            columns = [arrow_to_python(column) for column in batch.columns]
+            names = [*(key.name for key in self.keys), *batch.schema.names[width:]]
+            columns = [arrow_to_python(column, name) for column, name in zip(batch.columns, names, strict=True)]
             texts = codec.encode_columns(columns[:width], batch.num_rows)
-            names = batch.schema.names[width:]
             for at, (text, *values) in enumerate(zip(texts, *columns[width:], strict=True)):
-                fold.add(text, [column[at] for column in columns[:width]], dict(zip(names, values, strict=True)))
+                fold.add(
+                    text, [column[at] for column in columns[:width]], dict(zip(names[width:], values, strict=True))
+                )
                 if fold.full:
                     yield self._folded(fold)
         if fold.open:
@@ -332,9 +338,20 @@ def _partition() -> int:
     return 0 if context is None else context.partitionId()
 
 
-def arrow_to_python(column: pa.Array) -> list[Any]:
-    """The values of a column as Python objects; timestamps in UTC."""
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-    values: list[Any] = column.to_pylist()
+def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
+    """The values of a column as Python objects; timestamps in UTC.
+
+    Raises SerializationError for what Spark can hold and Python cannot: text that is not UTF-8, times
+    beyond the year 9999.
+    """
+    try:
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise errors.SerializationError(
+            f"the column {name!r} holds a value that Python cannot: {error}. Clean it in front of the aggregate, "
+            "text with make_valid_utf8. Nothing of this batch counts.",
+            column=name,
+        ) from error
     return values

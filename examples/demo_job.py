@@ -1,0 +1,45 @@
+"""The streaming job of the demo, as anybody would write it: visits and seconds per user.
+
+    python examples/demo_job.py VISITS STORE CHECKPOINT
+
+Reads the CSV files of a directory, one per micro-batch, and ends when it has read all. It knows nothing
+of the demo around it (demo.py), which kills it and starts it again.
+"""
+
+import sys
+
+from pyspark.sql import SparkSession
+
+from mapstate import Count, Sum, newStream, opaque
+
+
+def main(visits: str, store: str, checkpoint: str) -> None:
+    spark = (
+        SparkSession.builder.appName("demo")
+        .master("local[2]")
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "WARN")
+        .getOrCreate()
+    )
+    stream = (
+        spark.readStream.schema("user_id string, page string, seconds bigint")
+        .option("maxFilesPerTrigger", 1)
+        .csv(visits)
+    )
+    counts = (
+        newStream("visits", stream)
+        .groupBy("user_id")
+        .persistentAggregate(
+            # So few keys per write that a batch takes a while to write: somebody wants to kill us in its middle.
+            opaque(store, name="visits_by_user", chunk_size=4),
+            visits=Count(),
+            seconds=Sum("seconds"),
+        )
+    )
+    counts.start(checkpoint, trigger={"availableNow": True}).awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
