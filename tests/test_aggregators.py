@@ -27,7 +27,7 @@ from mapstate.aggregators import (
     built_in,
 )
 from mapstate.aggregators.fields import NULL, results_of
-from mapstate.errors import AggregatorError, UnknownColumnError, UnsupportedTypeError, ValueOverflowError
+from mapstate.errors import AggregatorError, DataError, UnknownColumnError, UnsupportedTypeError, ValueOverflowError
 from mapstate.transitions import Field
 
 NAN = math.nan
@@ -436,6 +436,25 @@ def test_own_and_built_in_aggregators_stand_in_one_state():
     value = new_values(one, value, [{"x": "d"}])
     assert value == (3, "bc", ["a", "bc", "d"])
     assert one.result(value) == [3, "bc", ["a", "bc", "d"]]
+
+
+class OfItsColumn(Longest):
+    """Accumulates whatever type its column has: what `bind` says goes before the class's value_type."""
+
+    def bind(self, columns):
+        return columns[self.column]
+
+    def combine(self, a, b):
+        return max(a, b)
+
+
+def test_an_own_aggregator_may_take_its_type_from_its_column():
+    own = OfItsColumn("x")
+    assert own.value_type == "string"
+    one = Fields([Field("own", own.describe(), own.bind({"x": "bigint"}))], {"own": own})
+    assert new_values(one, 3, [{"x": 7}, {"x": 5}]) == 7
+    with pytest.raises(DataError):
+        new_values(one, None, [{"x": "text"}])
 
 
 def test_what_a_users_aggregator_raises_is_named_and_chained():

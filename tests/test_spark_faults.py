@@ -17,7 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_fixtures import Visits, run_job
 
-from mapstate import Count, Sum, errors, newStream, opaque, open_reader, transactional
+from mapstate import Count, Max, Min, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
 
 pytestmark = pytest.mark.spark
@@ -283,3 +283,36 @@ def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(recipe, url,
     cached = [int(record.getMessage().split(" keys, ")[1].split()[0]) for record in caplog.records]
     assert sum(cached) > 0, "no lease ever held"
     assert all(cached[start * 5] == cached[start * 5 + 4] == 0 for start in range(3))
+
+
+def test_a_cache_does_not_outlive_a_store_that_went_back(spark, tmp_path):
+    """A store restored from a copy gives out the same txids again; what was cached is of another life."""
+    path = tmp_path / "state.db"
+    url = f"sqlite:///{path}"
+    one, hundred = (spark.createDataFrame([("a", n)], "user_id string, bytes bigint") for n in (1, 100))
+    by_user = newStream("visits", one).groupBy("user_id")
+
+    def driver() -> Any:
+        return by_user.persistentAggregate(opaque(url, cache_size=10, on_gap="accept"), total=Sum("bytes"))
+
+    first = driver()
+    first(one, 0)
+    opaque(url, "visits").open().close()
+    copy = {name: name.read_bytes() for name in tmp_path.iterdir()}
+    first(hundred, 1)
+    for name, data in copy.items():
+        name.write_bytes(data)
+    second = driver()
+    second(one, 2)
+    second(one, 3)
+    assert contents(url) == {("a",): {"total": 3}}
+
+
+def test_a_cache_does_not_outlive_a_field_that_was_added(url, spark):
+    frame = spark.createDataFrame([("a", "zebra"), ("a", "ant")], "user_id string, s string")
+    by_user = newStream("visits", frame).groupBy("user_id")
+    by_user.persistentAggregate(opaque(url, cache_size=10), hi=Max("s"))(frame, 0)
+    wider = by_user.persistentAggregate(opaque(url, cache_size=10), hi=Max("s"), lo=Min("s"))
+    for batch_id in (1, 2):
+        wider(frame, batch_id)
+    assert contents(url) == {("a",): {"hi": "zebra", "lo": "ant"}}

@@ -33,6 +33,7 @@ from mapstate import (
     open_reader,
     transactional,
 )
+from mapstate.ledger import Ledger
 
 pytestmark = pytest.mark.spark
 
@@ -297,11 +298,113 @@ def test_own_combiners_and_reducers_beside_built_in_ones(url, spark):
 
 def test_a_hot_key_of_a_reducer_does_not_wait_in_memory(spark, tmp_path):
     url = f"memory://{tmp_path.name}"
-    frame = spark.range(35_000).select((F.col("id") % 2 * 0).cast("string").alias("k"), F.lit("ab").alias("s"))
-    job = newStream("hot", frame).groupBy("k").persistentAggregate(opaque(url), longest=Longest())
-    job(frame, 0)
-    job(frame, 1)
-    assert contents(url, "hot") == {("0",): {"longest": {"rows": 70_000, "longest": "ab"}}}
+    frame = spark.range(25_000).select(F.lit("0").alias("k"), F.lit("ab").alias("s"), F.col("id").alias("i"))
+    job = (
+        newStream("hot", frame)
+        .groupBy("k")
+        .persistentAggregate(opaque(url), longest=Longest(), n=Count(), total=Sum("i"), distinct=Distinct("s"))
+    )
+    for batch_id in range(2):
+        job(frame, batch_id)
+    assert contents(url, "hot") == {
+        ("0",): {
+            "longest": {"rows": 50_000, "longest": "ab"},
+            "n": 50_000,
+            "total": 24_999 * 25_000,
+            "distinct": ["ab"],
+        }
+    }
+
+
+class InPlace(ReducerAggregator):
+    """Changes its accumulator, as it may, and removes the key at a negative number."""
+
+    def init(self) -> Any:
+        return {"n": 0}
+
+    def reduce(self, acc: Any, row: Any) -> Any:
+        if row["i"] < 0:
+            return None
+        acc["n"] += row["i"]
+        return acc
+
+
+def test_a_reducer_that_works_in_place_does_not_change_the_value_before(url, spark):
+    frame = spark.createDataFrame([("a", 5)], "k string, i int")
+    job = newStream("s", frame).groupBy("k").persistentAggregate(opaque(url), n=InPlace())
+    for batch_id in range(2):
+        job(frame, batch_id)
+    with open_reader(url, "s") as reader:
+        assert reader.get("a") == {"n": {"n": 10}}
+    ledger = Ledger(opaque(url, "s").open(), "s")
+    ledger.rollback()
+    assert contents(url, "s") == {("a",): {"n": {"n": 5}}}
+
+
+def test_a_key_that_a_reducer_removes_can_come_back_in_the_same_batch(url, spark):
+    rows = [("a", 1), ("a", -1), ("a", 2)]
+    frame = spark.createDataFrame(rows, "k string, i int").coalesce(1)
+    for state, recipe in (("one", opaque(url, "one")), ("many", opaque(url, "many"))):
+        job = newStream("s", frame).groupBy("k").persistentAggregate(recipe, n=InPlace())
+        if state == "one":
+            job(frame, 0)
+        else:
+            for batch_id, row in enumerate(rows):
+                job(spark.createDataFrame([row], frame.schema), batch_id)
+        assert contents(url, state) == {("a",): {"n": {"n": 2}}}
+
+
+def test_one_batch_given_to_a_state_twice_is_an_error_and_not_half_a_count(url, spark, visits):
+    visits.put("0", [("a", 1), ("b", 2)])
+    job = counts_of(visits, spark, opaque(url))
+
+    def halves(frame: DataFrame, batch_id: int) -> None:
+        job(frame.where("user_id = 'a'"), batch_id)
+        job(frame.where("user_id <> 'a'"), batch_id)
+
+    query = visits.stream(spark).writeStream.foreachBatch(halves).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="twice in one run"):
+        query.option("checkpointLocation", str(visits.checkpoint)).start().awaitTermination(60)
+    assert isinstance(job.last_error, errors.UsageError)
+
+
+def test_a_batch_of_other_types_than_the_stream_had_is_refused(url, spark):
+    frame = spark.createDataFrame([("a", 1)], "k string, i bigint")
+    job = newStream("s", frame).groupBy("k").persistentAggregate(opaque(url), total=Sum("i"))
+    for other in (frame.withColumn("i", F.lit(1.5)), frame.drop("i"), frame.withColumn("k", F.lit(1))):
+        with pytest.raises(errors.StateSchemaError, match="the column '[ik]' as"):
+            job(other, 0)
+
+
+def test_a_checkpoint_in_mid_life_is_told_how_to_begin_a_state(url, spark):
+    frame = spark.createDataFrame([("a", 1)], "k string, i bigint")
+    by_k = newStream("s", frame).groupBy("k")
+    with pytest.raises(errors.MissingBatchesError, match="no state 's' here yet.*on_gap='accept'"):
+        by_k.persistentAggregate(opaque(url), n=Count())(frame, 501)
+    with pytest.raises(errors.StateNotFoundError):
+        open_reader(url, "s")
+    by_k.persistentAggregate(opaque(url, on_gap="accept"), n=Count())(frame, 501)
+    by_k.persistentAggregate(opaque(url), n=Count())(frame, 502)
+    assert contents(url, "s") == {("a",): {"n": 2}}
+
+
+def test_column_names_that_are_also_used_inside_stay_apart(url, spark):
+    frame = spark.createDataFrame([("x", 1, 2, 3)], "`a.b` string, key0 int, value0 int, `rows` int")
+    stream = newStream("s", frame)
+    stream.groupBy("a.b", "rows").persistentAggregate(opaque(url, "native"), key1=Sum("key0"), partial0_0=Max("rows"))(
+        frame, 0
+    )
+    stream.groupBy("a.b", "key0").persistentAggregate(opaque(url, "folded"), rows=Rows())(frame, 0)
+    assert contents(url, "native") == {("x", 3): {"key1": 1, "partial0_0": 3}}
+    assert contents(url, "folded") == {("x", 1): {"rows": [{"a.b": "x", "key0": 1, "value0": 2, "rows": 3}]}}
+
+
+class Rows(ReducerAggregator):
+    def init(self) -> Any:
+        return []
+
+    def reduce(self, acc: Any, row: Any) -> Any:
+        return [*acc, dict(row)]
 
 
 def test_an_ungrouped_aggregate_has_the_empty_key(url, spark, visits):
@@ -429,11 +532,11 @@ def test_stopping_a_query_in_mid_batch_starts_nothing_anew(spark, visits, tmp_pa
     visits.put("0", [(f"u{n}", n) for n in range(100)])
     started = tmp_path / "started"
 
-    def slow(user):
-        import time
+    over = tmp_path / "over"
 
+    def slow(user):
         started.touch()
-        time.sleep(60)
+        wait_for(over.exists, "the test to be over")
         return user
 
     stream = visits.stream(spark).withColumn("user_id", F.udf(slow, "string")("user_id"))
@@ -447,6 +550,7 @@ def test_stopping_a_query_in_mid_batch_starts_nothing_anew(spark, visits, tmp_pa
     with caplog.at_level(logging.WARNING, "mapstate"):
         query.stop()
     assert not query.isActive
+    over.touch()  # the worker outlives its task, and would keep one of the two slots
     assert "anew" not in caplog.text
 
 
@@ -497,6 +601,10 @@ BAD = [
         "order",
     ),
     (lambda s: s.groupBy("k").persistentAggregate("memory://", n=Count()), errors.ConfigurationError, "opaque"),
+    (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://"), K=Count()), errors.DuplicateNameError, "'k'"),
+    (lambda s: opaque("redis://:s3[cret@host/0"), errors.ConfigurationError, "no URL like"),
+    (lambda s: opaque("memory://", ttl="5"), errors.ConfigurationError, "ttl"),
+    (lambda s: opaque("memory://", name=5), errors.ConfigurationError, "5 cannot name"),
     (lambda s: opaque("nix://there"), errors.UnknownSchemeError, "nix://.*memory://"),
     (lambda s: opaque("there"), errors.UnknownSchemeError, "without a scheme"),
     (lambda s: opaque("memory://", name="a:b"), errors.ConfigurationError, "'a:b'"),

@@ -130,13 +130,13 @@ def test_a_relative_path_is_made_absolute_where_the_url_is_resolved(tmp_path, mo
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite:"])
 def test_a_database_in_memory_is_refused_in_favour_of_memory(url):
     with pytest.raises(ConfigurationError, match="memory://"):
-        resolve(url)
+        SqliteBackend.from_url(url)
 
 
 @pytest.mark.parametrize("url", ["sqlite://visits.db", "sqlite://host/visits.db", "sqlite:visits.db", "sqlite:/v.db"])
 def test_a_url_with_too_few_slashes_says_how_many_it_takes(url):
     with pytest.raises(ConfigurationError, match="four slashes"):
-        resolve(url)
+        SqliteBackend.from_url(url)
 
 
 @pytest.mark.parametrize(
@@ -488,12 +488,12 @@ def test_an_error_that_is_kept_keeps_no_lock(store, path):
     """A traceback holds what its frames held, and an open cursor among that would hold the transaction."""
 
     def fail(db):
-        cursor = db.execute("SELECT key FROM mapstate_records")
-        db.execute("DELETE FROM mapstate_records")
-        if cursor.fetchone():
+        rows = db.execute("SELECT key FROM mapstate_records")
+        db.execute("UPDATE mapstate_records SET record = 'x'")
+        if next(rows):  # and two more to come
             raise sqlite3.OperationalError("made up")
 
-    store.multi_put(["a", "b"], [b"1", b"1"])
+    store.multi_put(["a", "b", "c"], [b"1"] * 3)
     with pytest.raises(StoreError) as caught:
         store._transaction("BEGIN IMMEDIATE", fail)
     with locked(path):

@@ -180,7 +180,7 @@ def views(draw):
 
 
 def slow_value(record, view):
-    """The table of section 3, row by row, from sets."""
+    """The rule as a table, row by row, from sets."""
     if record is None:
         return None
     last, dead, floor, first, newest = view

@@ -17,7 +17,7 @@ from mapstate.aggregators import (
     Sum,
 )
 from mapstate.backing_map import Backend, IBackingMap
-from mapstate.errors import MapStateError
+from mapstate.errors import MapStateError, MissingDriverError
 from mapstate.maps import (
     CachedMap,
     MapState,
@@ -69,6 +69,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "newStream":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mapstate.spark import newStream
-
+    try:
+        from mapstate.spark import newStream
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("mapstate"):
+            raise
+        raise MissingDriverError(
+            f"newStream needs the package {error.name!r}, which is not installed: pip install 'mapstate[spark]'",
+            package=error.name,
+        ) from error
     return newStream

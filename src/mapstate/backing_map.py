@@ -2,7 +2,7 @@
 
 `IBackingMap` alone makes a working store. Each capability below is a small protocol of its own; a
 store declares one by having its methods, and mapstate asks once, when it opens the store. The
-guarantees that hang on each are listed in docs/write-a-store.md.
+guarantees that hang on each are listed in docs/guarantees.md.
 """
 
 from __future__ import annotations

@@ -71,6 +71,8 @@ class StateReader:
 
     def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
         """One entry per key, in order, all of them as of the same batch. One round trip on Redis."""
+        if isinstance(keys, str | bytes):
+            raise UsageError("multi_get takes a list of keys; for one key there is get")
         if not keys:
             return []
         opened = self._open()

@@ -72,7 +72,7 @@ class StateSpec:
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")
-        if self.ttl is not None and not self.ttl > 0:
+        if self.ttl is not None and not (type(self.ttl) in (int, float) and self.ttl > 0):
             raise ConfigurationError(f"ttl is a number of seconds above 0, or None, not {self.ttl!r}")
         if self.ttl is not None and self.cache_size:
             raise ConfigurationError("a ttl and a cache exclude each other: the cache would keep what has expired")
@@ -128,7 +128,7 @@ def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, opti
 
 def check_state_name(name: str) -> str:
     """The name, if it can be one. Raises ConfigurationError."""
-    if not _NAME.fullmatch(name):
+    if type(name) is not str or not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
         )

@@ -62,7 +62,10 @@ class Field(NamedTuple):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that counts. ``at`` is ISO 8601 in UTC; ``offsets`` the source's, where known."""
+    """A batch that counts. ``at`` is ISO 8601 in UTC; ``offsets`` the source's, where known.
+
+    ``run`` names the start of the query that brought it: within one, no batch comes twice.
+    """
 
     batch_id: int
     txid: int
@@ -71,6 +74,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 0
     at: str = ""
     offsets: str | None = None
+    run: str | None = None
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,6 +323,15 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
 
 def _missing(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool) -> MissingBatchesError:
     way_out = " on_gap='accept' goes on without them." if accept else ""
+    if ledger.next_txid == ledger.first_txid:
+        return MissingBatchesError(
+            f"there is no state {ledger.state!r} here yet, but Spark brings batch {batch_id} and not batch {due}: "
+            "either the store was lost, then restore it; or a job with a checkpoint of its own begins to keep this "
+            "state now, then run it once with on_gap='accept', and take that out again. Nothing was written.",
+            state=ledger.state,
+            found=batch_id,
+            expected=due,
+        )
     return MissingBatchesError(
         f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of "
         "this query: the store lost batches (flushed, restored from a snapshot, failed over), or the state was "

@@ -7,6 +7,7 @@ that is null is ``(None,)``, because None means that the key is absent.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ class Fields:
         if self._single:
             one = self.aggregators[0]
             if not isinstance(one, NativeCombiner):
-                return [self._join(one, _bare(base), new) for base, new in zip(bases, partials, strict=True)]
+                return [self._join(0, _bare(base), new) for base, new in zip(bases, partials, strict=True)]
             if NULL in bases:
                 bases = [_bare(base) for base in bases]
             values = one.combine_all(bases, partials)
@@ -62,13 +63,13 @@ class Fields:
             if isinstance(one, NativeCombiner):
                 columns.append(one.combine_all(old, new))
             else:
-                columns.append([self._join(one, a, b) for a, b in zip(old, new, strict=True)])
+                columns.append([self._join(at, a, b) for a, b in zip(old, new, strict=True)])
         return list(zip(*columns, strict=True))
 
-    @staticmethod
-    def _join(one: Aggregator, base: Any, partial: Any) -> Any:
+    def _join(self, at: int, base: Any, partial: Any) -> Any:
+        one = self.aggregators[at]
         if isinstance(partial, Folding):
-            return check_type(partial.onto(base), one.value_type, one)
+            return check_type(partial.onto(base), self.fields[at].type, one)
         raise TypeError(f"{one} is not native: its partials are Foldings")
 
     def result(self, value: Any) -> list[Any] | None:
@@ -76,8 +77,8 @@ class Fields:
         if value is None:
             return None
         if self._single:
-            return [self.aggregators[0].result(_bare(value))]
-        return [one.result(own) for one, own in zip(self.aggregators, value, strict=True)]
+            return [_call(self.aggregators[0], self.aggregators[0].result, _bare(value))]
+        return [_call(one, one.result, own) for one, own in zip(self.aggregators, value, strict=True)]
 
     def shown(self, value: Any) -> list[Any]:
         """`result` as new values show it: nulls for a removed key, JSON for what has no Spark type."""
@@ -132,7 +133,9 @@ class Folding:
 
     def settle(self, base: Any) -> None:
         """Tells a reducer what is stored, before the key's last row: the rows so far need not wait."""
-        self._value = self._reduce(self._value if self._settled else base)
+        if isinstance(self._aggregator, CombinerAggregator):
+            return  # holds no rows
+        self._value = self._reduce(self._value if self._settled else copy.deepcopy(base))
         self._settled = True
 
     def partial(self) -> Any:
@@ -142,6 +145,8 @@ class Folding:
     def onto(self, base: Any) -> Any:
         """The new value, from the stored one."""
         one = self._aggregator
+        # A copy: who changes it in place must not change what the record keeps as the value before.
+        base = copy.deepcopy(base)
         if not isinstance(one, CombinerAggregator):
             return self._reduce(self._value if self._settled else base)
         if base is None:
@@ -151,9 +156,9 @@ class Folding:
     def _reduce(self, acc: Any) -> Any:
         one: Any = self._aggregator
         rows, self._rows = self._rows, []
-        if acc is None:
-            acc = _call(one, one.init)
         for row in rows:
+            if acc is None:  # nothing stored, or removed by a row before
+                acc = _call(one, one.init)
             acc = _call(one, one.reduce, acc, row)
         return acc
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
-from urllib.parse import urlsplit
 
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, MissingDriverError, UnknownSchemeError
@@ -35,7 +34,8 @@ def resolve(backend_or_url: Backend | str) -> Backend:
                 f"a state needs a store's URL or a Backend instance, not a {type(backend_or_url).__name__}"
             )
         return backend_or_url
-    scheme = urlsplit(backend_or_url).scheme
+    scheme, separator, _ = backend_or_url.partition("://")  # and nothing else: the rest may hold a password
+    scheme = scheme.lower() if separator else ""
     from_url = _built_in(scheme) if scheme in _BUILT_IN else _third_party(scheme)
     backend: Backend = from_url(backend_or_url)
     return backend

@@ -217,7 +217,6 @@ class RedisBackend:
             protocol=2,  # nothing is pushed between replies
             retry=Retry(NoBackoff(), 0),  # what the driver sends again by itself is under no WATCH
             socket_keepalive=True,
-            encoding_errors="replace",  # in error texts
             **options,
         )
 
@@ -373,7 +372,6 @@ class RedisStore:
                 problem, may_pass = self._problem(error)
             if not may_pass or not left or time.monotonic() > deadline:
                 raise problem  # not above, where it would have the driver's error as its context
-            self._backend.pool().disconnect(inuse_connections=False)  # they may be just as dead
             time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  jitter
             pause = min(2 * pause, 1.0)
             left -= 1

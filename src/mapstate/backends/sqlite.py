@@ -6,7 +6,8 @@ number of states. The tables can be read with the ``sqlite3`` shell::
     select key, cast(record as text) from mapstate_records where state = 'visits_by_user';
 
 The file is kept in WAL mode, in which readers and the one writer do not wait for each other. That needs
-a local disk: WAL does not work over NFS and its like.
+a local disk: WAL does not work over NFS and its like. And it needs readers that may write to the file and
+its directory, except while a writer has the file open.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -276,7 +278,7 @@ class SqliteStore:
                 if db is None:
                     return None
                 if not db.has_tables:
-                    db.set_up(self._backend.synchronous, create=create)
+                    db.set_up(self._backend, create=create)
                 db.execute(begin)
                 if not db.has_tables:
                     db.find_tables(create=create)
@@ -340,13 +342,26 @@ class _Connection(sqlite3.Connection):
     identity: tuple[int, int] | None = None
     has_tables = False
 
-    def set_up(self, synchronous: str, *, create: bool) -> None:
+    def set_up(self, backend: SqliteBackend, *, create: bool) -> None:
         """Before the first transaction."""
-        self.execute(f"PRAGMA synchronous = {synchronous}")
+        self.execute(f"PRAGMA synchronous = {backend.synchronous}")
         self.execute("PRAGMA cache_size = -16000")  # 16 MB here and 32 MB of WAL:
         self.execute("PRAGMA wal_autocheckpoint = 8000")  # chunks rewrite the same pages again and again
         if create:
-            self.execute("PRAGMA journal_mode = WAL")
+            self._into_wal(backend.timeout)
+
+    def _into_wal(self, timeout: float) -> None:
+        """Waits as SQLite's own timeout does not: where several change a new file to WAL, all but one fail at once."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
 
     def find_tables(self, *, create: bool) -> None:
         """Inside the first transaction."""

@@ -98,29 +98,34 @@ def read_back(
 
     Scans the state, a page at a time. None where the batch's records cannot be told any more.
     """
-    store: Any = spec.open()
     schema = new_values_type(batch_df, ledger.keys, fields)
-    rows: list[list[Any]] = []
+    batches: list[pa.RecordBatch] = []
     if commit is not None and spec.type != "non-transactional":
+        store: Any = spec.open()
         if not isinstance(store, Scan):
             raise UsageError(
                 f"the store of state {spec.state!r} cannot list its keys, so the new values of batch "
                 f"{commit.batch_id} cannot be read back for what lies downstream"
             )
-        key_codec = KeyCodec(ledger.keys)
         backing: Any = store
         codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, ledger.fields, ledger.layouts)
-        seen: set[str] = set()
+        seen: set[str] = set()  # a scan may give a key twice
         for page in record_pages(store, _PAGE):
-            for text, record in zip(page, codec.loads(page, backing.multi_get(page)), strict=True):
-                if record is not None and record[0] == commit.txid and text not in seen:
-                    seen.add(text)
-                    rows.append([*key_codec.decode(text), *fields.shown(record[1])])
-    columns = list(zip(*rows, strict=True)) if rows else [() for _ in schema.fields[:-1]]
+            records = zip(page, codec.loads(page, backing.multi_get(page)), strict=True)
+            own = {text: one[1] for text, one in records if one is not None and one[0] == commit.txid}
+            fresh = {text: value for text, value in own.items() if text not in seen}
+            seen.update(fresh)
+            if fresh:
+                batches.append(_page(schema, KeyCodec(ledger.keys), fields, fresh))
+    return Applied([], _frame(batch_df, schema, batches))
+
+
+def _page(schema: StructType, keys: KeyCodec, fields: Fields, values: dict[str, Any]) -> pa.RecordBatch:
+    """New values by key text, as tasks give them out."""
     arrow = arrow_schema(schema)
+    columns = list(zip(*([*keys.decode(text), *fields.shown(value)] for text, value in values.items()), strict=True))
     arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
-    arrays.append(pa.nulls(len(rows), pa.string()))
-    return Applied([], _frame(batch_df, schema, [pa.RecordBatch.from_arrays(arrays, schema=arrow)]))
+    return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(values), pa.string())], schema=arrow)
 
 
 def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields) -> StructType:
@@ -147,10 +152,8 @@ def _plan(batch_df: DataFrame, task: BatchTask) -> DataFrame:
             for part, column in enumerate(one.partials(field.type))
         ]
         return batch_df.groupBy(*keys).agg(*partials, F.count(F.lit(1)).alias("rows"))
-    wanted: dict[str, None] = {}
-    for one in task.fields.aggregators:
-        wanted.update(dict.fromkeys(one.columns() or batch_df.columns))
-    rows = batch_df.select(*keys, *(_column(name).alias(name) for name in wanted))
+    values = [_column(name).alias(f"value{at}") for at, name in enumerate(task.rows_of)]
+    rows = batch_df.select(*keys, *values)
     if not keys:
         return rows.repartition(1)
     places = [rows[f"key{at}"] for at in range(len(keys))]

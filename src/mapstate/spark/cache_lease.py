@@ -1,10 +1,14 @@
 """A cache that outlives its batch, and the proof it needs.
 
 Trident's cache is right because a key stays in one task. On Spark a partition may run on another worker
-in the next batch, and come back. So a worker may use what it kept for a partition only if *the last txid
+in the next batch, and come back. So a worker may use what it kept for a partition only if *the last attempt
 that it finished for that partition is the last committed one*: then nobody else has written to it since.
 Otherwise it starts empty. From the task's start to its end there is no lease, so that a task that dies
 leaves none.
+
+An attempt is told by a random name and not by its txid, and only the driver that committed it vouches for
+it: a store that went back to an older copy gives out the same txids again, and a driver that was started
+anew may know more fields than the records that were kept.
 
 The partition is told by its number and by how keys are spread over partitions; where that is anything
 else than Spark's hash of the keys over a fixed number, nothing is kept.
@@ -27,9 +31,9 @@ __all__ = ["Lease", "fixed_partitions", "lease", "spread_of"]
 
 
 class Lease(NamedTuple):
-    """What a worker kept of one partition, as of ``txid``."""
+    """What a worker kept of one partition, as of an attempt."""
 
-    txid: int
+    attempt: str
     cache: CachedMap[str, Any]
 
 
@@ -38,19 +42,24 @@ _leases: dict[tuple[Any, ...], Lease] = {}
 
 @contextmanager
 def lease(
-    spec: StateSpec, spread: str, partition: int, *, last_committed: int | None, txid: int, records: Any
+    spec: StateSpec, spread: str, partition: int, *, attempt: str, committed: str | None, records: Any
 ) -> Iterator[Any]:
     """``records`` behind what this worker kept of a partition, if the lease holds. Executor, once per task.
 
-    What the task leaves in the cache is kept under ``txid`` if it ends well.
+    ``committed`` is the last committed attempt, if the driver vouches for it. What the task leaves in the
+    cache is kept under ``attempt`` if it ends well. Leases of this state that nothing can use any more
+    are let go.
     """
-    name = (spec.backend, spec.state, spread, partition)
+    state = (spec.backend, spec.state)
+    name = (*state, spread, partition)
     held = _leases.pop(name, None)
-    if held is None or last_committed is None or held.txid != last_committed:
-        held = Lease(txid, CachedMap(records, spec.cache_size))
+    for other in [one for one in _leases if one[:2] == state and _leases[one].attempt not in (attempt, committed)]:
+        del _leases[other]
+    if held is None or committed is None or held.attempt != committed:
+        held = Lease(attempt, CachedMap(records, spec.cache_size))
     held.cache.backing = records
     yield held.cache
-    _leases[name] = Lease(txid, held.cache)
+    _leases[name] = Lease(attempt, held.cache)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.fields import Fields
-from mapstate.errors import FencedError, IncompleteBatchError
+from mapstate.errors import FencedError, IncompleteBatchError, StateSchemaError, UsageError
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, clock_txid, now
 from mapstate.spark.applied import Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
@@ -38,13 +38,17 @@ _log = logging.getLogger("mapstate")
 
 @dataclass(frozen=True)
 class Job:
-    """What shall be kept, and where: all that does not change from batch to batch."""
+    """What shall be kept, and where: all that does not change from batch to batch.
+
+    ``columns`` are the input columns that are read, by name, with their Spark types.
+    """
 
     stream: str
     spec: StateSpec
     keys: tuple[KeyField, ...]
     fields: tuple[Field, ...]
     aggregators: Mapping[str, Aggregator]
+    columns: Mapping[str, str]
     downstream: tuple[Downstream, ...] = ()
 
 
@@ -55,22 +59,52 @@ class BatchDriver:
         self._job = job
         self._spec = job.spec
         self._open: tuple[QueryRun, Ledger] | None = None
+        self._committed: tuple[int, str] | None = None
 
     def run(self, batch_df: DataFrame, batch_id: int) -> None:
         """One foreachBatch call. See `PersistentAggregate.__call__`."""
+        self._check_columns(batch_df)
         run = QueryRun.of(batch_df, default=self._job.stream)
+        try:
+            self._run(batch_df, batch_id, run)
+        except BaseException:
+            if run.run_id is not None:
+                self._open = None  # Spark ends a query that raised; the next call is another start
+            raise
+
+    def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
         if self._open is None or self._open[0] != run:
             ledger, begun = Ledger.open_and_begin(
                 self._spec.open(), self._opening(run.query_id), batch_id, self._spec.on_gap
             )
             self._open = (run, ledger)
+            self._committed = None
         else:
             ledger = self._open[1]
             begun = ledger.begin(batch_id, self._spec.on_gap)
-        if isinstance(begun, AlreadyCommitted):
-            self._repeat_downstream(batch_df, ledger, begun)
+        if not isinstance(begun, AlreadyCommitted):
+            self._new_values_downstream(self._finish(batch_df, ledger, begun, run), batch_id)
+        elif run.run_id is not None and begun.commit is not None and begun.commit.run == run.run_id:
+            raise UsageError(
+                f"state {self._spec.state!r}: batch {batch_id} was given to this state twice in one run, and the "
+                "second part would be lost. Union the frames first, or give each a state of its own name."
+            )
         else:
-            self._new_values_downstream(self._finish(batch_df, ledger, begun), batch_id)
+            self._repeat_downstream(batch_df, ledger, begun)
+
+    def _check_columns(self, batch_df: DataFrame) -> None:
+        """The batch has the columns that the job was made for. Raises StateSchemaError."""
+        found = {field.name: field.dataType.simpleString() for field in batch_df.schema.fields}
+        for name, expected in self._job.columns.items():
+            if found.get(name) != expected:
+                raise StateSchemaError(
+                    f"state {self._spec.state!r}: the batch brings the column {name!r} as "
+                    f"{found.get(name, 'nothing')}, the stream given to newStream had it as {expected}. Nothing was "
+                    "written.",
+                    state=self._spec.state,
+                    found=found.get(name),
+                    expected=expected,
+                )
 
     def _opening(self, query_id: str) -> Opening:
         spec = self._spec
@@ -85,11 +119,12 @@ class BatchDriver:
             on_new_owner=spec.on_new_owner,
         )
 
-    def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun) -> Applied:
+    def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun, run: QueryRun) -> Applied:
         """Attempts until one can be committed, at most as many as the recipe allows."""
         for attempt in range(1, self._spec.max_attempts + 1):
             last = attempt == self._spec.max_attempts
-            applied = self._attempt(batch_df, self._task(batch_df, ledger.record, begun), last=last)
+            task = self._task(batch_df, ledger.record, begun)
+            applied = self._attempt(batch_df, task, last=last)
             if applied is not None:
                 rows, keys = self._account(applied.reports)
                 ledger.commit(
@@ -100,8 +135,10 @@ class BatchDriver:
                         rows=rows,
                         keys=keys,
                         at=now(),
+                        run=run.run_id,
                     )
                 )
+                self._committed = (begun.txid, task.attempt)
                 _log.info(
                     "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached",
                     *(self._spec.state, begun.batch_id, begun.txid, attempt, rows, keys),
@@ -126,14 +163,15 @@ class BatchDriver:
     def _attempt(self, batch_df: DataFrame, task: BatchTask, *, last: bool) -> Applied | None:
         """One attempt; None where it has to be begun anew. Raises what a task reported."""
         from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
+        from pyspark.errors import AnalysisException, PySparkException
 
         on_driver = self._spec.apply_on == "driver" or not self._spec.backend.shared_between_processes
         try:
             applied = (apply_on_driver if on_driver else apply_on_executors)(batch_df, task)
         except (PySparkException, Py4JError) as error:
             # A worker died, or the input failed. The non-transactional type would count twice what is in.
-            if last or self._spec.type == "non-transactional" or not QueryRun.may_go_on(batch_df):
+            no_use = isinstance(error, AnalysisException) or last
+            if no_use or self._spec.type == "non-transactional" or not QueryRun.may_go_on(batch_df):
                 raise
             _log.warning(
                 "state %s: the job of batch %d failed (%s); beginning it anew",
@@ -159,6 +197,9 @@ class BatchDriver:
         partials = None
         if len(native) == len(fields.aggregators):  # one that is not sends all of them through Python
             partials = [len(one.partials(field.type)) for one, field in zip(native, fields.fields, strict=True)]
+        vouched = None
+        if self._committed is not None and self._committed[0] == begun.view.last:
+            vouched = self._committed[1]
         return BatchTask(
             spec=self._spec,
             fields=fields,
@@ -167,6 +208,8 @@ class BatchDriver:
             partials=partials,
             begun=begun,
             new_values=new_values_type(batch_df, self._job.keys, fields) if self._job.downstream else None,
+            rows_of=list(self._job.columns),
+            committed=vouched,
         )
 
     def _account(self, reports: list[TaskReport]) -> tuple[int, int]:

@@ -31,6 +31,8 @@ class QueryRun(NamedTuple):
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query_id is None:
             return True
+        if session.sparkContext._jvm is None:
+            return False  # the whole session was stopped
         uuid = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
         execution = session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
         return execution is not None and bool(execution.isActive())

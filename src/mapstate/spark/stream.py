@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
 from mapstate.errors import (
     ConfigurationError,
     DuplicateNameError,
@@ -16,6 +16,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyCodec, KeyField
+from mapstate.serializers.value_types import wire_type
 from mapstate.spark.driver import BatchDriver, Downstream, Job
 from mapstate.spark.task import REPORT_COLUMN
 from mapstate.spec import StateSpec, check_state_name
@@ -62,7 +63,7 @@ class Stream:
             )
         return GroupedStream(self, columns)
 
-    def persistentAggregate(self, state: StateSpec, **aggregates: Aggregator) -> PersistentAggregate:
+    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
         """Keeps aggregates of all rows, under the key ``()``. See `GroupedStream.persistentAggregate`."""
         return GroupedStream(self, ()).persistentAggregate(state, **aggregates)
 
@@ -87,7 +88,7 @@ class GroupedStream:
         self._keys = tuple(KeyField(column, self._types[column]) for column in columns)
         KeyCodec(self._keys)
 
-    def persistentAggregate(self, state: StateSpec, **aggregates: Aggregator) -> PersistentAggregate:
+    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
         """Keeps aggregates per key in the store that ``state`` names: ``visits=Count()``.
 
         What comes back is started with `PersistentAggregate.start`, or used as a foreachBatch function.
@@ -109,10 +110,28 @@ class GroupedStream:
         _check_unique([key.name for key in self._keys] + list(aggregates))
         spec = state.named(self._stream.name)
         fields = tuple(Field(name, one.describe(), one.bind(self._types)) for name, one in aggregates.items())
+        for field in fields:
+            wire_type(field.type, float_words=True)
         _check_travels(f"the recipe of state {spec.state!r}", spec)
         for name, one in aggregates.items():
             _check_travels(f"the aggregator {name}={one}", one)
-        return PersistentAggregate(self._stream.df, Job(self._stream.name, spec, self._keys, fields, aggregates))
+        read = {key.name: key.type for key in self._keys}
+        for one in aggregates.values():
+            names = one.columns() or self._all_unless_native(one)
+            read |= {name: column_type(self._types, name, one) for name in names}
+        for name in read:
+            same = [other for other in self._stream.df.columns if other.casefold() == name.casefold()]
+            if len(same) > 1:
+                raise DuplicateNameError(
+                    f"the stream {self._stream.name!r} has columns that Spark cannot tell apart: {', '.join(same)}",
+                    name=name,
+                )
+        job = Job(self._stream.name, spec, self._keys, fields, aggregates, read)
+        return PersistentAggregate(self._stream.df, job)
+
+    def _all_unless_native(self, one: Aggregator) -> list[str]:
+        """What an aggregator reads that names no columns: nothing if Spark computes it, else all."""
+        return [] if isinstance(one, NativeCombiner) else list(self._types)
 
 
 class PersistentAggregate:
@@ -201,8 +220,9 @@ class NewValuesStream:
 
 
 def _check_unique(names: list[str] | tuple[str, ...]) -> None:
+    folded = [name.casefold() for name in names]  # as Spark compares them
     for name in names:
-        if list(names).count(name) > 1 or name == REPORT_COLUMN:
+        if folded.count(name.casefold()) > 1 or name == REPORT_COLUMN:
             raise DuplicateNameError(
                 f"the name {name!r} is taken: key columns and aggregates each need a name of their own",
                 name=name,

@@ -49,7 +49,9 @@ class TaskError(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, error: errors.MapStateError) -> TaskError:
         """What is left of an error in a row."""
-        return cls(type(error).__name__, error.message, error.facts)
+        # what is no text, such as half a surrogate pair out of a user's own message, has no JSON
+        message = error.message.encode("utf-8", "backslashreplace").decode()
+        return cls(type(error).__name__, message, error.facts)
 
     def rebuild(self) -> errors.MapStateError:
         """The error again, of its own class."""
@@ -81,8 +83,9 @@ class BatchTask:
 
     ``key_columns`` and then either each field's native partials and a count of rows (``partials`` has
     the number of columns per field), or the raw rows sorted by key (``partials`` is None).
-    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them. ``spread``
-    says how keys are spread over partitions, where a worker may keep records; see `cache_lease`.
+    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them. ``rows_of`` names
+    the columns of raw rows. ``committed`` is the last committed attempt, where its driver vouches for it, and
+    ``spread`` says how keys are spread over partitions, where a worker may keep records; see `cache_lease`.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class BatchTask:
         partials: list[int] | None,
         begun: Begun,
         new_values: StructType | None,
+        rows_of: Sequence[str] = (),
+        committed: str | None = None,
     ) -> None:
         self.spec = spec
         self.fields = fields
@@ -106,6 +111,9 @@ class BatchTask:
         self.view: Committed = begun.view
         self.token: FenceToken = begun.token
         self.new_values = new_values
+        self.attempt = uuid.uuid4().hex
+        self.committed = committed
+        self.rows_of = rows_of
         self.spread: str | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -159,8 +167,8 @@ class BatchTask:
             return
         kept = lease(
             *(spec, self.spread, report.partition),
-            last_committed=self.view.last,
-            txid=self.txid,
+            attempt=self.attempt,
+            committed=self.committed,
             records=records,
         )
         with kept as cache:
@@ -210,7 +218,7 @@ class BatchTask:
         codec = KeyCodec(self.keys)
         width = len(self.keys)
         for batch in batches:
-            names = [*(key.name for key in self.keys), *batch.schema.names[width:]]
+            names = [*(key.name for key in self.keys), *self.rows_of]
             columns = [arrow_to_python(column, name) for column, name in zip(batch.columns, names, strict=True)]
             texts = codec.encode_columns(columns[:width], batch.num_rows)
             for at, (text, *values) in enumerate(zip(texts, *columns[width:], strict=True)):
@@ -236,8 +244,15 @@ class BatchTask:
         arrow = arrow_schema(schema)
         shown = [self.fields.shown(value) for value in values]
         arrays = [column.cast(arrow.field(at).type) for at, column in enumerate(key_columns)]
-        for at in range(len(self.fields.fields)):
-            arrays.append(pa.array([one[at] for one in shown], arrow.field(len(arrays)).type))
+        for at, field in enumerate(self.fields.fields):
+            try:
+                arrays.append(pa.array([one[at] for one in shown], arrow.field(len(arrays)).type))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise errors.SerializationError(
+                    f"the new values of {field.name}={field.aggregator} do not fit their type "
+                    f"{schema[field.name].dataType.simpleString()}: {error}. Nothing of this batch counts.",
+                    field=field.name,
+                ) from error
         arrays.append(pa.nulls(len(values), pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
