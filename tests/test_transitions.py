@@ -35,6 +35,7 @@ from mapstate.transitions import (
     open_ledger,
     rollback,
 )
+from mapstate.values import OpaqueValue
 
 START = 1000
 VISITS = Field("visits", "Count", "bigint")
@@ -419,7 +420,7 @@ def test_rollback_goes_one_step_and_only_while_nothing_has_begun_after_it():
     once = rollback(with_batches(3))
     begun, _ = began(with_batches(3), 3)
     left_behind = opened(ledger=begun, owner="query-2", on_new_owner="adopt")
-    vacuumed = begin_vacuum(with_batches(3))[0]
+    vacuumed = begin_vacuum(with_batches(3), "vacuum")[0]
     for ledger in (once, begun, left_behind, vacuumed, commit_vacuum(vacuumed, START + 3), opened()):
         with pytest.raises(RollbackError):
             rollback(ledger)
@@ -446,7 +447,7 @@ def test_vacuum_is_an_attempt_with_a_txid_of_its_own_after_which_nothing_is_dead
     ledger, _ = began(with_batches(1), 1)
     ledger = committed(ledger, 1)
     before = ledger
-    ledger, attempt = begin_vacuum(ledger)
+    ledger, attempt = begin_vacuum(ledger, "vacuum")
     assert (attempt.txid, attempt.token) == (START + 3, FenceToken(1, START + 3))
     assert START + 1 not in attempt.view
     ledger = commit_vacuum(ledger, attempt.txid)
@@ -459,7 +460,7 @@ def test_vacuum_is_an_attempt_with_a_txid_of_its_own_after_which_nothing_is_dead
 
 
 def test_a_batch_that_begins_while_a_vacuum_runs_fences_it():
-    ledger, vacuum = begin_vacuum(with_batches(1))
+    ledger, vacuum = begin_vacuum(with_batches(1), "vacuum")
     ledger, attempt = began(ledger, 1)
     with pytest.raises(FencedError):
         commit_vacuum(ledger, vacuum.txid)
@@ -470,16 +471,47 @@ def test_a_batch_that_begins_while_a_vacuum_runs_fences_it():
 def test_vacuum_waits_until_nothing_is_in_flight():
     ledger, _ = began(with_batches(1), 1)
     with pytest.raises(UsageError):
-        begin_vacuum(ledger)
-    ledger, _ = begin_vacuum(opened(ledger=ledger))  # left behind by an older epoch: that one is fenced
+        begin_vacuum(ledger, "vacuum")
+    ledger, _ = begin_vacuum(opened(ledger=ledger), "vacuum")  # left behind by an older epoch: that one is fenced
     with pytest.raises(UsageError):
         commit(ledger, ledger.session, done(ledger.in_flight.txid, 1))
+
+
+def test_vacuum_takes_over_where_the_driver_is_gone_and_fences_it_where_it_is_not():
+    before, attempt = began(with_batches(1), 1)
+    ledger, vacuum = begin_vacuum(before, "vacuum", take_over=True)
+    assert (ledger.epoch, vacuum.txid) == (before.epoch + 1, attempt.txid + 1)
+    with pytest.raises(FencedError):
+        commit(ledger, before.session, done(attempt.txid, 1))
+    ledger = commit_vacuum(ledger, vacuum.txid)
+    assert (ledger.dead, ledger.last_txid, ledger.committed) == ((), vacuum.txid, before.committed)
+    ledger = opened(ledger=ledger)
+    assert isinstance(begin(ledger, ledger.session, 1)[1], Begun)  # the batch that was left behind is still due
+
+
+def test_rewrites_count_from_the_begin_of_a_vacuum_because_it_purges_before_its_end():
+    before = with_batches(1)
+    ledger, _ = begin_vacuum(before, "vacuum")
+    assert ledger.rewrites == before.rewrites + 1
+
+
+def test_without_a_fence_what_a_late_writer_brings_is_below_the_floor():
+    ledger, late = began(with_batches(1), 1)
+    ledger, vacuum = begin_vacuum(opened(ledger=ledger), "vacuum")
+    ledger = commit_vacuum(ledger, vacuum.txid, fenced=False)
+    assert ledger.floor == vacuum.txid
+    assert ledger.view().values([OpaqueValue(late.txid, 1, None), OpaqueValue(vacuum.txid, 1, 1)], vacuum.txid) == [
+        None,
+        1,
+    ]
+    # the last batch's records are no longer told by their txid
+    assert begin(ledger, ledger.session, 0)[1].commit is None
 
 
 @pytest.mark.parametrize("kind", ["transactional", "non-transactional"])
 def test_only_opaque_states_are_vacuumed(kind):
     with pytest.raises(UsageError):
-        begin_vacuum(with_batches(1, kind))
+        begin_vacuum(with_batches(1, kind), "vacuum")
 
 
 # all of it, in any order
@@ -585,7 +617,7 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(finishes=st.booleans())
     def vacuum(self, finishes):
-        done = self.attempt(lambda: begin_vacuum(self.ledger))
+        done = self.attempt(lambda: begin_vacuum(self.ledger, "vacuum"))
         if done is None:
             return
         txid = done[1].txid

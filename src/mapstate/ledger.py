@@ -199,13 +199,14 @@ class Ledger:
         self._change(lambda found: (transitions.rollback(found), None))
         return self.record
 
-    def begin_vacuum(self) -> Begun:
+    def begin_vacuum(self, *, take_over: bool = False) -> Begun:
         """See `transitions.begin_vacuum`."""
-        return self._change(transitions.begin_vacuum)
+        session = secrets.token_hex(8)
+        return self._change(lambda found: transitions.begin_vacuum(found, session, take_over=take_over))
 
-    def commit_vacuum(self, txid: int) -> None:
+    def commit_vacuum(self, txid: int, *, fenced: bool = True) -> None:
         """See `transitions.commit_vacuum`."""
-        self._change(lambda found: (transitions.commit_vacuum(found, txid), None))
+        self._change(lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced), None))
 
     def _current(self) -> tuple[LedgerRecord, Any]:
         return self._known or self._load() or self._lost()

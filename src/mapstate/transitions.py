@@ -93,7 +93,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``committed``  the last committed batch; ``previous`` the one before it
     ``dead``       txids below ``last_txid`` that do not count, as inclusive ranges
     ``layouts``    pairs (txid, n): from this txid on, records hold n fields
-    ``rewrites``   how often records were rewritten or purged by a vacuum
+    ``rewrites``   how many vacuums have begun: since then records may have been purged
     """
 
     format: int = FORMAT
@@ -317,7 +317,8 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
             found=batch_id,
             expected=due,
         )
-    return AlreadyCommitted(batch_id, last if own else None, ledger.view())
+    known = own and last is not None and last.txid >= ledger.floor
+    return AlreadyCommitted(batch_id, last if known else None, ledger.view())
 
 
 def _missing(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool) -> MissingBatchesError:
@@ -399,33 +400,50 @@ def rollback(ledger: LedgerRecord) -> LedgerRecord:
     )
 
 
-def begin_vacuum(ledger: LedgerRecord) -> tuple[LedgerRecord, Begun]:
-    """Starts an attempt that rewrites dead records, with a txid of its own and through the fence.
+def begin_vacuum(ledger: LedgerRecord, session: str, *, take_over: bool = False) -> tuple[LedgerRecord, Begun]:
+    """Starts an attempt that rewrites what does not count, with a txid of its own and through the fence.
 
-    Only while nothing is in flight. A batch that begins meanwhile fences it, harmlessly.
-    Raises UsageError.
+    Only while nothing is in flight. A batch that begins meanwhile fences it, harmlessly. ``take_over``
+    leaves an attempt in flight behind, as a restart of its driver would: the state is opened anew
+    under ``session``, so a driver that lives is fenced. ``rewrites`` counts from here on and not from the
+    end, because a reader must not take what is purged in between for absent. Raises UsageError.
     """
     if ledger.type != "opaque":
         raise UsageError(f"state {ledger.state!r} is {ledger.type}: only opaque states leave dead records behind")
-    if ledger.in_flight is not None and ledger.in_flight.epoch == ledger.epoch:
-        raise UsageError(
-            f"state {ledger.state!r} has txid {ledger.in_flight.txid} in flight: vacuum it between two batches"
-        )
+    at = ledger.in_flight
+    if at is not None and at.epoch == ledger.epoch:
+        if not take_over:
+            raise UsageError(
+                f"state {ledger.state!r} has txid {at.txid} in flight: vacuum it between two batches; or, where the "
+                "driver that began it is gone, take the state over (that fences it)"
+            )
+        ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
     txid = ledger.next_txid
     after = msgspec.structs.replace(
         ledger,
         next_txid=txid + 1,
         in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None),
+        rewrites=ledger.rewrites + 1,
     )
     return after, Begun(-1, txid, ledger.view(), after.fence())
 
 
-def commit_vacuum(ledger: LedgerRecord, txid: int) -> LedgerRecord:
-    """Nothing is dead any more; the last batch stays what it was. Raises FencedError."""
+def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True) -> LedgerRecord:
+    """Nothing is dead any more; the last batch stays what it was. Raises FencedError.
+
+    Where the store is not ``fenced`` a late writer may still come, with a record of an attempt that is
+    forgotten here. There the vacuum has rewritten every record, and what is below its txid reads as absent.
+    """
     if ledger.last_txid == txid:
         return ledger
     _check_in_flight(ledger, txid)
-    return msgspec.structs.replace(ledger, in_flight=None, last_txid=txid, dead=(), rewrites=ledger.rewrites + 1)
+    return msgspec.structs.replace(
+        ledger,
+        in_flight=None,
+        last_txid=txid,
+        dead=(),
+        floor=ledger.floor if fenced else txid,
+    )
 
 
 def _check_session(ledger: LedgerRecord, session: str) -> None:
