@@ -22,6 +22,13 @@ def without_server(what: str) -> NoReturn:
     pytest.skip(what)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--chaos full`` runs the tests in tests/chaos as often as docs/guarantees.md reports."""
+    parser.addoption(
+        "--chaos", choices=["subset", "full"], default="subset", help="how often chaos tests try each thing"
+    )
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[GivenRedis]:
     """A Redis that all tests share: the one of MAPSTATE_TEST_REDIS_URL, or one of our own."""
