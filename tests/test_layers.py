@@ -20,7 +20,8 @@ MODULES = {
 # From the bottom up. A module imports only from layers below its own, or from its own.
 LAYERS = [
     ("errors",),
-    ("keys", "values", "backing_map"),
+    ("findings",),
+    ("keys", "values", "backing_map", "batch_report"),
     ("transitions",),
     ("serializers",),
     ("aggregators",),
@@ -28,7 +29,7 @@ LAYERS = [
     ("ledger",),
     ("backends",),
     ("spec",),
-    ("reader",),
+    ("reader", "vacuum", "doctor", "checkpoint"),
     ("testing", "spark"),
     ("cli",),
 ]

@@ -20,6 +20,7 @@ from mapstate.errors import (
     StateNotFoundError,
     StateOwnershipError,
     StoreLostError,
+    StoreRestartedError,
     StoreUnavailableError,
 )
 from mapstate.keys import KeyField
@@ -160,6 +161,48 @@ def test_a_driver_that_was_replaced_is_fenced_at_its_next_step(store):
             step()
     assert run_batch(new, 0).txid == START + 1
     assert attempt.txid not in new.record.view()
+
+
+class Restarting:
+    """A store whose lives can be told apart, as those of a server."""
+
+    def __init__(self):
+        self.life = 0
+        self.held = None
+
+    def load(self):
+        return None if self.held is None else (self.held, (self.held, self.life))
+
+    def swap(self, record, expected, fence):
+        if expected != (None if self.held is None else (self.held, self.life)):
+            return None
+        self.held = record
+        return record, self.life
+
+
+@pytest.mark.parametrize("what", ["batch", "vacuum"])
+def test_what_was_begun_in_one_life_of_the_store_is_not_committed_in_the_next(what):
+    """A server started again, or its replica, has the ledger; records that it acknowledged may be lost."""
+    store = Restarting()
+    ledger = Ledger.open(store, opening())
+
+    def begin():
+        return ledger.begin(1) if what == "batch" else ledger.begin_vacuum(take_over=True)
+
+    def commit(attempt):
+        ledger.commit(done(attempt)) if what == "batch" else ledger.commit_vacuum(attempt.txid)
+
+    run_batch(ledger, 0)
+    attempt = begin()
+    store.life += 1
+    with pytest.raises(StoreRestartedError, match="may have lost records"):
+        commit(attempt)
+    again = begin()
+    commit(again)
+    assert ledger.record.last_txid == again.txid
+    store.life += 1  # between two batches nothing can be lost that the ledger does not tell
+    if what == "batch":
+        run_batch(ledger, 2)
 
 
 class Between:

@@ -44,15 +44,26 @@ from mapstate.errors import (
     StoreAuthError,
     StoreError,
     StoreFullError,
+    StoreRestartedError,
     StoreUnavailableError,
     TooLargeError,
     UsageError,
 )
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger
-from mapstate.transitions import Field, Opening
+from mapstate.transitions import Commit, Field, Opening
 
 pytestmark = pytest.mark.redis
+
+OPENING = Opening(
+    state="visits",
+    type="opaque",
+    serializer="json",
+    keys=(KeyField("k", "string"),),
+    fields=(Field("n", "Count", "bigint"),),
+    owner="q",
+    clock_txid=1000,
+)
 
 OPEN = FenceToken(1, 7)
 LATER = FenceToken(1, 8)
@@ -834,6 +845,31 @@ def test_a_wrong_password_is_refused_at_once(start_redis):
                 opened(proxy.url).load()
             assert proxy.accepted == 1
         assert not [secret for secret in (wrong, right) if secret in everything_in(caught.value)]
+
+
+def test_an_attempt_is_not_committed_to_a_server_that_was_started_again(start_redis):
+    """It has the ledger with the attempt in flight, and may have lost what the attempt wrote after that."""
+    server = start_redis(appendonly="yes", appendfsync="always")
+    store = opened(server.url)
+    ledger = Ledger.open(store, OPENING)
+    attempt = ledger.begin(0)
+    store.writer(attempt.token).multi_put(["a"], [b"1"])
+    server.restart()
+    with pytest.raises(StoreRestartedError):
+        ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
+    again = ledger.begin(0)
+    ledger.commit(Commit(batch_id=0, txid=again.txid, owner="q"))
+    assert ledger.record.dead == ((attempt.txid, attempt.txid),)
+
+
+def test_a_user_that_may_not_ask_for_the_servers_life_commits_all_the_same(start_redis):
+    server = start_redis()
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "job", "on", f">{SECRET}", "~*", "+@all", "-info")
+        store = opened(server.url.replace("://", f"://job:{quote(SECRET, safe='')}@"))
+        ledger = Ledger.open(store, OPENING)
+        ledger.commit(Commit(batch_id=0, txid=ledger.begin(0).txid, owner="q"))
+        assert store.load()[1][1] is None
 
 
 def test_a_user_of_an_acl_does_what_it_may(start_redis):

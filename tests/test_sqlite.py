@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from mapstate.errors import (
     StateNotFoundError,
     StoreError,
     StoreFullError,
+    StoreRestartedError,
     StoreUnavailableError,
     TooLargeError,
     UsageError,
@@ -187,7 +189,7 @@ def test_states_in_one_file_do_not_see_each_other(backend, store):
         other.multi_put(["a", "b"], [b"2", b"3"])
         store.swap(b"ledger", None, TOKEN)
         assert store.multi_get(["a", "b"]) == [b"1", None]
-        assert (store.load(), other.load()) == ((b"ledger", b"ledger"), None)
+        assert (store.load()[0], other.load()) == (b"ledger", None)
         assert list(store.scan(10)) == [["a"]]
         with pytest.raises(FencedError):
             other.writer(TOKEN).multi_put(["a"], [b"4"])
@@ -360,6 +362,25 @@ def test_a_swap_needs_the_version_that_is_there(store):
     assert store.load()[0] == b"two"
 
 
+def test_an_attempt_is_not_committed_to_a_copy_that_was_put_in_its_place(store, path):
+    """The copy has the ledger with the attempt in flight, but not what the attempt wrote."""
+    ledger = Ledger.open(store, opening())
+    attempt = ledger.begin(0)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("VACUUM INTO ?", (f"{path}.copy",))
+    store.writer(attempt.token).multi_put(["a"], [b"1"])
+    Path(f"{path}.copy").rename(path)
+    for name in (f"{path}-wal", f"{path}-shm"):
+        Path(name).unlink(missing_ok=True)
+    done = Commit(batch_id=0, txid=attempt.txid, owner="q")
+    with pytest.raises(StoreRestartedError, match="can be begun anew"):
+        ledger.commit(done)
+    again = ledger.begin(0)
+    store.writer(again.token).multi_put(["a"], [b"1"])
+    ledger.commit(msgspec.structs.replace(done, txid=again.txid))
+    assert ledger.record.dead == ((attempt.txid, attempt.txid),)
+
+
 def test_only_the_open_fence_lets_write_and_all_else_writes_nothing(store):
     with pytest.raises(FencedError):
         store.writer(TOKEN).multi_put(["a"], [b"1"])
@@ -372,7 +393,7 @@ def test_only_the_open_fence_lets_write_and_all_else_writes_nothing(store):
     writer = store.writer(TOKEN)
     writer.multi_put(["a"], [b"1"])
     assert writer.multi_get(["a"]) == [b"1"]
-    store.swap(b"committed", b"ledger", CLOSED)
+    store.swap(b"committed", store.load()[1], CLOSED)
     with pytest.raises(FencedError):
         store.writer(CLOSED).multi_put(["a"], [b"2"])
     assert store.multi_get(["a"]) == [b"1"]
@@ -387,7 +408,7 @@ def test_the_first_claim_stands_until_the_next_swap(store):
     assert store.claim(6, 0, "second") == "second"
     assert store.swap(b"two", b"wrong", CLOSED) is None
     assert store.claim(5, 0, "third") == "first"
-    store.swap(b"two", b"one", CLOSED)
+    store.swap(b"two", store.load()[1], CLOSED)
     assert store.claim(5, 0, "third") == "third"
 
 
@@ -400,7 +421,7 @@ def test_ledger_and_records_are_read_from_one_snapshot(backend, store, monkeypat
     def batch_comes_between(self, db, keys):
         with contextlib.closing(backend.open("s")) as other:
             other.multi_put(["a"], [b"new"])
-            assert other.swap(b"new", b"old", CLOSED)
+            assert other.swap(b"new", other.load()[1], CLOSED)
         return records(self, db, keys)
 
     monkeypatch.setattr(SqliteStore, "_records", batch_comes_between)
@@ -542,7 +563,7 @@ import sys
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.backing_map import FenceToken
 from mapstate.errors import FencedError
-writer = SqliteBackend(sys.argv[1]).open("s").writer(FenceToken(1, 1000))
+writer = SqliteBackend(sys.argv[1]).open("s").writer(FenceToken(1, 1000, nonce=sys.stdin.readline().strip()))
 for line in sys.stdin:
     try:
         writer.multi_put(["a"], [line.strip().encode()])
@@ -554,7 +575,8 @@ for line in sys.stdin:
 
 def test_a_process_that_was_fenced_by_another_writes_no_more(store, path):
     ledger = Ledger.open(store, opening())
-    assert ledger.begin(0).token == FenceToken(1, 1000)
+    token = ledger.begin(0).token
+    assert token[:2] == (1, 1000)
     with running(FENCED, path) as process:
 
         def ask(text):
@@ -562,6 +584,7 @@ def test_a_process_that_was_fenced_by_another_writes_no_more(store, path):
             process.stdin.flush()
             return process.stdout.readline().strip()
 
+        process.stdin.write(f"{token.nonce}\n")
         assert ask("1") == "written"
         ledger.begin(0)  # the attempt is begun anew
         assert ask("2") == "fenced 1000"
@@ -739,12 +762,12 @@ def test_a_fork_waits_for_the_calls_of_other_threads(path):
 def test_a_locked_file_is_reported_in_bounded_time_with_who_may_hold_it(path):
     with contextlib.closing(SqliteBackend(str(path), timeout=0.2).open("s")) as store:
         store.multi_put(["a"], [b"1"])
-        store.swap(b"ledger", None, TOKEN)
+        version = store.swap(b"ledger", None, TOKEN)
         with locked(path):
             for write in (
                 lambda: store.multi_put(["a"], [b"2"]),
                 lambda: store.writer(TOKEN).multi_put(["a"], [b"2"]),
-                lambda: store.swap(b"new", b"ledger", CLOSED),
+                lambda: store.swap(b"new", version, CLOSED),
                 lambda: store.claim(1, 1, "me"),
             ):
                 started = time.monotonic()
@@ -792,7 +815,7 @@ def test_a_full_disk_is_reported_and_nothing_of_the_put_is_there(store, path, mo
             put(["a", *keys], [b"2" * 1000] * 1001)
         assert str(path) in str(caught.value)
     with pytest.raises(StoreFullError):
-        store.swap(b"x" * 1_000_000, b"ledger", CLOSED)
+        store.swap(b"x" * 1_000_000, store.load()[1], CLOSED)
     monkeypatch.undo()
     assert store.multi_get(["a", "k1"]) == [b"1", None]
     assert store.load()[0] == b"ledger"

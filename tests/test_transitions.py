@@ -448,7 +448,7 @@ def test_vacuum_is_an_attempt_with_a_txid_of_its_own_after_which_nothing_is_dead
     ledger = committed(ledger, 1)
     before = ledger
     ledger, attempt = begin_vacuum(ledger, "vacuum")
-    assert (attempt.txid, attempt.token) == (START + 3, FenceToken(1, START + 3))
+    assert (attempt.txid, attempt.token) == (START + 3, FenceToken(1, START + 3, nonce="vacuum"))
     assert START + 1 not in attempt.view
     ledger = commit_vacuum(ledger, attempt.txid)
     assert (ledger.dead, ledger.rewrites, ledger.last_txid) == ((), 1, attempt.txid)

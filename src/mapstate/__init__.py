@@ -17,6 +17,7 @@ from mapstate.aggregators import (
     Sum,
 )
 from mapstate.backing_map import Backend, IBackingMap
+from mapstate.batch_report import BatchReport
 from mapstate.errors import MapStateError, MissingDriverError
 from mapstate.maps import (
     CachedMap,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Avg",
     "Backend",
+    "BatchReport",
     "CachedMap",
     "CombinerAggregator",
     "Count",

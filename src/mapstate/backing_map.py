@@ -11,15 +11,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mapstate.errors import UsageError
+from mapstate.findings import Finding
 
 __all__ = [
     "Backend",
+    "Checkup",
     "Claims",
     "FenceToken",
     "FencedWrites",
     "IBackingMap",
     "LedgerReads",
     "LedgerStore",
+    "Reports",
+    "Rewrites",
     "Scan",
     "check_lengths",
 ]
@@ -57,12 +61,15 @@ class IBackingMap(Protocol[K, V]):
 class FenceToken(NamedTuple):
     """Who may write: the attempt ``txid`` of the driver that opened the state as ``epoch``.
 
-    ``closed`` tokens let nobody write. Tokens are ordered and only ever move up.
+    ``closed`` tokens let nobody write. Tokens are ordered and only ever move up. A store that was put back to an
+    older copy gives out the same epoch and txid again; the ``nonce``, a random name of the attempt, tells
+    the tasks of the lost attempt from those of the new one.
     """
 
     epoch: int
     txid: int
     closed: bool = False
+    nonce: str = ""
 
 
 @runtime_checkable
@@ -70,7 +77,12 @@ class LedgerStore(Protocol):
     """Keeps the state's ledger beside its records, changed by compare-and-set. Driver only."""
 
     def load(self) -> tuple[bytes, Any] | None:
-        """The ledger and its version, None where there is none."""
+        """The ledger and its version, None where there is none.
+
+        A version is of one life of the store. Where it may have lost writes that it had acknowledged (a server
+        that was started again or gave way to its replica, a file that was put back), the same ledger has
+        another version: an attempt that was begun before is not committed after.
+        """
         ...
 
     def swap(self, record: bytes, expected: Any | None, fence: FenceToken) -> Any | None:
@@ -105,6 +117,20 @@ class FencedWrites(Protocol):
 
 
 @runtime_checkable
+class Rewrites(Protocol):
+    """What the `FencedWrites` writer of a store may offer beside it: replacing and removing records in one write."""
+
+    def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """Replaces records that are there, and removes those whose value is None: all or an error.
+
+        Raises FencedError like ``multi_put``, atomically with the write. What has gone meanwhile stays gone,
+        and a record that expires keeps the time it had left. For a vacuum: once per page, after a get of
+        its keys. A batch never removes.
+        """
+        ...
+
+
+@runtime_checkable
 class Claims(Protocol):
     """Lets one try of a task, out of several, be the writer of its partition."""
 
@@ -119,6 +145,34 @@ class Scan(Protocol):
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """Pages of keys, of about ``page_size``. A key that is there throughout comes at least once."""
+        ...
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """Keeps the last batch reports of a state beside it, for whoever operates it."""
+
+    def keep_report(self, report: bytes, most: int) -> None:
+        """Adds one, and lets all but the newest ``most`` go. Driver, once per batch, after its commit.
+
+        Tried once: an error is logged, and the batch counts all the same.
+        """
+        ...
+
+    def reports(self) -> list[bytes]:
+        """Those that are kept, newest first."""
+        ...
+
+
+@runtime_checkable
+class Checkup(Protocol):
+    """Looks for what in a store's own settings can lose what it acknowledged."""
+
+    def checkup(self, replay_horizon: float) -> list[Finding]:
+        """The findings, those that are well included. For an operator, not on the way of a batch.
+
+        ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only.
+        """
         ...
 
 

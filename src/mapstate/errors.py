@@ -26,7 +26,8 @@
     │   ├── RollbackError             the last batch can no longer be rolled back
     │   ├── IncompleteBatchError      rows in and rows accounted for differ
     │   ├── LedgerLostError           records are older than their ledger
-    │   └── StoreLostError            the ledger vanished while the stream was running
+    │   ├── StoreLostError            the ledger vanished while the stream was running
+    │   └── StoreRestartedError       the store may have lost writes of the attempt in flight
     └── StoreError                    the store, as such
         ├── StoreUnavailableError     cannot be reached, or did not answer in time
         ├── StoreAuthError            refused the user or the password
@@ -68,6 +69,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreLostError",
+    "StoreRestartedError",
     "StoreUnavailableError",
     "TooLargeError",
     "UnknownColumnError",
@@ -214,6 +216,10 @@ class LedgerLostError(LedgerError):
 
 class StoreLostError(LedgerError):
     """The ledger vanished while the stream was running; nothing was written."""
+
+
+class StoreRestartedError(LedgerError):
+    """The store was restarted or replaced under an attempt, which may have lost writes; not committed."""
 
 
 class StoreError(MapStateError):

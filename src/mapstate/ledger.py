@@ -21,6 +21,7 @@ from mapstate.errors import (
     FencedError,
     StateNotFoundError,
     StoreLostError,
+    StoreRestartedError,
     StoreUnavailableError,
     UsageError,
 )
@@ -145,6 +146,7 @@ class Ledger:
         self._state = state
         self._session = ""
         self._known: tuple[LedgerRecord, Any] | None = None
+        self._begun: tuple[LedgerRecord, Any] | None = None
 
     @classmethod
     def open(cls, store: Any, opening: Opening) -> Ledger:
@@ -160,7 +162,10 @@ class Ledger:
         cls, store: Any, opening: Opening, batch_id: int, on_gap: OnGap = "refuse"
     ) -> tuple[Ledger, Begun | AlreadyCommitted]:
         """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
-        return cls._opened(store, opening, lambda opened, session: transitions.begin(opened, session, batch_id, on_gap))
+        nonce = secrets.token_hex(8)
+        return cls._opened(
+            store, opening, lambda opened, session: transitions.begin(opened, session, batch_id, on_gap, nonce)
+        )
 
     @classmethod
     def _opened(
@@ -172,6 +177,7 @@ class Ledger:
         result = self._change(
             lambda found: then(transitions.open_ledger(found, opening), self._session), may_create=True
         )
+        self._begun = self._known
         return self, result
 
     @property
@@ -184,15 +190,19 @@ class Ledger:
 
         Raises StoreLostError when the ledger is gone.
         """
-        return self._change(lambda found: transitions.begin(found, self._session, batch_id, on_gap))
+        nonce = secrets.token_hex(8)
+        begun = self._change(lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce))
+        self._begun = self._known
+        return begun
 
     def commit(self, done: Commit) -> None:
         """Makes the attempt ``done.txid`` count, all of it at once: one small write.
 
         Raises FencedError where a newer attempt or driver has taken over, StoreLostError where the
-        ledger is gone.
+        ledger is gone, and StoreRestartedError where the store may have lost what the attempt wrote: then
+        it can be begun anew.
         """
-        self._change(lambda found: (transitions.commit(found, self._session, done), None))
+        self._change(lambda found: (transitions.commit(found, self._session, done), None), same_life=True)
 
     def rollback(self) -> LedgerRecord:
         """Takes the last batch back. See `transitions.rollback`."""
@@ -202,11 +212,13 @@ class Ledger:
     def begin_vacuum(self, *, take_over: bool = False) -> Begun:
         """See `transitions.begin_vacuum`."""
         session = secrets.token_hex(8)
-        return self._change(lambda found: transitions.begin_vacuum(found, session, take_over=take_over))
+        begun = self._change(lambda found: transitions.begin_vacuum(found, session, take_over=take_over))
+        self._begun = self._known
+        return begun
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True) -> None:
-        """See `transitions.commit_vacuum`."""
-        self._change(lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced), None))
+        """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
+        self._change(lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced), None), same_life=True)
 
     def _current(self) -> tuple[LedgerRecord, Any]:
         return self._known or self._load() or self._lost()
@@ -224,8 +236,24 @@ class Ledger:
             state=self._state,
         )
 
-    def _change(self, transition: Callable[[Any], tuple[LedgerRecord, T]], *, may_create: bool = False) -> T:
+    def _restarted(self) -> Any:
+        raise StoreRestartedError(
+            f"the store of state {self._state!r} was started again, replaced by its replica or put back while a batch "
+            "was written to it: it has the ledger, but may have lost records that it had acknowledged. The attempt is "
+            "not committed, and can be begun anew.",
+            state=self._state,
+        )
+
+    def _change(
+        self,
+        transition: Callable[[Any], tuple[LedgerRecord, T]],
+        *,
+        may_create: bool = False,
+        same_life: bool = False,
+    ) -> T:
         """Applies a transition to the ledger as it is, whoever else changes it meanwhile.
+
+        With ``same_life``, only where the store lives the life in which the attempt was begun.
 
         A reply that was lost is asked again: what a driver writes carries its session, so a ledger
         equal to what was to be written *was* written, by this driver.
@@ -238,6 +266,8 @@ class Ledger:
             before, version = known or (None, None)
             self._known = None  # whatever happens below, what was known may have changed
             after, result = transition(before)
+            if same_life and self._begun is not None and self._begun[0] == before and self._begun[1] != version:
+                self._restarted()
             if after is before:
                 self._known = known
                 return result

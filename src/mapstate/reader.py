@@ -9,6 +9,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields, results_of
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, LedgerReads, Scan
+from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import ConfigurationError, CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.keys import Key, KeyCodec
 from mapstate.ledger import decode_ledger, ledger_store, read_ledger, record_pages
@@ -60,6 +61,10 @@ class StateReader:
     def ledger(self) -> LedgerRecord:
         """The state's ledger as it is now: owner, committed and previous batch, what is in flight."""
         return read_ledger(self._store, self._state)
+
+    def reports(self) -> list[BatchReport]:
+        """The last hundred batches, newest first; empty where the store keeps no reports. One read."""
+        return read_reports(self._store, self._state)
 
     def get(self, key: Any) -> dict[str, Any] | None:
         """The fields of one key, or None where it is absent.

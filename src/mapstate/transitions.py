@@ -77,11 +77,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that may write, if its epoch is still the ledger's. No batch id: a vacuum."""
+    """An attempt that may write, if its epoch is still the ledger's. No batch id: a vacuum.
+
+    ``nonce`` is a random name: a store that was put back gives out the same epoch and txid again.
+    """
 
     txid: int
     epoch: int
     batch_id: int | None
+    nonce: str = ""
 
 
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +129,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Who may write under this ledger. Open only for an attempt begun in this epoch."""
         at = self.in_flight
         if at is not None and at.epoch == self.epoch:
-            return FenceToken(self.epoch, at.txid)
+            return FenceToken(self.epoch, at.txid, nonce=at.nonce)
         below = self.next_txid if at is None else at.txid  # a transactional txid may be begun again
         return FenceToken(self.epoch, below - 1, closed=True)
 
@@ -278,7 +282,7 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
 
 
 def begin(
-    ledger: LedgerRecord, session: str, batch_id: int, on_gap: OnGap = "refuse"
+    ledger: LedgerRecord, session: str, batch_id: int, on_gap: OnGap = "refuse", nonce: str = ""
 ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
     """Starts an attempt at a batch. An opaque attempt always gets a txid of its own.
 
@@ -300,7 +304,7 @@ def begin(
     after = msgspec.structs.replace(
         ledger,
         next_txid=next_txid,
-        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=batch_id),
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=batch_id, nonce=nonce),
     )
     return after, Begun(batch_id, txid, ledger.view(), after.fence())
 
@@ -422,7 +426,7 @@ def begin_vacuum(ledger: LedgerRecord, session: str, *, take_over: bool = False)
     after = msgspec.structs.replace(
         ledger,
         next_txid=txid + 1,
-        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None),
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, nonce=session),
         rewrites=ledger.rewrites + 1,
     )
     return after, Begun(-1, txid, ledger.view(), after.fence())

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
 from mapstate.errors import ConfigurationError, FencedError
+from mapstate.findings import Finding
 
 __all__ = ["MemoryBackend", "MemoryStore"]
 
@@ -43,6 +44,7 @@ class MemoryStore:
         self._ledger: tuple[bytes, int] | None = None
         self._fence: FenceToken | None = None
         self._claims: dict[tuple[int, int], str] = {}
+        self._reports: list[bytes] = []
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """See `IBackingMap.multi_get`."""
@@ -87,17 +89,49 @@ class MemoryStore:
         for at in range(0, len(keys), page_size):
             yield keys[at : at + page_size]
 
+    def keep_report(self, report: bytes, most: int) -> None:
+        """See `Reports.keep_report`."""
+        with self._lock:
+            self._reports = [report, *self._reports][:most]
+
+    def reports(self) -> list[bytes]:
+        """See `Reports.reports`."""
+        with self._lock:
+            return list(self._reports)
+
+    def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
+        """See `Checkup.checkup`."""
+        found, advice = (
+            "the state lives in this process alone, and dies with it",
+            "Take sqlite:// or redis:// to keep it.",
+        )
+        return [Finding("warning", "persistence", found, "a store that outlives the job", advice)]
+
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """`multi_put`, if ``token`` is the fence."""
         check_lengths(keys, values, "values")
         with self._lock:
-            if token.closed or self._fence != token:
-                raise FencedError(
-                    f"the attempt with txid {token.txid} of epoch {token.epoch} may no longer write: the fence is at "
-                    f"{self._fence}",
-                    txid=token.txid,
-                )
+            self._check_fence(token)
             self._records.update(zip(keys, values, strict=True))
+
+    def rewrite_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """See `Rewrites.multi_rewrite`, if ``token`` is the fence."""
+        check_lengths(keys, values, "values")
+        with self._lock:
+            self._check_fence(token)
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    self._records.pop(key, None)
+                elif key in self._records:
+                    self._records[key] = value
+
+    def _check_fence(self, token: FenceToken) -> None:
+        if token.closed or self._fence != token:
+            raise FencedError(
+                f"the attempt with txid {token.txid} of epoch {token.epoch} may no longer write: the fence is at "
+                f"{self._fence}",
+                txid=token.txid,
+            )
 
 
 class _Writer:
@@ -108,6 +142,10 @@ class _Writer:
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         self._store.put_fenced(self._token, keys, values)
+
+    def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """See `Rewrites.multi_rewrite`."""
+        self._store.rewrite_fenced(self._token, keys, values)
 
 
 _lock = threading.Lock()

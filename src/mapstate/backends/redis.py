@@ -4,8 +4,9 @@ A state ``visits`` lives under these Redis keys, readable in ``redis-cli``::
 
     visits:user-42     a record, one per key
     visits!ledger      the ledger
-    visits!fence       who may write: "epoch:txid", with ":closed" behind it when nobody may
+    visits!fence       who may write: "epoch:txid:nonce", or "epoch:txid:closed" when nobody may
     visits!claims      a hash, "txid/partition" to holder; goes with the next change of the ledger
+    visits!reports     a list, the last batch reports, newest first
 
 A chunk of keys goes out as one MGET and its records as one MSET (with a ttl, as a SET each). They are
 packed here: joining the pieces takes three quarters of the time of hiredis' packer, and with a ttl a third.
@@ -34,6 +35,7 @@ from redis.connection import Connection, ConnectionPool, SSLConnection
 from redis.credentials import UsernamePasswordCredentialProvider
 from redis.retry import Retry
 
+from mapstate.backends.redis_checkup import RedisFacts, judge
 from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
 from mapstate.errors import (
     ConfigurationError,
@@ -46,14 +48,19 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
+from mapstate.findings import Finding
 
 __all__ = ["RedisBackend", "RedisStore"]
 
 T = TypeVar("T")
 
+_Version = tuple[bytes, bytes | None]
+"""The ledger, and the life of the server that it was read in."""
+
 _LONGEST_TTL = 1e10
 _MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis hangs up
 _PUT_TRIES = 8
+_SAMPLE = 20  # records that a checkup looks at
 _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
 _GLOB = re.compile(rb"([*?\[\]\\^])")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -234,7 +241,7 @@ class RedisStore:
         self._expiry = None if ttl is None else b"%d" % math.ceil(ttl * 1000)
         name = (backend.prefix + state).encode()
         self._head, self._ledger, self._fence = name + b":", name + b"!ledger", name + b"!fence"
-        self._claims = name + b"!claims"
+        self._claims, self._reports = name + b"!claims", name + b"!reports"
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """See `IBackingMap.multi_get`: one MGET."""
@@ -260,21 +267,23 @@ class RedisStore:
         before, records, after = self._ask(ledger + self._mget(keys) + ledger, 3)
         return before, records, after
 
-    def load(self) -> tuple[bytes, bytes] | None:
-        """See `LedgerStore.load`. The version is the record itself."""
-        record = self._ask(_command(b"GET", self._ledger), 1)[0]
-        return None if record is None else (record, record)
+    def load(self) -> tuple[bytes, _Version] | None:
+        """See `LedgerStore.load`. The version is the record, and the life of the server, where it may be asked."""
+        ask = _command(b"GET", self._ledger) + _INFO
+        record, *info = self._retrying(lambda: self._finish(self._take(), ask, 3, optional=2))
+        return None if record is None else (record, (record, _life(*info)))
 
-    def swap(self, record: bytes, expected: bytes | None, fence: FenceToken) -> bytes | None:
+    def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
-        conn, (found,) = self._retrying(lambda: self._watch(self._take(), self._ledger))
-        if found != expected:
+        conn, (found, *info) = self._retrying(lambda: self._watch(self._take(), self._ledger, _INFO, 2, optional=2))
+        life = _life(*info)
+        if (None if found is None else (found, life)) != expected:
             self._unwatch(conn)
             return None
         ledger = _command(b"SET", self._ledger, record) + _command(b"SET", self._fence, _text(fence))
         change = _MULTI + ledger + _command(b"DEL", self._claims) + _EXEC
         done = self._retrying(lambda: self._finish(conn, change, 5), retries=0)[-1]
-        return None if done is None else record
+        return None if done is None else (record, life)
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
         """See `FencedWrites.writer`. It holds a connection from a get to its put, or to ``close()``."""
@@ -307,6 +316,48 @@ class RedisStore:
             if cursor == b"0":
                 return
 
+    def keep_report(self, report: bytes, most: int) -> None:
+        """See `Reports.keep_report`: one transaction."""
+        push = _command(b"LPUSH", self._reports, report) + _command(b"LTRIM", self._reports, b"0", b"%d" % (most - 1))
+        conn = self._retrying(self._take)
+        self._retrying(lambda: self._finish(conn, _MULTI + push + _EXEC, 4), retries=0)
+
+    def reports(self) -> list[bytes]:
+        """See `Reports.reports`."""
+        found: list[bytes] = self._ask(_command(b"LRANGE", self._reports, b"0", b"-1"), 1)[0]
+        return found
+
+    def checkup(self, replay_horizon: float) -> list[Finding]:
+        """See `Checkup.checkup`. What the user may not ask is left out, and said."""
+        before = time.time()
+        clock = self._allowed(_command(b"TIME"))
+        middle = (before + time.time()) / 2
+        page = next(self.scan(_SAMPLE), [])[:_SAMPLE]
+        asked = [self._ledger, *(self._head + key.encode() for key in page)]
+        ttls = [self._allowed(_command(b"PTTL", key)) for key in asked]
+        info = (self._allowed(_command(b"INFO")) or b"").decode().splitlines()
+        config: list[bytes] = []
+        for name in (b"maxmemory*", b"save", b"append*", b"min-*-to-write"):
+            config += self._allowed(_command(b"CONFIG", b"GET", name)) or []
+        texts = [text.decode() for text in config]
+        facts = RedisFacts(
+            info=dict(line.split(":", 1) for line in info if ":" in line),
+            config=dict(zip(texts[::2], texts[1::2], strict=True)),
+            clock=0.0 if clock is None else int(clock[0]) + int(clock[1]) / 1e6 - middle,
+            ledger_ttl=-1 if ttls[0] is None else ttls[0],
+            ttls=[ttl for ttl in ttls[1:] if ttl is not None],
+        )
+        return judge(facts, replay_horizon)
+
+    def _allowed(self, command: bytes) -> Any:
+        """The reply, None where this user or this server has no such command."""
+        try:
+            return self._ask(command, 1)[0]
+        except (StoreUnavailableError, StoreFullError):
+            raise
+        except StoreError:
+            return None
+
     def close(self) -> None:
         """Closes this process's idle connections to the server. The store stays usable."""
         self._backend.pool().disconnect(inuse_connections=False)
@@ -330,6 +381,22 @@ class RedisStore:
         if len(put) > _MOST_BYTES:
             raise self._too_large(f"the {len(keys)} records of one put have", len(put), _MOST_BYTES, keys[0])
         return _MULTI + put + _EXEC, replies
+
+    def _rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
+        """The transaction of `Rewrites.multi_rewrite`, and how many replies it has."""
+        texts = self._encoded(keys)
+        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        if kept:
+            self._check_sizes("the record of key", list(kept), list(kept.values()))
+        rewrite = b"".join(
+            _command(b"DEL", self._head + text)
+            if value is None
+            else _command(b"SET", self._head + text, value, b"XX", b"KEEPTTL")
+            for text, value in zip(texts, values, strict=True)
+        )
+        if len(rewrite) > _MOST_BYTES:
+            raise self._too_large(f"the {len(keys)} records of one page have", len(rewrite), _MOST_BYTES, keys[0])
+        return _MULTI + rewrite + _EXEC, len(keys) + 2
 
     def _encoded(self, keys: Sequence[str]) -> list[bytes]:
         try:
@@ -380,20 +447,26 @@ class RedisStore:
     def _take(self) -> Connection:
         return self._backend.pool().get_connection()
 
-    def _finish(self, conn: Connection, commands: bytes, replies: int) -> list[Any]:
+    def _finish(self, conn: Connection, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
         """`_exchange`, and the connection goes back to the pool."""
-        found = self._exchange(conn, commands, replies)
+        found = self._exchange(conn, commands, replies, optional=optional)
         self._backend.pool().release(conn)
         return found
 
-    def _exchange(self, conn: Any, commands: bytes, replies: int) -> list[Any]:
+    def _exchange(self, conn: Any, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
         """Sends, and reads each reply; raises the first that is an error, also inside that of EXEC.
 
-        After any error the connection is closed, because it may be half read.
+        The last ``optional`` ones may be refused, and are None then. After any error the connection is closed,
+        because it may be half read.
         """
         try:
             conn.send_packed_command([commands], check_health=False)
-            found = [conn.read_response() for _ in range(replies)]
+            found = [conn.read_response() for _ in range(replies - optional)]
+            for _ in range(optional):
+                try:
+                    found.append(conn.read_response())
+                except driver.ResponseError:
+                    found.append(None)
             if commands.endswith(_EXEC) and found[-1] is not None:
                 _raise_first(found[-1])
         except BaseException:
@@ -402,14 +475,16 @@ class RedisStore:
             raise
         return found
 
-    def _watch(self, conn: Connection, key: bytes, more: bytes = b"", replies: int = 0) -> tuple[Connection, list[Any]]:
+    def _watch(
+        self, conn: Connection, key: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0
+    ) -> tuple[Connection, list[Any]]:
         """Puts ``key`` under WATCH and reads it, and then asks for ``more``: one round trip.
 
         MULTI and DISCARD come first. Where an ACL forbids MULTI that has to show before there is anything
         to write: what follows a refused MULTI would be run at once, unguarded.
         """
         commands = _MULTI + _DISCARD + _command(b"WATCH", key) + _command(b"GET", key) + more
-        return conn, self._exchange(conn, commands, 4 + replies)[3:]
+        return conn, self._exchange(conn, commands, 4 + replies, optional=optional)[3:]
 
     def _unwatch(self, conn: Connection) -> None:
         with suppress(driver.RedisError, OSError):
@@ -460,7 +535,16 @@ class _Writer:
         check_lengths(keys, values, "values")
         if not keys:
             return
-        put, replies = self._store._put(keys, values)
+        self._send(*self._store._put(keys, values))
+
+    def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """See `Rewrites.multi_rewrite`: as `multi_put`, with a SET or a DEL per key. Needs Redis 6.0."""
+        check_lengths(keys, values, "values")
+        if keys:
+            self._send(*self._store._rewrite(keys, values))
+
+    def _send(self, put: bytes, replies: int) -> None:
+        """A transaction under the fence; again where somebody has touched that, and has left it as it was."""
         for _ in range(_PUT_TRIES):
             done = self._store._retrying(lambda: self._store._finish(self._taken() or self._watch()[0], put, replies))
             if done[-1] is not None:
@@ -504,7 +588,8 @@ class _Writer:
 
 
 def _text(token: FenceToken) -> bytes:
-    return b"%d:%d%b" % (token.epoch, token.txid, b":closed" if token.closed else b"")
+    nonce = b":%b" % token.nonce.encode() if token.nonce else b""
+    return b"%d:%d%b%b" % (token.epoch, token.txid, nonce, b":closed" if token.closed else b"")
 
 
 def _command(*words: bytes) -> bytes:
@@ -532,6 +617,14 @@ def _raise_first(replies: list[Any]) -> None:
             raise reply
 
 
+def _life(server: bytes | None, replication: bytes | None) -> bytes | None:
+    """Names one life of a server: it ends with its process, and with a failover. None where INFO is forbidden."""
+    run = re.search(rb"run_id:(\w+)", server or b"")
+    history = re.search(rb"master_replid:(\w+)", replication or b"")
+    return None if run is None else run[1] + b"/" + (history[1] if history else b"")
+
+
+_INFO = _command(b"INFO", b"server") + _command(b"INFO", b"replication")
 _MULTI, _DISCARD, _UNWATCH, _EXEC = map(_command, (b"MULTI", b"DISCARD", b"UNWATCH", b"EXEC"))
 
 _REFUSED = (
@@ -549,8 +642,9 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
     """Our class for an error of the driver, what to say, and whether the trouble may pass by itself."""
     if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED")):
         advice = (
-            "refused the user, the password or a command. A reader's ACL needs GET, MGET and SCAN, a job's also SET, "
-            "MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, MULTI, EXEC and DISCARD."
+            "refused the user, the password or a command. A reader's ACL needs GET, MGET and SCAN (and LRANGE for "
+            "batch reports), a job's also SET, MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, LTRIM, MULTI, EXEC and "
+            "DISCARD."
         )
         return StoreAuthError, advice, False
     if isinstance(error, driver.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):

@@ -24,6 +24,7 @@ from typing import TypeVar
 from urllib.parse import parse_qsl, quote
 from weakref import WeakSet
 
+from mapstate.backends.sqlite_checkup import judge
 from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
 from mapstate.errors import (
     ConfigurationError,
@@ -35,10 +36,14 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
+from mapstate.findings import Finding
 
 __all__ = ["SqliteBackend", "SqliteStore"]
 
 T = TypeVar("T")
+
+_Version = tuple[bytes, "tuple[int, int] | None"]
+"""The ledger, and which file it is in."""
 
 _SYNCHRONOUS = ("full", "normal")
 _MAX_TIMEOUT = 86_400.0
@@ -51,7 +56,7 @@ CREATE TABLE IF NOT EXISTS mapstate_records (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS mapstate_ledgers (
     state TEXT PRIMARY KEY, record BLOB NOT NULL,
-    fence_epoch INTEGER NOT NULL, fence_txid INTEGER NOT NULL, fence_closed INTEGER NOT NULL
+    fence_epoch INTEGER NOT NULL, fence_txid INTEGER NOT NULL, fence_closed INTEGER NOT NULL, fence_nonce TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS mapstate_claims (
     state TEXT, txid INTEGER, partition INTEGER, holder TEXT NOT NULL, PRIMARY KEY (state, txid, partition)
@@ -59,6 +64,15 @@ CREATE TABLE IF NOT EXISTS mapstate_claims (
 """
 _COUNT_TABLES = """
 SELECT count(*) = 3 FROM sqlite_master WHERE name IN ('mapstate_records', 'mapstate_ledgers', 'mapstate_claims')
+"""
+# Files of before reports do not have it, and are read all the same.
+_REPORTS_TABLE = """
+CREATE TABLE IF NOT EXISTS mapstate_reports (number INTEGER PRIMARY KEY, state TEXT NOT NULL, report BLOB NOT NULL)
+"""
+_HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"
+_DROP_REPORTS = """
+DELETE FROM mapstate_reports WHERE state = ?1 AND number NOT IN
+    (SELECT number FROM mapstate_reports WHERE state = ?1 ORDER BY number DESC LIMIT ?2)
 """
 _UPSERT = "INSERT INTO mapstate_records VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET record = excluded.record"
 
@@ -157,21 +171,21 @@ class SqliteStore:
         if rows:
             self._transaction("BEGIN IMMEDIATE", lambda db: _upsert(db, rows), create=True)
 
-    def load(self) -> tuple[bytes, bytes] | None:
-        """See `LedgerStore.load`. The version is the record itself: no two openings write the same."""
-        record = self._transaction("BEGIN", self._ledger)
-        return None if record is None else (record, record)
+    def load(self) -> tuple[bytes, _Version] | None:
+        """See `LedgerStore.load`. The version is the record, no two openings write the same, and the file it is in."""
+        version = self._transaction("BEGIN", self._version)
+        return None if version is None else (version[0], version)
 
-    def swap(self, record: bytes, expected: bytes | None, fence: FenceToken) -> bytes | None:
+    def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         """See `LedgerStore.swap`."""
         state = self._state
 
-        def compare_and_set(db: sqlite3.Connection) -> bytes | None:
-            if self._ledger(db) != expected:
+        def compare_and_set(db: _Connection) -> _Version | None:
+            if self._version(db) != expected:
                 return None
-            db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?)", (state, record, *fence))
+            db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?, ?)", (state, record, *fence))
             db.execute("DELETE FROM mapstate_claims WHERE state = ?", (state,))
-            return record
+            return record, db.identity
 
         return self._transaction("BEGIN IMMEDIATE", compare_and_set, create=expected is None)
 
@@ -205,19 +219,69 @@ class SqliteStore:
             yield page
             page = self._page(page[-1], page_size)
 
+    def keep_report(self, report: bytes, most: int) -> None:
+        """See `Reports.keep_report`."""
+        state = self._state
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute(_REPORTS_TABLE)
+            db.execute("INSERT INTO mapstate_reports (state, report) VALUES (?, ?)", (state, report))
+            db.execute(_DROP_REPORTS, (state, most))
+
+        self._transaction("BEGIN IMMEDIATE", keep)
+
+    def reports(self) -> list[bytes]:
+        """See `Reports.reports`."""
+
+        def newest_first(db: sqlite3.Connection) -> list[bytes]:
+            if db.execute(_HAS_REPORTS).fetchone() is None:
+                return []
+            ask = "SELECT report FROM mapstate_reports WHERE state = ? ORDER BY number DESC"
+            return [report for (report,) in db.execute(ask, (self._state,))]
+
+        return self._transaction("BEGIN", newest_first) or []
+
+    def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
+        """See `Checkup.checkup`. Reads the whole file."""
+
+        def look(db: sqlite3.Connection) -> tuple[str, list[str]]:
+            journal = str(db.execute("PRAGMA journal_mode").fetchone()[0])
+            return journal, [str(line) for (line,) in db.execute("PRAGMA quick_check(5)")]
+
+        found = self._transaction("BEGIN", look)
+        return [] if found is None else list(judge(self._path, self._backend.synchronous, *found))
+
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """`multi_put`, if ``token`` is the fence."""
         rows = self._rows(keys, values)
+        self._fenced(token, lambda db: _upsert(db, rows))
 
-        def check_and_put(db: sqlite3.Connection) -> FenceToken | None:
-            ask = "SELECT fence_epoch, fence_txid, fence_closed FROM mapstate_ledgers WHERE state = ?"
+    def rewrite_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """See `Rewrites.multi_rewrite`, if ``token`` is the fence."""
+        check_lengths(keys, values, "values")
+        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        rows = self._rows(list(kept), list(kept.values()))
+        gone = [(self._state, key) for key in sorted(set(keys) - kept.keys())]
+
+        def rewrite(db: sqlite3.Connection) -> None:
+            changed = [(record, state, key) for state, key, record in rows]
+            db.executemany("UPDATE mapstate_records SET record = ? WHERE state = ? AND key = ?", changed)
+            db.executemany("DELETE FROM mapstate_records WHERE state = ? AND key = ?", gone)
+
+        self._fenced(token, rewrite)
+
+    def _fenced(self, token: FenceToken, write: Callable[[sqlite3.Connection], None]) -> None:
+        """Does ``write`` if ``token`` is the fence, in one transaction. Raises FencedError."""
+
+        def check_and_write(db: sqlite3.Connection) -> FenceToken | None:
+            ask = "SELECT fence_epoch, fence_txid, fence_closed, fence_nonce FROM mapstate_ledgers WHERE state = ?"
             row = db.execute(ask, (self._state,)).fetchone()
-            fence = None if row is None else FenceToken(row[0], row[1], bool(row[2]))
+            fence = None if row is None else FenceToken(row[0], row[1], bool(row[2]), row[3])
             if fence == token and not token.closed:
-                _upsert(db, rows)
+                write(db)
             return fence
 
-        fence = self._transaction("BEGIN IMMEDIATE", check_and_put)
+        fence = self._transaction("BEGIN IMMEDIATE", check_and_write)
         if fence != token or token.closed:
             raise FencedError(
                 f"state {self._state!r}: the attempt with txid {token.txid} of epoch {token.epoch} may not write now; "
@@ -230,6 +294,10 @@ class SqliteStore:
         """Closes this store's idle connections. Closing twice is no error; a later call opens again."""
         while (db := self._pop()) is not None:
             db.close()
+
+    def _version(self, db: _Connection) -> _Version | None:
+        record = self._ledger(db)
+        return None if record is None else (record, db.identity)
 
     def _ledger(self, db: sqlite3.Connection) -> bytes | None:
         row = db.execute("SELECT record FROM mapstate_ledgers WHERE state = ?", (self._state,)).fetchone()
@@ -266,7 +334,7 @@ class SqliteStore:
         ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
         return self._transaction("BEGIN", lambda db: [key for (key,) in db.execute(ask, (*known, page_size))]) or []
 
-    def _transaction(self, begin: str, work: Callable[[sqlite3.Connection], T], *, create: bool = False) -> T | None:
+    def _transaction(self, begin: str, work: Callable[[_Connection], T], *, create: bool = False) -> T | None:
         """What ``work`` returns, done in one transaction; None where there is no file or no table.
 
         With ``create`` these are made. After any error all is rolled back and the connection closed.
@@ -385,6 +453,10 @@ class _Writer:
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         self._store.put_fenced(self._token, keys, values)
+
+    def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """See `Rewrites.multi_rewrite`."""
+        self._store.rewrite_fenced(self._token, keys, values)
 
 
 class _ForkGate:

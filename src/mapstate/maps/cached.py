@@ -22,7 +22,8 @@ class CachedMap(Generic[K, V]):
     """Keeps the ``max_entries`` most recently used entries of ``backing``, absent ones included.
 
     Right only while nobody else writes to the same keys; on Spark `mapstate.spark.cache_lease` sees to
-    that. ``hits`` and ``misses`` count keys. An entry is filled only after the delegate's put succeeded; while a
+    that. ``hits``, ``misses`` and ``puts`` count keys.
+    An entry is filled only after the delegate's put succeeded; while a
     put runs, and after it failed, its keys are not cached.
     """
 
@@ -30,7 +31,7 @@ class CachedMap(Generic[K, V]):
         if max_entries < 1:
             raise UsageError(f"max_entries is the size of a cache, at least 1, not {max_entries}")
         self.backing = backing
-        self.hits = self.misses = 0
+        self.hits = self.misses = self.puts = 0
         self._entries: LRUCache[K, V | None] = LRUCache(max_entries)
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
@@ -53,6 +54,7 @@ class CachedMap(Generic[K, V]):
             self._entries.pop(key, None)
         self.backing.multi_put(keys, values)
         self._entries.update(zip(keys, values, strict=True))
+        self.puts += len(keys)
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -18,6 +18,7 @@ class TransactionalMap(MapState[V]):
     """Keeps `TransactionalValue` records: a key that carries the batch's txid has its rows in already.
 
     ``committed`` and ``written_once`` as for `OpaqueMap`; of the view only floor and start are used.
+    ``skipped`` counts keys that were in already, over the map's life.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class TransactionalMap(MapState[V]):
         super().__init__()
         self._backing = backing
         self._committed = committed
+        self.skipped = 0
         self._written: set[Any] | None = None if written_once else set()
 
     def begin_commit(self, txid: int) -> None:
@@ -57,6 +59,7 @@ class TransactionalMap(MapState[V]):
                 raise stale(found, txid)
             if found < txid or (self._written and keys[at] in self._written):
                 due.append(at)
+        self.skipped += len(values) - len(due)
         fresh = combine_all([values[at] for at in due], [partials[at] for at in due])
         due_keys = [keys[at] for at in due]
         if due:

@@ -3,7 +3,10 @@
 Trident's cache is right because a key stays in one task. On Spark a partition may run on another worker
 in the next batch, and come back. So a worker may use what it kept for a partition only if *the last attempt
 that it finished for that partition is the last committed one*: then nobody else has written to it since.
-Otherwise it starts empty. From the task's start to its end there is no lease, so that a task that dies
+Otherwise it starts empty. And a task that has put nothing leaves no lease: it may be an empty copy that came
+after its attempt was committed, with what another copy wrote to; a put would have met the fence.
+
+From the task's start to its end there is no lease, so that a task that dies
 leaves none.
 
 An attempt is told by a random name and not by its txid, and only the driver that committed it vouches for
@@ -58,8 +61,10 @@ def lease(
     if held is None or committed is None or held.attempt != committed:
         held = Lease(attempt, CachedMap(records, spec.cache_size))
     held.cache.backing = records
+    before = held.cache.puts
     yield held.cache
-    _leases[name] = Lease(attempt, held.cache)
+    if held.cache.puts > before:
+        _leases[name] = Lease(attempt, held.cache)
 
 
 @contextmanager

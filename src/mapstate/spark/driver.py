@@ -10,16 +10,20 @@ downstream          the new values, where somebody asked for them
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.fields import Fields
-from mapstate.errors import FencedError, IncompleteBatchError, StateSchemaError, UsageError
+from mapstate.backing_map import Reports
+from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
+from mapstate.errors import FencedError, IncompleteBatchError, StateSchemaError, StoreRestartedError, UsageError
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, clock_txid, now
 from mapstate.spark.applied import Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
+from mapstate.spark.offsets import offsets_of
 from mapstate.spark.query import QueryRun
 from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.spec import StateSpec
@@ -28,10 +32,13 @@ from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, LedgerR
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchDriver", "Downstream", "Job"]
+__all__ = ["BatchDriver", "Downstream", "Job", "OnBatch"]
 
 Downstream = Callable[["DataFrame", int], None]
 """Gets a batch's new values and its batch id."""
+
+OnBatch = Callable[[BatchReport], None]
+"""Gets what a batch came to, after its commit."""
 
 _log = logging.getLogger("mapstate")
 
@@ -50,6 +57,7 @@ class Job:
     aggregators: Mapping[str, Aggregator]
     columns: Mapping[str, str]
     downstream: tuple[Downstream, ...] = ()
+    on_batch: tuple[OnBatch, ...] = ()
 
 
 class BatchDriver:
@@ -59,10 +67,13 @@ class BatchDriver:
         self._job = job
         self._spec = job.spec
         self._open: tuple[QueryRun, Ledger] | None = None
+        self._store: Any = None
         self._committed: tuple[int, str] | None = None
+        self._started = 0.0
 
     def run(self, batch_df: DataFrame, batch_id: int) -> None:
         """One foreachBatch call. See `PersistentAggregate.__call__`."""
+        self._started = time.monotonic()
         self._check_columns(batch_df)
         run = QueryRun.of(batch_df, default=self._job.stream)
         try:
@@ -74,9 +85,8 @@ class BatchDriver:
 
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
         if self._open is None or self._open[0] != run:
-            ledger, begun = Ledger.open_and_begin(
-                self._spec.open(), self._opening(run.query_id), batch_id, self._spec.on_gap
-            )
+            self._store = self._spec.open()
+            ledger, begun = Ledger.open_and_begin(self._store, self._opening(run.query_id), batch_id, self._spec.on_gap)
             self._open = (run, ledger)
             self._committed = None
         else:
@@ -127,23 +137,27 @@ class BatchDriver:
             applied = self._attempt(batch_df, task, last=last)
             if applied is not None:
                 rows, keys = self._account(applied.reports)
-                ledger.commit(
-                    Commit(
-                        batch_id=begun.batch_id,
-                        txid=begun.txid,
-                        owner=ledger.record.owner,
-                        rows=rows,
-                        keys=keys,
-                        at=now(),
-                        run=run.run_id,
-                    )
+                done = Commit(
+                    batch_id=begun.batch_id,
+                    txid=begun.txid,
+                    owner=ledger.record.owner,
+                    rows=rows,
+                    keys=keys,
+                    at=now(),
+                    offsets=offsets_of(batch_df, begun.batch_id, ledger.record.owner, ledger.record.committed),
+                    run=run.run_id,
                 )
+                try:
+                    ledger.commit(done)
+                except StoreRestartedError as error:
+                    applied.release()
+                    if last:
+                        raise
+                    _log.warning("batch %d is begun anew: %s", begun.batch_id, error)
+                    begun = self._begin_anew(ledger, begun)
+                    continue
                 self._committed = (begun.txid, task.attempt)
-                _log.info(
-                    "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached",
-                    *(self._spec.state, begun.batch_id, begun.txid, attempt, rows, keys),
-                    sum(one.cached for one in applied.reports),
-                )
+                self._tell(self._report(done, attempt, applied.reports))
                 return applied
             begun = self._begin_anew(ledger, begun)
         raise IncompleteBatchError(
@@ -225,6 +239,43 @@ class BatchDriver:
                 expected=rows_in,
             )
         return rows_done, sum(one.keys for one in reports)
+
+    def _report(self, done: Commit, attempt: int, tasks: list[TaskReport]) -> BatchReport:
+        skipped = sum(one.skipped for one in tasks)
+        return BatchReport(
+            batch_id=done.batch_id,
+            txid=done.txid,
+            attempt=attempt,
+            rows=done.rows,
+            keys_read=sum(one.read for one in tasks),
+            keys_cached=sum(one.cached for one in tasks),
+            keys_written=done.keys - skipped,
+            keys_skipped=skipped,
+            milliseconds=int((time.monotonic() - self._started) * 1000),
+            at=done.at,
+        )
+
+    def _tell(self, done: BatchReport) -> None:
+        """Logs, keeps and passes on what a batch came to. It is committed: nothing here may fail it."""
+        state = self._spec.state
+        _log.info(
+            "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached, %d read, "
+            "%d written, %d skipped, %d ms, at %s",
+            *(state, done.batch_id, done.txid, done.attempt, done.rows, done.keys_written + done.keys_skipped),
+            *(done.keys_cached, done.keys_read, done.keys_written, done.keys_skipped, done.milliseconds, done.at),
+        )
+        if isinstance(self._store, Reports):
+            try:
+                self._store.keep_report(encode_report(done), MOST_REPORTS)
+            except Exception as error:  # noqa: BLE001  the batch counts, whatever a store says
+                _log.warning(
+                    "state %s: the report of batch %d is not kept; the batch counts. %s", state, done.batch_id, error
+                )
+        for function in self._job.on_batch:
+            try:
+                function(done)
+            except Exception:  # noqa: BLE001  anybody's code, and the batch counts
+                _log.exception("state %s: on_batch failed for batch %d; the batch counts", state, done.batch_id)
 
     def _repeat_downstream(self, batch_df: DataFrame, ledger: Ledger, done: AlreadyCommitted) -> None:
         """Spark brings a batch again that counts already: only what lies downstream may have missed it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QueryRun"]
+__all__ = ["QueryRun", "running_query"]
 
 
 class QueryRun(NamedTuple):
@@ -27,12 +27,20 @@ class QueryRun(NamedTuple):
     @staticmethod
     def may_go_on(batch_df: DataFrame) -> bool:
         """False once somebody has stopped the query: jobs that failed since were cancelled."""
-        session: Any = batch_df.sparkSession
-        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if query_id is None:
+        context = batch_df.sparkSession.sparkContext
+        if context.getLocalProperty("sql.streaming.queryId") is None:
             return True
-        if session.sparkContext._jvm is None:
+        if context._jvm is None:
             return False  # the whole session was stopped
-        uuid = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
-        execution = session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+        execution = running_query(batch_df)
         return execution is not None and bool(execution.isActive())
+
+
+def running_query(batch_df: DataFrame) -> Any | None:
+    """The JVM's StreamExecution that calls; None where the function is called by hand. Driver."""
+    session: Any = batch_df.sparkSession
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        return None
+    uuid = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
+    return session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)

@@ -17,7 +17,7 @@ from mapstate.errors import (
 )
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.serializers.value_types import wire_type
-from mapstate.spark.driver import BatchDriver, Downstream, Job
+from mapstate.spark.driver import BatchDriver, Downstream, Job, OnBatch
 from mapstate.spark.task import REPORT_COLUMN
 from mapstate.spec import StateSpec, check_state_name
 from mapstate.transitions import Field
@@ -196,6 +196,15 @@ class PersistentAggregate:
     def with_downstream(self, function: Downstream) -> PersistentAggregate:
         """The same state with one more function that gets each batch's new values."""
         return PersistentAggregate(self._df, replace(self._job, downstream=(*self._job.downstream, function)))
+
+    def on_batch(self, function: OnBatch) -> PersistentAggregate:
+        """The same state with one more function that gets each batch's `BatchReport`.
+
+        Called on the driver, after the commit and before what lies downstream; not for a batch that Spark
+        brings again though it counts already, so at most once per batch. What it raises is logged: the
+        batch is committed, and goes on.
+        """
+        return PersistentAggregate(self._df, replace(self._job, on_batch=(*self._job.on_batch, function)))
 
     def __repr__(self) -> str:
         job = self._job

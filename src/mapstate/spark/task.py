@@ -64,7 +64,8 @@ class TaskReport(msgspec.Struct):
     """The one line of a task.
 
     ``rows_in`` were counted as they came, ``rows_done`` as their keys were written; ``lost_claim`` says
-    that another try of this task is the writer, so this one wrote nothing. ``cached`` keys were not read.
+    that another try of this task is the writer, so this one wrote nothing. ``cached`` keys were not ``read``;
+    ``skipped`` keys were in already, of an earlier attempt at a transactional batch.
     """
 
     partition: int
@@ -72,7 +73,9 @@ class TaskReport(msgspec.Struct):
     rows_in: int = 0
     rows_done: int = 0
     keys: int = 0
+    read: int = 0
     cached: int = 0
+    skipped: int = 0
     milliseconds: int = 0
     lost_claim: bool = False
     error: TaskError | None = None
@@ -150,6 +153,8 @@ class BatchTask:
                     report.keys += len(keys)
                     if self.new_values is not None:
                         yield self._new_values(self.new_values, columns, values)
+                if isinstance(state, TransactionalMap):
+                    report.skipped = state.skipped
         finally:
             if writer is not store:
                 close = getattr(writer, "close", None)
@@ -164,6 +169,7 @@ class BatchTask:
         records = SerializedMap(writer, codec)
         if self.spread is None:
             yield records
+            report.read = report.keys
             return
         kept = lease(
             *(spec, self.spread, report.partition),
@@ -172,9 +178,9 @@ class BatchTask:
             records=records,
         )
         with kept as cache:
-            hits = cache.hits
+            hits, misses = cache.hits, cache.misses
             yield cache
-            report.cached = cache.hits - hits
+            report.cached, report.read = cache.hits - hits, cache.misses - misses
 
     def _counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """Counts rows as they come in, apart from those who work on them."""

@@ -1,0 +1,151 @@
+"""What in a Redis server's settings can lose what it acknowledged: judged from what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mapstate.findings import Finding
+
+__all__ = ["RedisFacts", "judge"]
+
+
+class RedisFacts(NamedTuple):
+    """What a server and a state were found to be.
+
+    ``info``        INFO, by name; empty where the user may not ask
+    ``config``      CONFIG GET, by name; empty where it is forbidden, as managed services do
+    ``clock``       seconds that the server's clock is ahead of this machine's
+    ``ledger_ttl``  of the ledger's key, in milliseconds; negative is none
+    ``ttls``        of some records, alike
+    """
+
+    info: dict[str, str]
+    config: dict[str, str]
+    clock: float
+    ledger_ttl: int
+    ttls: list[int]
+
+
+def judge(facts: RedisFacts, replay_horizon: float) -> list[Finding]:
+    """The findings, those that are well included. Pure."""
+    found = [_ledger_ttl(facts), *_record_ttls(facts, replay_horizon), _clock(facts)]
+    if not facts.info:
+        unseen = "this user may not run INFO, so eviction, memory and persistence cannot be seen"
+        return [*found, Finding("warning", "server", unseen, "INFO", "Run it as a user that may.")]
+    return [_version(facts), _eviction(facts), _memory(facts), *_persistence(facts), *_replicas(facts), *found]
+
+
+def _version(facts: RedisFacts) -> Finding:
+    version = facts.info.get("redis_version", "0")
+    old = int(version.partition(".")[0]) < 6
+    return Finding("error" if old else "ok", "version", version, "6.0 or newer", "Upgrade the server." if old else "")
+
+
+def _eviction(facts: RedisFacts) -> Finding:
+    policy = _setting(facts, "maxmemory-policy", "maxmemory_policy", "unknown")
+    limited = int(_setting(facts, "maxmemory", "maxmemory", "0")) > 0
+    found = f"maxmemory-policy {policy}, maxmemory {'set' if limited else 'not set'}"
+    if policy == "noeviction":
+        return Finding("ok", "eviction", found, "noeviction")
+    if policy.startswith("volatile-"):
+        expiring = any(ttl >= 0 for ttl in facts.ttls)
+        what = (
+            "it may drop keys with a ttl, such as records of this state, but never the ledger"
+            if expiring
+            else ("it may drop keys with a ttl only: records of states with one, but never a ledger")
+        )
+        advice = "Set maxmemory-policy noeviction." if expiring else ""
+        return Finding("warning" if expiring else "ok", "eviction", f"{found}: {what}", "noeviction", advice)
+    advice = "CONFIG SET maxmemory-policy noeviction; a record that was dropped already is counted anew from nothing."
+    if limited or policy == "unknown":
+        what = "it may drop any record, and the ledger" if limited else "it cannot be seen"
+        return Finding("error" if limited else "warning", "eviction", f"{found}: {what}", "noeviction", advice)
+    return Finding("warning", "eviction", f"{found}: once it is, any record may be dropped", "noeviction", advice)
+
+
+def _memory(facts: RedisFacts) -> Finding:
+    used, most = int(facts.info.get("used_memory", "0")), int(_setting(facts, "maxmemory", "maxmemory", "0"))
+    if not most:
+        return Finding("ok", "memory", f"{used} bytes used, maxmemory not set", "room")
+    share = used / most
+    severity = "error" if share >= 1 else "warning" if share > 0.9 else "ok"
+    advice = "" if severity == "ok" else "Raise maxmemory: where there is no room, batches fail until there is."
+    return Finding(severity, "memory", f"{used} of {most} bytes used, {share:.0%}", "at most 90%", advice)  # type: ignore[arg-type]
+
+
+def _persistence(facts: RedisFacts) -> Iterator[Finding]:
+    info, save = facts.info, facts.config.get("save")
+    expected = "appendonly yes, appendfsync everysec or always"
+    if info.get("aof_enabled") == "1":
+        sync = facts.config.get("appendfsync", "unknown")
+        found = f"appendonly yes, appendfsync {sync}"
+        if info.get("aof_last_write_status", "ok") != "ok":
+            yield Finding("error", "persistence", f"{found}; its last write failed", expected, "Look at the disk.")
+        elif sync == "no":
+            advice = "CONFIG SET appendfsync everysec."
+            yield Finding("warning", "persistence", f"{found}: a crash loses what was not flushed", expected, advice)
+        else:
+            lost = "; a power failure may lose the last second, which the next batch reports" * (sync != "always")
+            yield Finding("ok", "persistence", found + lost, expected)
+        return
+    advice = "CONFIG SET appendonly yes, and in redis.conf."
+    if save == "":
+        lost = "neither AOF nor RDB: a restart loses everything"
+        yield Finding("error", "persistence", lost, expected, advice)
+        return
+    kept = "RDB only" if save else "no AOF (whether RDB is on cannot be seen)"
+    found = f"{kept}: a crash loses all batches since the last snapshot, and the next batch is refused"
+    yield Finding("warning", "persistence", found, expected, advice)
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        yield Finding(
+            "error", "persistence", "the last RDB snapshot failed", "ok", "Look at the server's log and disk."
+        )
+
+
+def _replicas(facts: RedisFacts) -> Iterator[Finding]:
+    if facts.info.get("role") == "slave":
+        advice = "Name the primary in the URL."
+        yield Finding("error", "replication", "this server is a replica, and takes no writes", "a primary", advice)
+        return
+    count = int(facts.info.get("connected_slaves", "0"))
+    if not count:
+        yield Finding("ok", "replication", "no replicas", "none, or min-replicas-to-write of 1 or more")
+        return
+    least = facts.config.get("min-replicas-to-write", facts.config.get("min-slaves-to-write", "unknown"))
+    risky = least in ("0", "unknown")
+    found = f"{count} replicas, min-replicas-to-write {least}"
+    if risky:
+        found += ": a failover may lose batches that were acknowledged, and the next one is refused"
+    advice = "CONFIG SET min-replicas-to-write 1, and see that each replica has appendonly yes." if risky else ""
+    expected = "min-replicas-to-write of 1 or more, replicas with AOF"
+    yield Finding("warning" if risky else "ok", "replication", found, expected, advice)
+
+
+def _clock(facts: RedisFacts) -> Finding:
+    off = abs(facts.clock) > 5
+    found = f"the server's clock is {abs(facts.clock):.1f} s {'ahead' if facts.clock > 0 else 'behind'}"
+    advice = "Synchronize the clocks (ntp): a ttl and a new ledger's first txid are taken from them." if off else ""
+    return Finding("warning" if off else "ok", "clock", found, "at most 5 s", advice)
+
+
+def _ledger_ttl(facts: RedisFacts) -> Finding:
+    if facts.ledger_ttl < 0:
+        return Finding("ok", "ledger", "its key does not expire", "no ttl")
+    found = f"its key expires in {facts.ledger_ttl / 1000:.0f} s, and the state with it"
+    return Finding("error", "ledger", found, "no ttl", "PERSIST it at once, and find out who set that.")
+
+
+def _record_ttls(facts: RedisFacts, replay_horizon: float) -> Iterator[Finding]:
+    expiring = [ttl / 1000 for ttl in facts.ttls if ttl >= 0]
+    if not expiring:
+        return
+    found = f"{len(expiring)} of {len(facts.ttls)} records looked at expire, the last in {max(expiring):.0f} s"
+    expected = f"more than the replay horizon of {replay_horizon:.0f} s"
+    short = max(expiring) < replay_horizon
+    advice = "Give the recipe a longer ttl, or none: a key that expires before a replay starts from nothing there."
+    yield Finding("warning" if short else "ok", "ttl", found, expected, advice if short else "")
+
+
+def _setting(facts: RedisFacts, config: str, info: str, default: str) -> str:
+    return facts.config.get(config, facts.info.get(info, default))

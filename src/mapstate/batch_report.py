@@ -1,0 +1,68 @@
+"""What a batch came to: counts and times, one small report per commit.
+
+Reports are kept beside the ledger and are no part of the protocol: nothing is decided by them, and a batch
+whose report could not be kept counts all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mapstate.backing_map import Reports
+from mapstate.errors import CorruptRecordError
+
+__all__ = ["MOST_REPORTS", "BatchReport", "encode_report", "read_reports"]
+
+MOST_REPORTS = 100
+"""How many of a state's reports its store keeps: the last ones."""
+
+
+class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed batch, as its driver saw it.
+
+    ``attempt``       which attempt of this foreachBatch call was committed, from 1 up
+    ``keys_read``     keys that were asked of the store; ``keys_cached`` were known to the workers
+    ``keys_written``  keys that were put; ``keys_skipped`` were in already, of an earlier attempt at a
+                      transactional batch
+    ``milliseconds``  from the begin of the foreachBatch call to the commit
+    ``at``            the commit's time, ISO 8601 in UTC
+    """
+
+    batch_id: int
+    txid: int
+    attempt: int
+    rows: int
+    keys_read: int
+    keys_cached: int
+    keys_written: int
+    keys_skipped: int
+    milliseconds: int
+    at: str
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(BatchReport)
+
+
+def encode_report(report: BatchReport) -> bytes:
+    """The report as a store keeps it: JSON."""
+    return _encoder.encode(report)
+
+
+def read_reports(store: Any, state: str) -> list[BatchReport]:
+    """The reports that a store has kept, newest first; none where it keeps none. Readers and tools.
+
+    Raises CorruptRecordError for what no mapstate wrote, and StoreError.
+    """
+    if not isinstance(store, Reports):
+        return []
+    try:
+        return [_decoder.decode(one) for one in store.reports()]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptRecordError(
+            f"a batch report of state {state!r} cannot be read ({error}): something else wrote there. The state "
+            "itself is not touched by that; the reports may be deleted.",
+            state=state,
+        ) from error

@@ -1,0 +1,154 @@
+"""The commands, one function each; what they do lives in the library."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from mapstate import transitions
+from mapstate.backends import resolve
+from mapstate.checkpoint import rewind as rewind_checkpoint
+from mapstate.cli.group import CommandGroup
+from mapstate.cli.show import show_findings, show_ledger, show_reports
+from mapstate.doctor import examine
+from mapstate.errors import UsageError
+from mapstate.ledger import Ledger, read_ledger
+from mapstate.reader import open_reader
+from mapstate.spec import check_state_name
+from mapstate.vacuum import Vacuumed
+from mapstate.vacuum import vacuum as vacuum_state
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    cls=CommandGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # which would show local variables, and a URL among them
+    help="Looks at a mapstate state, cleans it up, and puts it and its checkpoint back.",
+)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="the store: redis://..., sqlite:///...", show_default=False)]
+State = Annotated[str, typer.Argument(metavar="STATE", help="the state's name", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@app.command()
+def ledger(url: Url, state: State, as_json: AsJson = False) -> None:
+    """Shows the ledger, and the last hundred batches."""
+    with open_reader(url, state) as reader:
+        record, reports = reader.ledger(), reader.reports()
+    if as_json:
+        typer.echo(msgspec.json.encode({"ledger": record, "reports": reports}).decode())
+        return
+    console = _console()
+    show_ledger(console, record)
+    console.print()
+    show_reports(console, reports)
+
+
+@app.command()
+def doctor(
+    url: Url,
+    state: State,
+    replay_horizon: Annotated[
+        str, typer.Option(help="how long after a batch it may have to be repeated: 90s, 30m, 12h, 1d")
+    ] = "1d",
+    as_json: AsJson = False,
+) -> None:
+    """Says what in the state or its store can go wrong; exit code 1 where something is."""
+    findings = examine(url, state, replay_horizon=_seconds(replay_horizon))
+    if as_json:
+        typer.echo(json.dumps([one._asdict() for one in findings]))
+    else:
+        show_findings(_console(), findings)
+    if any(one.severity == "error" for one in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def vacuum(
+    url: Url,
+    state: State,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")
+    ] = False,
+) -> None:
+    """Rewrites dead records, drops empty ones. No value changes. Run it between two batches."""
+    console = _console()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("looking for the ledger", total=None)
+        done = vacuum_state(
+            *(url, state),
+            take_over=take_over,
+            on_page=lambda so_far: progress.update(task, description=_vacuumed(so_far)),
+        )
+    typer.echo(f"{_vacuumed(done)}; committed as txid {done.txid}")
+
+
+@app.command()
+def rollback(url: Url, state: State, yes: Yes = False) -> None:
+    """Takes the last batch back. The checkpoint has to be rewound with it."""
+    store: Any = resolve(url).open(check_state_name(state))
+    try:
+        found = read_ledger(store, state)
+        after = transitions.rollback(found)  # says what is in the way before anybody is asked
+        last = found.committed
+        if last is not None:
+            typer.echo(
+                f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count."
+            )
+        typer.echo("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")
+        if not yes:
+            typer.confirm("Take it back?", abort=True)
+        Ledger(store, state).rollback()
+    finally:
+        close = getattr(store, "close", None)
+        if close is not None:
+            close()
+    typer.echo(f"Done: the state waits for batch {after.owners[after.owner]}.")
+
+
+@app.command()
+def rewind(
+    url: Url,
+    state: State,
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a local directory", show_default=False)],
+    yes: Yes = False,
+) -> None:
+    """Puts a streaming checkpoint back to the ledger, after a rollback or a restored store. Stop the query first."""
+    planned = rewind_checkpoint(url, state, checkpoint, dry_run=True)
+    if not planned.moved:
+        typer.echo(f"Nothing to do: the checkpoint's next batch is {planned.batch_id}, as the state expects.")
+        return
+    typer.echo(f"The next batch will be {planned.batch_id}. These go aside: {', '.join(planned.moved)}")
+    if not yes:
+        typer.confirm("Is the query stopped, and shall they?", abort=True)
+    done = rewind_checkpoint(url, state, checkpoint)
+    typer.echo(f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}")
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def _vacuumed(done: Vacuumed) -> str:
+    return f"{done.scanned} records scanned, {done.rewritten} rewritten, {done.dropped} dropped"
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {text!r}")
+    return float(found[1]) * _UNITS[found[2]]

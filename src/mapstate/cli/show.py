@@ -1,0 +1,94 @@
+"""What the commands print: for a person on a terminal, and plain where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mapstate.batch_report import BatchReport
+from mapstate.findings import Finding
+from mapstate.transitions import Commit, LedgerRecord
+
+__all__ = ["show_findings", "show_ledger", "show_reports"]
+
+_COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
+_COLUMNS = ("batch", "txid", "attempt", "rows", "read", "cached", "written", "skipped", "ms", "committed at")
+_MOST_RANGES = 10
+
+
+def show_ledger(console: Console, ledger: LedgerRecord) -> None:
+    """The ledger, one line per thing."""
+    keys = ", ".join(f"{key.name} {key.type}" for key in ledger.keys)
+    fields = ", ".join(f"{field.name}={field.aggregator}" for field in ledger.fields)
+    at = ledger.in_flight
+    lines = [
+        ("state", f"{ledger.state}, {ledger.type}, {ledger.serializer}"),
+        ("keys", f"({keys})"),
+        ("fields", fields),
+        ("layouts", "; ".join(f"{count} fields from txid {txid} on" for txid, count in ledger.layouts)),
+        ("owner", f"{ledger.owner}, next batch {ledger.owners[ledger.owner]}"),
+        *(("", f"before: {one}, next batch {due}") for one, due in ledger.owners.items() if one != ledger.owner),
+        ("epoch", str(ledger.epoch)),
+        ("next txid", str(ledger.next_txid)),
+        ("committed", _commit(ledger.committed)),
+        ("previous", _commit(ledger.previous)),
+        ("in flight", _in_flight(ledger) if at is not None else "nothing"),
+        ("dead", _dead(ledger.dead)),
+        ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
+        ("rewrites", str(ledger.rewrites)),
+        ("offsets", (ledger.committed.offsets if ledger.committed is not None else None) or "not known"),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, value in lines:
+        grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    console.print(grid)
+
+
+def show_reports(console: Console, reports: list[BatchReport]) -> None:
+    """A table, newest first."""
+    if not reports:
+        console.print("no batch reports are kept")
+        return
+    table = Table(*_COLUMNS)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    for one in reports:
+        keys = (one.keys_read, one.keys_cached, one.keys_written, one.keys_skipped)
+        numbers = (one.batch_id, one.txid, one.attempt, one.rows, *keys, one.milliseconds)
+        table.add_row(*map(str, numbers), one.at)
+    console.print(table)
+
+
+def show_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """One paragraph per finding."""
+    for one in findings:
+        line = Text(f"{one.severity:8}", style=_COLORS[one.severity]).append(f"{one.subject}: ", style="bold")
+        line.append(one.found, style="default")
+        if one.severity != "ok":
+            line.append(f"\n        expected: {one.expected}\n        {one.advice}", style="default")
+        console.print(line, soft_wrap=True)
+
+
+def _commit(done: Commit | None) -> str:
+    if done is None:
+        return "nothing"
+    return f"batch {done.batch_id} as txid {done.txid}, {done.rows} rows, {done.keys} keys, at {done.at or 'unknown'}"
+
+
+def _in_flight(ledger: LedgerRecord) -> str:
+    at = ledger.in_flight
+    assert at is not None  # noqa: S101  asked by the caller
+    what = "a vacuum" if at.batch_id is None else f"batch {at.batch_id}"
+    return f"{what} as txid {at.txid}" + ("" if at.epoch == ledger.epoch else ", of an earlier epoch: left behind")
+
+
+def _dead(dead: tuple[tuple[int, int], ...]) -> str:
+    if not dead:
+        return "0 txids"
+    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in dead[-_MOST_RANGES:])
+    count = sum(high - low + 1 for low, high in dead)
+    more = f"the last {_MOST_RANGES} of " if len(dead) > _MOST_RANGES else ""
+    return f"{count} txids, {more}{len(dead)} ranges: {shown}"

@@ -1,0 +1,103 @@
+"""What may be wrong with a state and its store, before it goes wrong: for an operator, without Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, LedgerStore, Scan
+from mapstate.batch_report import BatchReport, read_reports
+from mapstate.errors import CorruptRecordError
+from mapstate.findings import Finding
+from mapstate.ledger import read_ledger
+from mapstate.spec import check_state_name
+from mapstate.transitions import LedgerRecord
+
+__all__ = ["examine"]
+
+_MOST_DEAD = 1000
+_PATIENCE = 600.0
+
+
+def examine(backend_or_url: Backend | str, state: str, *, replay_horizon: float = 86_400.0) -> list[Finding]:
+    """Looks at the ledger, the last batch reports, and the store; what is well is told too.
+
+    ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only, a few small
+    requests; SQLite's own check reads the whole file. Raises StateNotFoundError, CorruptRecordError, StoreError.
+    """
+    store: Any = resolve(backend_or_url).open(check_state_name(state))
+    try:
+        ledger = read_ledger(store, state)
+        found = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
+        if isinstance(store, Checkup):
+            found += store.checkup(replay_horizon)
+        return found
+    finally:
+        close = getattr(store, "close", None)
+        if close is not None:
+            close()
+
+
+def _capabilities(store: Any) -> Iterator[Finding]:
+    for capability, missing in (
+        (LedgerStore, "two drivers that open the state at the same moment are not told apart"),
+        (FencedWrites, "what a task writes after its attempt was given up is not refused"),
+        (Claims, "two tries of one task can mix their writes in one attempt"),
+        (Scan, "the state cannot be scanned or vacuumed"),
+    ):
+        if not isinstance(store, capability):
+            yield Finding(
+                "warning",
+                "store",
+                f"the store offers no {capability.__name__}: {missing}",
+                "all that docs/guarantees.md lists per store",
+                "Run one driver at a time, without speculation; or take another store.",
+            )
+
+
+def _reports(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
+    try:
+        reports = read_reports(store, ledger.state)
+    except CorruptRecordError as error:
+        reports = []
+        yield Finding("warning", "batch reports", error.message, "reports of this state", "Delete them.")
+    yield _in_flight(ledger, reports)
+
+
+def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
+    """Whether an attempt has been in flight for longer than the batches before it would explain."""
+    at, last = ledger.in_flight, ledger.committed
+    expected = "nothing in flight, or a driver at work"
+    if at is None or at.epoch != ledger.epoch:
+        return Finding("ok", "in flight", "nothing", expected)
+    what = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
+    if last is None or not last.at:
+        return Finding("ok", "in flight", f"{what}; nothing has been committed yet", expected)
+    quiet = (dt.datetime.now(dt.UTC) - _time(last.at)).total_seconds()
+    times = [_time(one.at) for one in reports]
+    gaps = [(after - before).total_seconds() for after, before in pairwise(times)]
+    longest = max([*gaps, *(one.milliseconds / 1000 for one in reports)], default=0.0)
+    found = (
+        f"{what}; the last commit was {quiet:.0f} s ago, and of late the longest pause between two was {longest:.0f} s"
+    )
+    if quiet <= max(_PATIENCE, 3 * longest):
+        return Finding("ok", "in flight", found, expected)
+    advice = "Is the job running? Where its driver is gone, start it again: it carries on by itself."
+    if at.batch_id is None:
+        advice = "Was a vacuum killed? The next batch leaves it behind, and so does mapstate vacuum --take-over."
+    return Finding("warning", "in flight", f"{found}: it looks orphaned", expected, advice)
+
+
+def _dead(ledger: LedgerRecord) -> Finding:
+    found = f"{sum(high - low + 1 for low, high in ledger.dead)} dead txids in {len(ledger.dead)} ranges"
+    expected = f"at most {_MOST_DEAD} ranges: every reader reads them"
+    if len(ledger.dead) <= _MOST_DEAD:
+        return Finding("ok", "dead", found, expected)
+    return Finding("warning", "dead", found, expected, "Run mapstate vacuum between two batches.")
+
+
+def _time(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text)

@@ -1,0 +1,134 @@
+"""How far a committed batch has read its sources: what a ledger keeps, so that a new checkpoint can start there.
+
+Taken from the running query's own offset log, on the driver, once per commit. Nothing is decided by it,
+so where it cannot be had (the function is called by hand, or a Spark has it elsewhere) there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from mapstate.errors import UsageError
+from mapstate.spark.query import running_query
+from mapstate.transitions import Commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["files_not_counted", "offsets_of"]
+
+_MOST_PATHS = 200  # every reader reads the ledger, so it stays small
+
+_NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
+
+_log = logging.getLogger("mapstate")
+
+
+def offsets_of(batch_df: DataFrame, batch_id: int, owner: str, before: Commit | None) -> str | None:
+    """Where the batch ends in each source, as JSON: a list in the order of the plan. Never raises.
+
+    An entry is the source's own offset. That of a file source says nothing outside its checkpoint, so it
+    gets ``newest``, the latest modification time (in ms) of all files that were read up to here, and
+    ``paths``, those of them that have exactly this time. ``before`` is the commit before this one, on
+    which they build; ``owner`` the query that brings the batch.
+    """
+    try:
+        query, jvm = running_query(batch_df), batch_df.sparkSession.sparkContext._jvm
+        if query is None:
+            return None
+        ends, sources = query.offsetLog().get(batch_id).get().offsets(), query.sources()
+        old = json.loads(before.offsets) if before is not None and before.offsets is not None else []
+        entries: list[Any] = []
+        for at in range(ends.size()):
+            end = ends.apply(at)
+            entry = _parsed(end.get().json()) if end.isDefined() else None
+            if ends.size() == sources.size() and sources.apply(at).getClass().getSimpleName() == "FileStreamSource":
+                same_log = before is not None and before.owner == owner
+                entry = _with_files(
+                    jvm, sources.apply(at), entry, old[at] if at < len(old) else None, same_log=same_log
+                )
+            entries.append(entry)
+        return json.dumps(entries, separators=(",", ":"))
+    except Exception as error:  # noqa: BLE001  whatever another Spark raises, the batch counts
+        _log.debug("the source offsets of batch %d are not known: %s", batch_id, error)
+        return None
+
+
+def files_not_counted(offsets: str | None, source: int = 0) -> Column:
+    """A condition on a file source's rows: those of files that are behind where ``offsets`` ends.
+
+    ``offsets`` is that of a `Commit`; ``source`` the place of the file source in it. For a query with a new
+    checkpoint that goes on where the state ends (``on_new_owner="adopt"``). Files that come later with
+    an older modification time are left out. Raises UsageError where ``offsets`` does not tell.
+    """
+    from pyspark.sql import functions as F
+
+    entries = json.loads(offsets) if offsets is not None else []
+    entry = entries[source] if source < len(entries) else None
+    if not isinstance(entry, dict) or "newest" not in entry:
+        raise UsageError(
+            f"the offsets {offsets} do not tell which files of source {source} were read last. Put the old checkpoint "
+            "back, or start empty with on_new_owner='reset'."
+        )
+    time = F.unix_millis("_metadata.file_modification_time")
+    path = F.regexp_replace("_metadata.file_path", _NO_HOST.pattern, "$1/")
+    fresh = ~path.isin(entry["paths"])
+    condition: Column = (time > entry["newest"]) | ((time == entry["newest"]) & fresh)
+    return condition
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _with_files(jvm: Any, source: Any, entry: Any, old: Any, *, same_log: bool) -> Any:
+    """A file source's entry with what can start another checkpoint.
+
+    Builds on the entry of the last commit that knew: ``newest`` never goes down, also where a new owner's
+    log begins with files that the state has counted long ago.
+    """
+    name = source.toString()
+    known = old.get("before", old) if isinstance(old, dict) and old.get("source") == name else None
+    try:
+        start = known["logOffset"] + 1 if known is not None and same_log else None
+        files = [] if start == entry["logOffset"] + 1 else _files(jvm, source, start, entry["logOffset"])
+    except Exception as error:  # noqa: BLE001  reads what is private to Spark
+        _log.debug("the files of %s are not known: %s", name, error)
+        return {**entry, "source": name} | ({} if known is None else {"before": known})
+    times = [time for _, time in files] + ([] if known is None else [known["newest"]])
+    if not times:
+        return {**entry, "source": name}
+    newest = max(times)
+    paths = {path for path, time in files if time == newest}
+    if known is not None and known["newest"] == newest:
+        paths.update(known["paths"])
+    if len(paths) > _MOST_PATHS:
+        return {**entry, "source": name} | ({} if known is None else {"before": known})
+    return {**entry, "source": name, "newest": newest, "paths": sorted(paths)}
+
+
+def _files(jvm: Any, source: Any, start: int | None, end: int) -> list[tuple[str, int]]:
+    """Path and modification time of the files from log entry ``start`` to ``end``, from the source's own log."""
+    field = source.getClass().getDeclaredField("metadataLog")
+    field.setAccessible(True)
+    log = field.get(source)
+    found = []
+    for pair in log.get(_option(jvm, start), _option(jvm, end)):
+        out = jvm.java.io.ByteArrayOutputStream()
+        log.serialize(pair._2(), out)  # all of them in one call to the JVM
+        entries = map(json.loads, out.toString("UTF-8").splitlines()[1:])
+        found += [(_NO_HOST.sub(r"\1/", entry["path"]), entry["timestamp"]) for entry in entries]
+    return found
+
+
+def _option(jvm: Any, number: int | None) -> Any:
+    """A Scala Option of a Long; a Long by itself would come back as a Python int."""
+    longs = jvm.java.util.stream.LongStream
+    boxed = (longs.empty() if number is None else longs.of(number)).boxed().findFirst()
+    return jvm.scala.jdk.javaapi.OptionConverters.toScala(boxed)

@@ -1,0 +1,124 @@
+"""Vacuum: rewrites what does not count, drops what is empty, and leaves a ledger without dead txids.
+
+An attempt like any other, with a txid of its own and through the fence. No value changes, for no reader at no
+moment. To be run by an operator, from any process, between two batches of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend, FencedWrites, Rewrites, Scan
+from mapstate.errors import FencedError, StaleBatchError, UsageError
+from mapstate.ledger import Ledger, read_ledger, record_pages
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spec import check_state_name
+from mapstate.transitions import Begun
+
+__all__ = ["Vacuumed", "vacuum"]
+
+
+class Vacuumed(NamedTuple):
+    """What a vacuum has done, or has done so far. ``scanned`` may count a key twice, as a scan may give it twice."""
+
+    scanned: int
+    rewritten: int
+    dropped: int
+    txid: int
+
+
+def vacuum(
+    backend_or_url: Backend | str,
+    state: str,
+    *,
+    page_size: int = 1000,
+    take_over: bool = False,
+    on_page: Callable[[Vacuumed], None] | None = None,
+) -> Vacuumed:
+    """Cleans up an opaque state; returns what it did.
+
+    ``take_over`` leaves an attempt in flight behind, where its driver is gone for good: a driver that lives
+    is fenced. ``on_page`` is called after each page.
+
+    A batch that begins meanwhile fences the vacuum: FencedError, nothing is lost, run it again. The same
+    after a crash: the next vacuum leaves the dead one behind with ``take_over``, or a batch has by then.
+    Raises StateNotFoundError; UsageError for other state types, with an attempt in flight, and for stores
+    without fenced writes or scan; LedgerLostError, StoreError.
+    """
+    store: Any = resolve(backend_or_url).open(check_state_name(state))
+    try:
+        return _vacuum(store, state, page_size, take_over, on_page)
+    finally:
+        close = getattr(store, "close", None)
+        if close is not None:
+            close()
+
+
+def _vacuum(
+    store: Any, state: str, page_size: int, take_over: bool, on_page: Callable[[Vacuumed], None] | None
+) -> Vacuumed:
+    for capability, why in (
+        (FencedWrites, "refuse late writers, and one that comes after a vacuum would bring dead records back to life"),
+        (Scan, "list its keys, so what is dead there cannot be found"),
+    ):
+        if not isinstance(store, capability):
+            raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}")
+    pages = record_pages(store, page_size)
+    read_ledger(store, state)  # says what is wrong where there is none
+    ledger = Ledger(store, state)
+    begun = ledger.begin_vacuum(take_over=take_over)
+    record = ledger.record
+    codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.layouts)
+    writer = store.writer(begun.token)
+    done = Vacuumed(0, 0, 0, begun.txid)
+    try:
+        for page in pages:
+            records = codec.loads(page, writer.multi_get(page))
+            keys, values = _due(page, records, begun)
+            if keys:
+                _write(writer, codec, keys, values, begun.txid)
+            dropped = sum(value is None for value in values)
+            done = Vacuumed(
+                done.scanned + len(page), done.rewritten + len(keys) - dropped, done.dropped + dropped, begun.txid
+            )
+            if on_page is not None:
+                on_page(done)
+    finally:
+        close = getattr(writer, "close", None)
+        if close is not None:
+            close()
+    ledger.commit_vacuum(begun.txid)
+    return done
+
+
+def _due(page: list[str], records: list[Any], begun: Begun) -> tuple[list[str], list[Any]]:
+    """The keys that have to be written, and their values by the one rule.
+
+    What counts and has a value stays as it is; so does what this vacuum has written itself.
+    """
+    try:
+        values = begun.view.values(records, begun.txid)
+    except StaleBatchError as error:
+        raise FencedError(
+            f"the vacuum with txid {begun.txid} met a record of a later attempt: a batch has begun meanwhile. No value "
+            "has changed. Run it again, between two batches.",
+            txid=begun.txid,
+        ) from error
+    due = [
+        (key, value)
+        for key, record, value in zip(page, records, values, strict=True)
+        if record is not None and record[0] != begun.txid and (value is None or record[0] not in begun.view)
+    ]
+    return [key for key, _ in due], [value for _, value in due]
+
+
+def _write(writer: Any, codec: RecordCodec, keys: list[str], values: list[Any], txid: int) -> None:
+    """One write per page, and one per record: removed where the store can, else left as a tombstone."""
+    records = codec.dumps([(txid, value, value) for value in values])
+    if isinstance(writer, Rewrites):
+        pairs = zip(records, values, strict=True)
+        writer.multi_rewrite(keys, [None if value is None else record for record, value in pairs])
+    else:
+        writer.multi_put(keys, records)

@@ -1,0 +1,172 @@
+"""The mapstate command: what it prints, how it ends, and what it never shows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_checkpoint import checkpoint, files
+from test_vacuum import Job, contents, messy
+from typer.testing import CliRunner
+
+from mapstate.batch_report import BatchReport, encode_report
+from mapstate.cli.commands import app
+
+SECRET = "s3cret-p4ssword"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/state.db"
+
+
+def run(*args: Any, answer: str | None = None) -> Any:
+    return CliRunner().invoke(app, [str(one) for one in args], input=answer)
+
+
+def report(job: Job, batch_id: int) -> None:
+    one = BatchReport(
+        batch_id=batch_id,
+        txid=1000 + batch_id,
+        attempt=1,
+        rows=77,
+        keys_read=3,
+        keys_cached=0,
+        keys_written=3,
+        keys_skipped=0,
+        milliseconds=1234,
+        at="2026-01-01T00:00:00.000+00:00",
+    )
+    job.store.keep_report(encode_report(one), 100)
+
+
+def test_ledger_shows_a_person_what_is_there(url):
+    messy(url)
+    job = Job(url)
+    report(job, 2)
+    job.attempt(kept=1)
+    done = run("ledger", url, "s")
+    assert done.exit_code == 0
+    for shown in (
+        *(
+            "s, opaque, json",
+            "(k string)",
+            "n=Sum(n)",
+            "q, next batch 3",
+            "batch 2 as txid 1005",
+            "batch 1 as txid 1002",
+        ),
+        *("batch 3 as txid 1006", "3 txids, 2 ranges: 1001, 1003-1004", "1 fields from txid 1000 on", "1234", "77"),
+    ):
+        assert shown in done.stdout, shown
+
+
+def test_ledger_as_json_has_all_of_it(url):
+    messy(url)
+    report(Job(url), 0)
+    found = json.loads(run("ledger", url, "s", "--json").stdout)
+    assert found["ledger"]["dead"] == [[1001, 1001], [1003, 1004]]
+    assert found["reports"][0]["milliseconds"] == 1234
+
+
+def test_doctor_ends_with_1_where_there_is_an_error_and_0_where_not(url, monkeypatch):
+    messy(url)
+    done = run("doctor", url, "s", "--replay-horizon", "12h")
+    assert (done.exit_code, "quick_check: ok" in done.stdout) == (0, True)
+    from mapstate.backends import sqlite_checkup
+
+    monkeypatch.setattr(sqlite_checkup, "_REMOTE", ("",))
+    done = run("doctor", url, "s")
+    assert done.exit_code == 1
+    assert "expected: a local disk" in done.stdout
+    assert "Move the file" in done.stdout
+    done = run("doctor", url, "s", "--json")
+    assert done.exit_code == 1
+    assert {"severity", "subject", "found", "expected", "advice"} == set(json.loads(done.stdout)[0])
+    done = run("doctor", url, "s", "--replay-horizon", "soon")
+    assert (done.exit_code, "90s, 30m, 12h or 1d" in done.stderr) == (2, True)
+
+
+def test_vacuum_says_what_it_did(url):
+    truth = messy(url)
+    done = run("vacuum", url, "s")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "6 records scanned, 2 rewritten, 3 dropped; committed as txid 1006\n",
+    )
+    assert contents(url) == truth
+    Job(url).attempt(kept=9)
+    assert run("vacuum", url, "s").exit_code == 2
+    assert run("vacuum", url, "s", "--take-over").exit_code == 0
+    assert contents(url) == truth
+
+
+def test_rollback_asks_and_says_that_the_checkpoint_goes_with_it(url):
+    job = Job(url)
+    job.batch(a=1)
+    job.batch(a=2)
+    for answer in ("n\n", ""):
+        assert run("rollback", url, "s", answer=answer).exit_code == 1
+        assert contents(url) == {"a": 2}
+    done = run("rollback", url, "s", answer="y\n")
+    assert done.exit_code == 0
+    assert "mapstate rewind" in done.stdout
+    assert "waits for batch 1" in done.stdout
+    assert contents(url) == {"a": 1}
+    done = run("rollback", url, "s")  # refused before anybody is asked
+    assert (done.exit_code, "RollbackError" in done.stderr, "Take it back" in done.stdout) == (2, True, False)
+
+
+def test_rewind_asks_and_says_where_things_went(url, tmp_path):
+    Job(url).batch(a=1)
+    place = checkpoint(tmp_path / "c", range(4), range(3))
+    before = files(place)
+    assert run("rewind", url, "s", place, answer="n\n").exit_code == 1
+    assert files(place) == before
+    done = run("rewind", url, "s", place, "--yes")
+    assert done.exit_code == 0
+    assert "The next batch will be 1. These go aside: commits/2, commits/1, offsets/3, offsets/2" in done.stdout
+    assert f"{place}.rewound-" in done.stdout
+    assert "Nothing to do" in run("rewind", url, "s", place).stdout
+
+
+@pytest.mark.parametrize("command", ["ledger", "doctor", "vacuum", "rollback"])
+def test_an_error_is_one_message_and_exit_code_2(command, url):
+    done = run(command, url, "nobody")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("mapstate: StateNotFoundError: there is no state 'nobody' here")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ledger", f"redis://:{SECRET}@localhost:1/0?retries=0", "s"],
+        ["doctor", f"redis://me:{SECRET}@localhost:1/0?retries=0", "s"],
+        ["ledger", f"redis://:{SECRET}@localhost:x/0", "s"],
+        ["ledger", f"nostore://:{SECRET}@localhost", "s"],
+        ["ledger", "s", f"redis://:{SECRET}@localhost:1"],
+        [f"redis://:{SECRET}@localhost:1", "s"],
+    ],
+)
+def test_a_password_is_never_shown(args):
+    done = run(*args)
+    assert done.exit_code == 2
+    assert SECRET not in done.output + done.stderr + done.stdout
+
+
+def test_the_console_script_is_there_and_works(url):
+    messy(url)
+    script = Path(sys.executable).with_name("mapstate")
+    done = subprocess.run([script, "ledger", url, "s"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "s, opaque, json" in done.stdout
+    done = subprocess.run([script, "ledger", url, "nobody"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert "StateNotFoundError" in done.stderr
