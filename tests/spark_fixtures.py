@@ -86,13 +86,6 @@ class Visits:
         """The files as a stream, one per micro-batch."""
         return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).csv(str(self.input))
 
-    def forget_last_commit(self) -> None:
-        """What a driver leaves that died between the ledger's commit and Spark's own."""
-        commits = self.checkpoint / "commits"
-        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink(missing_ok=True)
-
 
 @pytest.fixture
 def visits(tmp_path: Path) -> Visits:

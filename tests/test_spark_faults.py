@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FaultyBackend, wait_for
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_fixtures import Visits, run_job
 
 from mapstate import Count, Max, Min, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
+from mapstate.testing import FaultyBackend, Kill, Wait, crash_between, wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -71,8 +71,7 @@ def test_replay_that_omits_a_key_leaves_no_phantom(url, spark, visits, tmp_path)
         "url": url,
         "input": str(visits.input),
         "checkpoint": str(visits.checkpoint),
-        "faults": ["kill-group"],
-        "after_puts": 3,
+        "faults": [["Kill", {"who": "driver", "call": 3, "after": True}]],
     }
     for attempt in range(2):
         folder = tmp_path / f"fault-{attempt}"
@@ -102,8 +101,7 @@ def test_transactional_state_is_right_when_the_same_batch_is_replayed(url, spark
         "type": "transactional",
         "input": str(visits.input),
         "checkpoint": str(visits.checkpoint),
-        "faults": ["kill-group"],
-        "after_puts": 2,
+        "faults": [["Kill", {"who": "driver", "call": 2, "after": True}]],
         "folder": str(tmp_path),
     }
     assert run_job(options).returncode == -signal.SIGKILL
@@ -115,12 +113,48 @@ def test_transactional_state_is_right_when_the_same_batch_is_replayed(url, spark
         assert reader.ledger().committed.txid == txid
 
 
+@pytest.mark.slow
+def test_a_crash_between_leaves_what_a_driver_leaves_that_died_there(url, spark, visits, tmp_path):
+    """SIGKILL after the ledger's commit on one checkpoint, `crash_between` on another: the same files."""
+    for batch in range(2):
+        visits.put(f"{batch}", [(f"u{n}", n) for n in range(batch, batch + 9)])
+    options = {
+        "url": url,
+        "input": str(visits.input),
+        "checkpoint": str(tmp_path / "killed"),
+        "folder": str(tmp_path),
+        "faults": [["Kill", {"method": "swap", "where": ["Commits", 1], "after": True, "who": "driver"}]],
+    }
+    died = run_job(options)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with open_reader(url, "visits") as reader:
+        assert reader.ledger().committed.batch_id == 1
+    by_hand = count(visits, spark, f"sqlite:///{tmp_path}/other.db")
+    run(by_hand, visits)
+    assert crash_between(visits.checkpoint) == 1
+    assert files(visits.checkpoint) == files(tmp_path / "killed")
+    for place in (visits.checkpoint, tmp_path / "killed"):
+        with pytest.raises(errors.UsageError, match="batch 0 has ended and batch 1 is the last one planned"):
+            crash_between(place)
+    visits.put("2", [("u1", 1), ("new", 1)])
+    run(by_hand, visits)
+    assert contents(f"sqlite:///{tmp_path}/other.db") == visits.truth()
+    visits.checkpoint = tmp_path / "killed"
+    run(count(visits, spark, url), visits)
+    assert contents(url) == visits.truth()
+
+
+def files(checkpoint: Path) -> list[str]:
+    return sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
+
+
 def test_a_worker_killed_in_mid_write_on_local_is_begun_anew(url, spark, visits, tmp_path):
     visits.put("0", [(f"u{n}", n) for n in range(20)])
     run(count(visits, spark, url), visits)
     visits.put("1", [(f"u{n}", n) for n in range(10, 30)])
-    run(count(visits, spark, FaultyBackend(resolve(url), str(tmp_path), ("kill-worker",), after_puts=3)), visits)
-    assert (tmp_path / "kill-worker").exists()
+    backend = FaultyBackend(resolve(url), str(tmp_path), (Kill(call=3, after=True, name="kill-worker"),))
+    run(count(visits, spark, backend), visits)
+    assert backend.fired("kill-worker")
     assert contents(url) == visits.truth()
     with open_reader(url, "visits") as reader:
         assert len(reader.ledger().dead) == 1
@@ -138,8 +172,7 @@ def test_a_worker_killed_in_mid_write_on_a_cluster_loses_its_claim(url, visits, 
             "input": str(visits.input),
             "checkpoint": str(visits.checkpoint),
             "master": "local-cluster[2,1,1024]",
-            "faults": ["kill-worker"],
-            "after_puts": 4,
+            "faults": [["Kill", {"call": 4, "after": True, "name": "kill-worker"}]],
             "folder": str(tmp_path),
         }
     )
@@ -153,12 +186,13 @@ def test_a_worker_killed_in_mid_write_on_a_cluster_loses_its_claim(url, visits, 
 def test_a_task_of_a_failed_attempt_that_goes_on_writing_is_refused(url, spark, visits, tmp_path):
     """One task stalls, the other's worker dies, the batch is begun anew and committed; then the first writes."""
     visits.put("0", [(f"u{n}", n) for n in range(40)])
-    backend = FaultyBackend(resolve(url), str(tmp_path), ("stall", "kill-worker"), after_puts=2)
+    # each hits one task: the kill comes to the one that finds the other stalled
+    faults = (Wait(call=3, until="go", name="stall"), Kill(call=3, name="kill-worker"))
+    backend = FaultyBackend(resolve(url), str(tmp_path), faults, record=True)
     run(count(visits, spark, backend), visits)
     assert contents(url) == visits.truth()
     (tmp_path / "go").touch()
-    wait_for((tmp_path / "late").exists, "the late writer")
-    assert (tmp_path / "late").read_text() == "FencedError"
+    wait_for(lambda: "FencedError" in {call.outcome for call in backend.calls}, "the late writer")
     assert contents(url) == visits.truth()
     visits.put("1", [(f"u{n}", n) for n in range(40)])
     run(count(visits, spark, url), visits)

@@ -1,20 +1,24 @@
 """The job that tests run in a process of its own, to kill it: counts visits, from CSV files.
 
 python tests/visits_job.py '{"url": ..., "input": ..., "checkpoint": ..., ...}'
+
+``faults`` are those of `mapstate.testing`, by name, with their fields: ``["Kill", {"who": "driver", "call": 3}]``.
+``who`` may be "driver", which is this process's group; ``where`` is ``["Begins", 7]`` or ``["Commits", 7]``.
+``dies_downstream`` is the batch whose new values the driver does not survive.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from faults import FaultyBackend
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from mapstate import Count, Sum, newStream, opaque, transactional
+from mapstate import Count, Sum, newStream, opaque, testing, transactional
 from mapstate.backends import resolve
 
 TESTS = str(Path(__file__).resolve().parent)
@@ -32,23 +36,28 @@ def session(master: str, **conf: str) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stopTimeout": "30s",
         "spark.log.level": "ERROR",
-        "spark.executorEnv.PYTHONPATH": TESTS,  # where the faulty store's module is
+        "spark.executorEnv.PYTHONPATH": TESTS,  # where tests' own functions are found
     }
     for name, value in (settings | conf).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
+def fault(kind: str, fields: dict[str, Any]) -> testing.Fault:
+    fields = dict(fields)
+    if "where" in fields:
+        name, batch_id = fields["where"]
+        fields["where"] = getattr(testing, name)(batch_id)
+    if fields.get("who") == "driver":
+        fields["who"] = os.getpgrp()
+    made: testing.Fault = getattr(testing, kind)(**fields)
+    return made
+
+
 def main(options: dict[str, Any]) -> None:
     backend: Any = resolve(options["url"])
     if "faults" in options:
-        backend = FaultyBackend(
-            backend,
-            options["folder"],
-            tuple(options["faults"]),
-            after_puts=options.get("after_puts", 1),
-            group=os.getpgrp(),
-        )
+        backend = testing.FaultyBackend(backend, options["folder"], tuple(fault(*one) for one in options["faults"]))
     recipe = {"opaque": opaque, "transactional": transactional}[options.get("type", "opaque")]
     spark = session(options.get("master", "local[2]"), **options.get("conf", {}))
     visits = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).csv(options["input"])
@@ -59,6 +68,15 @@ def main(options: dict[str, Any]) -> None:
             recipe(backend, chunk_size=options.get("chunk_size", 1)), visits=Count(), bytes=Sum("bytes")
         )
     )
+    if "dies_downstream" in options:
+
+        def downstream(new_values: DataFrame, batch_id: int) -> None:
+            new_values.count()
+            if batch_id == options["dies_downstream"]:
+                Path(options["folder"], "kill").touch()
+                os.killpg(0, signal.SIGKILL)
+
+        counts = counts.newValuesStream().foreachBatch(downstream)
     query = counts.start(options["checkpoint"], trigger={"availableNow": True})
     query.awaitTermination()
     spark.stop()

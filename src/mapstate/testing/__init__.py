@@ -1,0 +1,43 @@
+"""For those who test a store of their own, or a job over one: see docs/testing.md."""
+
+from __future__ import annotations
+
+from mapstate.testing.crash import crash_between
+from mapstate.testing.faults import (
+    Begins,
+    Call,
+    Commits,
+    Fail,
+    Fault,
+    FaultyBackend,
+    FaultyStore,
+    ForgetfulBackend,
+    ForgetfulStore,
+    HasKey,
+    Kill,
+    Mark,
+    RecordedCall,
+    Wait,
+    calling_executor,
+    wait_for,
+)
+
+__all__ = [
+    "Begins",
+    "Call",
+    "Commits",
+    "Fail",
+    "Fault",
+    "FaultyBackend",
+    "FaultyStore",
+    "ForgetfulBackend",
+    "ForgetfulStore",
+    "HasKey",
+    "Kill",
+    "Mark",
+    "RecordedCall",
+    "Wait",
+    "calling_executor",
+    "crash_between",
+    "wait_for",
+]

@@ -1,0 +1,51 @@
+"""What a dead driver leaves in a checkpoint, made without killing one. Imports no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from mapstate.errors import UsageError
+
+__all__ = ["crash_between"]
+
+
+def crash_between(checkpoint: str | Path) -> int:
+    """Takes back Spark's own commit of the last batch, and returns the id of that batch.
+
+    The checkpoint is then what a driver leaves that died after the ledger's commit and before Spark's: the query,
+    started again, brings the batch again. For a checkpoint in a local directory, of a query that has stopped.
+
+    Of a batch, Spark writes ``sources/`` and ``offsets/N`` before the foreachBatch function is called, and
+    afterwards ``commits/N`` alone. So that is what goes, with its checksum. Where the next batch is planned
+    already (``offsets/N+1``: the query died or failed in it) nothing is taken back, because Spark would go on
+    with that one and never bring the last one again. Raises UsageError.
+    """
+    place = _local(checkpoint)
+    committed, planned = _batches(place / "commits"), _batches(place / "offsets")
+    if not committed:
+        raise UsageError(f"no batch has ended in the checkpoint {str(place)!r}: is it the right directory?")
+    last = committed[-1]
+    if last not in planned or planned[-1] > last:
+        raise UsageError(
+            f"in the checkpoint {str(place)!r} batch {last} has ended and batch {max(planned, default='none')} is the "
+            f"last one planned: a driver that died before Spark's commit of {last} had planned nothing after it. Let "
+            "the query finish what it has begun, or leave it: it did crash, in another place."
+        )
+    (place / "commits" / str(last)).unlink()
+    (place / "commits" / f".{last}.crc").unlink(missing_ok=True)
+    return last
+
+
+def _batches(log: Path) -> list[int]:
+    """The batch ids in one of Spark's logs, ascending."""
+    return sorted(int(path.name) for path in log.iterdir() if path.name.isdigit()) if log.is_dir() else []
+
+
+def _local(checkpoint: str | Path) -> Path:
+    if isinstance(checkpoint, str) and ":/" in checkpoint:
+        parts = urlsplit(checkpoint)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            raise UsageError(f"{checkpoint!r} is not on this machine's disk, and only there a crash can be made")
+        return Path(unquote(parts.path))
+    return Path(checkpoint)
