@@ -6,11 +6,12 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check --no-input
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos bench lint clean
+.PHONY: help venv demo test chaos model bench lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
+	@echo "make model    explores the protocol's model; takes a quarter of an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
 	@echo "make lint     ruff and mypy only"
@@ -53,6 +54,9 @@ demo: $(STAMP)
 
 test: lint
 	scripts/run python -m pytest $(ARGS)
+
+model: $(STAMP)
+	scripts/run python -m mapstate.testing.model $(ARGS)
 
 chaos: $(STAMP)
 	scripts/run python -m pytest tests/chaos --chaos full $(ARGS)

@@ -1,0 +1,274 @@
+"""The protocol with one thing wrong, over and over: what shows that the model can find something.
+
+Each mutant switches off one protection or builds it in the way that looks simpler. Each has the world in which it is
+found out. `MUTANTS` is in the order of docs/model.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from mapstate.backing_map import FenceToken
+from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Record, Refused
+from mapstate.testing.model.world import World
+from mapstate.transitions import AlreadyCommitted, Begun, Commit, InFlight, LedgerRecord, Opening
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+class Mutant(NamedTuple):
+    """A protocol with one thing wrong, and a world in which that shows."""
+
+    name: str
+    protocol: type[Protocol]
+    world: World
+
+
+class _TridentsRule(Protocol):
+    """A txid per batch, and ``curr`` counts unless the record is of this very batch."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        after, begun = super().begun(ledger, session, batch, nonce)
+        again = ledger.in_flight
+        if not isinstance(begun, Begun) or again is None or again.batch_id != batch:
+            return after, begun
+        flight = InFlight(txid=again.txid, epoch=after.epoch, batch_id=batch, nonce=nonce)
+        after = msgspec.structs.replace(after, next_txid=ledger.next_txid, in_flight=flight)
+        return after, Begun(batch, again.txid, begun.view, after.fence())
+
+    def applied(self, view: int, txid: int, record: Record | None, operation: int) -> Record | Refused | None:
+        base = None
+        if record is not None:
+            base = record[2] if record[0] == txid else record[1]  # type: ignore[misc]
+        return (txid, None if operation == REMOVE else (base or 0) + operation, base)
+
+
+class _NothingIsDead(Protocol):
+    def committed(self, ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
+        return msgspec.structs.replace(super().committed(ledger, session, done), dead=())
+
+
+class _NoFence(Protocol):
+    def may_write(self, fence: FenceToken | None, token: FenceToken) -> bool:
+        return True
+
+
+class _FenceOfAnEpoch(Protocol):
+    def may_write(self, fence: FenceToken | None, token: FenceToken) -> bool:
+        return fence is not None and fence.epoch == token.epoch
+
+
+class _FenceWithoutNonce(Protocol):
+    def may_write(self, fence: FenceToken | None, token: FenceToken) -> bool:
+        return super().may_write(
+            None if fence is None else fence._replace(nonce=""),
+            token._replace(nonce=""),
+        )
+
+
+class _CommitsToACopy(Protocol):
+    def may_commit(self, *, begun_in: int, life: int) -> bool:
+        return True
+
+
+class _NoClaims(Protocol):
+    def has_to_claim(self, *, empty: bool) -> bool:
+        return False
+
+
+class _EmptyTasksDoNotClaim(Protocol):
+    def has_to_claim(self, *, empty: bool) -> bool:
+        return not empty
+
+
+class _NoLease(Protocol):
+    def lease_holds(self, held: int | None, vouched: int | None) -> bool:
+        return True
+
+
+class _EmptyTasksKeepTheirLease(Protocol):
+    empty_tasks_keep_their_lease = True
+
+
+class _EntriesOverABrokenLease(Protocol):
+    keeps_entries_over_a_broken_lease = True
+
+
+class _CacheFilledBeforeThePut(Protocol):
+    fills_before_put = True
+
+
+class _AdoptComparesBatchIds(Protocol):
+    """A new owner's next batch is the one behind the last that was committed, whoever committed it."""
+
+    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        if ledger is not None and ledger.owner != opening.owner and after.committed is not None:
+            due = after.committed.batch_id + 1
+            return msgspec.structs.replace(after, owners=after.owners | {opening.owner: due})
+        return after
+
+
+class _OneNextBatchForAllOwners(Protocol):
+    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        return msgspec.structs.replace(after, owners=dict.fromkeys(after.owners, max(after.owners.values())))
+
+
+class _RollbackAfterALaterAttempt(Protocol):
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        if record.committed is None:
+            return Refused("RollbackError")
+        record = msgspec.structs.replace(record, in_flight=None, next_txid=record.committed.txid + 1)
+        after = super().rollback(self.number(record))
+        if isinstance(after, Refused):
+            return after
+        kept = self.ledger(ledger)
+        return self.number(
+            msgspec.structs.replace(self.ledger(after), in_flight=kept.in_flight, next_txid=kept.next_txid)
+        )
+
+
+class _RollbackTwiceInARow(Protocol):
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        if record.committed is not None and record.previous is None and record.in_flight is None:
+            return super().rollback(self.number(msgspec.structs.replace(record, next_txid=record.committed.txid + 1)))
+        return super().rollback(ledger)
+
+
+class _VacuumBesideTasks(Protocol):
+    """No attempt of its own, no fence: it rewrites what is dead, and then says that nothing is."""
+
+    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> Attempt | int | Refused:
+        last = self.ledger(ledger).last_txid
+        if take_over or last is None:
+            return Refused("UsageError")
+        return Attempt(ledger, last, self.view(ledger), None)  # type: ignore[arg-type]
+
+    def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
+        return self.number(msgspec.structs.replace(self.ledger(ledger), dead=()))
+
+
+class _VacuumCountsAtItsEnd(Protocol):
+    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> Attempt | int | Refused:
+        answer = super().begin_vacuum(ledger, session, take_over=take_over)
+        if not isinstance(answer, Attempt):
+            return answer
+        before = self.ledger(ledger).rewrites
+        return answer._replace(ledger=self.number(msgspec.structs.replace(self.ledger(answer.ledger), rewrites=before)))
+
+    def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
+        answer = super().commit_vacuum(ledger, txid, fenced=fenced)
+        if isinstance(answer, Refused):
+            return answer
+        after = self.ledger(answer)
+        return self.number(msgspec.structs.replace(after, rewrites=after.rewrites + 1))
+
+
+class _ResetDeletes(Protocol):
+    reset_deletes = True
+
+    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+        return msgspec.structs.replace(super().opened(ledger, opening), floor=0)
+
+
+class _RemovedKeysAreDeleted(Protocol):
+    def stored(self, record: Record) -> Record | None:
+        return None if record[1] is None else record
+
+
+class _RedoOfACommittedBatch(Protocol):
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        after, begun = super().begun(ledger, session, batch, nonce)
+        if isinstance(begun, Begun):
+            return after, begun
+        again = msgspec.structs.replace(ledger, owners=ledger.owners | {ledger.owner: batch})
+        return super().begun(again, session, batch, nonce)
+
+
+class _ClusterFenceSetUnconditionally(Protocol):
+    def raised(self, fence: FenceToken | None, token: FenceToken) -> FenceToken:
+        return token
+
+
+class _ReaderMindsNoStaleRecord(Protocol):
+    minds_stale_records = False
+
+
+class _ReaderDoesNotLookAgain(Protocol):
+    def looks_again(self, before: int, after: int, *, absent: bool) -> bool:
+        return False
+
+
+class _KeysWrittenTwice(Protocol):
+    writes_keys_twice = True
+
+
+_RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
+_COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
+_FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
+_CACHED = World(name="workers with caches", drivers=((0, "refuse"),), cache="lease", workers=2, batches=4, attempts=4)
+_ADOPTED = World(name="a second query adopts", drivers=((0, "refuse"), (1, "adopt")), plans=((1,),))
+_ROLLED_BACK = World(name="a rollback", drivers=((0, "refuse"),), rollbacks=2, batches=3, attempts=4)
+_READ = World(name="a reader", drivers=((0, "refuse"),), partitions=(0, 1), plans=((1, 1), (0, 1)), batches=3, reads=1)
+_PURGED = World(name="a reader and a vacuum", drivers=((0, "refuse"),), plans=((1,), (2,)), reads=1, vacuums=1)
+_PUT_BACK = World(name="a store that is put back", drivers=((0, "refuse"),) * 3, losses=1, loss="back", batches=1)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("Trident's rule", _TridentsRule, _RESTARTED),
+    Mutant("nothing is dead", _NothingIsDead, _RESTARTED),
+    Mutant("no fence", _NoFence, _RESTARTED),
+    Mutant("a fence of the epoch alone", _FenceOfAnEpoch, _FAILING),
+    Mutant("a fence without the attempt's nonce", _FenceWithoutNonce, _PUT_BACK),
+    Mutant("a commit to a store that was put back", _CommitsToACopy, _PUT_BACK),
+    Mutant("no claims", _NoClaims, _COPIED),
+    Mutant("no claims by empty tasks", _EmptyTasksDoNotClaim, _COPIED),
+    Mutant("no cache lease", _NoLease, _CACHED),
+    Mutant(
+        "a lease kept by a task that put nothing",
+        _EmptyTasksKeepTheirLease,
+        World(name="copies with caches", drivers=((0, "refuse"),), cache="lease", workers=2, copies=1, batches=3),
+    ),
+    Mutant("entries kept over a broken lease", _EntriesOverABrokenLease, _CACHED),
+    Mutant(
+        "the cache filled before the put",
+        _CacheFilledBeforeThePut,
+        World(
+            name="one process with a cache",
+            type="transactional",
+            drivers=((0, "refuse"),),
+            plans=((1,),),
+            cache="process",
+            put_failures=1,
+        ),
+    ),
+    Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED),
+    Mutant("one next batch for all owners", _OneNextBatchForAllOwners, _ADOPTED),
+    Mutant("rollback after a later attempt began", _RollbackAfterALaterAttempt, _ROLLED_BACK),
+    Mutant("rollback twice in a row", _RollbackTwiceInARow, _ROLLED_BACK),
+    Mutant("vacuum beside running tasks", _VacuumBesideTasks, World(name="a vacuum", vacuums=1)),
+    Mutant("readers learn of a vacuum at its end", _VacuumCountsAtItsEnd, _PURGED),
+    Mutant(
+        "reset by deleting",
+        _ResetDeletes,
+        World(name="a second query resets", drivers=((0, "refuse"), (1, "reset")), reads=1),
+    ),
+    Mutant("a removed key deleted", _RemovedKeysAreDeleted, World(name="removals", plans=((1,), (2,)))),
+    Mutant("redo of a committed batch", _RedoOfACommittedBatch, _RESTARTED),
+    Mutant(
+        "a cluster fence set unconditionally",
+        _ClusterFenceSetUnconditionally,
+        World(name="a cluster", store="cluster", plans=((1,),), lost_replies=1),
+    ),
+    Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ),
+    Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED),
+    Mutant("a key written twice in one attempt", _KeysWrittenTwice, World(name="one driver", drivers=((0, "refuse"),))),
+)

@@ -1,0 +1,145 @@
+"""The steps of operators, vacuum and rollback, and what a store may do to us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mapstate.testing.model.protocol import Attempt, Protocol, Refused
+from mapstate.testing.model.tasks import Tasks
+from mapstate.testing.model.world import Label, State, Vacuum, ViolationError, World, with_item
+
+__all__ = ["Operators"]
+
+
+class Operators:
+    """Vacuum, rollback, losses and expiry."""
+
+    def __init__(self, world: World, protocol: Protocol, tasks: Tasks) -> None:
+        self.world = world
+        self.protocol = protocol
+        self._tasks = tasks
+
+    def steps(self, state: State) -> Iterator[tuple[Label, State]]:
+        """Each of these steps, and the state after it."""
+        world, used = self.world, state.used
+        for at, vacuum in enumerate(state.vacuums):
+            yield from self._vacuum(state, at, vacuum)
+        if state.ledger == 0:
+            return
+        if used.vacuums < world.vacuums:
+            yield from self._begin_vacuum(state)
+        if used.rollbacks < world.rollbacks:
+            yield from self._rollback(state)
+        if used.losses < world.losses:
+            yield from self._loss(state)
+        if used.expiries < world.expiries:
+            yield from self._expiry(state)
+
+    def _begin_vacuum(self, state: State) -> Iterator[tuple[Label, State]]:
+        used = state.used._replace(vacuums=state.used.vacuums + 1)
+        for take_over in (False, True):
+            answer = self.protocol.begin_vacuum(state.ledger, used.vacuums, take_over=take_over)
+            if isinstance(answer, Attempt):
+                vacuum = Vacuum(answer.txid, answer.view, answer.token, used.losses)
+                yield (
+                    ("a vacuum begins", answer.txid, "by taking over" if take_over else ""),
+                    state._replace(ledger=answer.ledger, vacuums=(*state.vacuums, vacuum), used=used),
+                )
+
+    def _vacuum(self, state: State, at: int, vacuum: Vacuum) -> Iterator[tuple[Label, State]]:
+        keys = self.world.keys
+        fences = keys if self.world.store == "cluster" and vacuum.token is not None else 0
+        if vacuum.at < fences:
+            assert vacuum.token is not None
+            raised = self.protocol.raised(state.fences[vacuum.at], vacuum.token)
+            after = state._replace(fences=with_item(state.fences, vacuum.at, raised))
+            yield ("the vacuum raises the fence of key", vacuum.at), after.with_vacuum(at, vacuum.next())
+            return
+        key, is_put = divmod(vacuum.at - fences, 2)
+        if key == keys:
+            fenced = self.world.store != "filtered"
+            if state.ledger and self.protocol.may_commit(begun_in=vacuum.life, life=state.used.losses):
+                answer = self.protocol.commit_vacuum(state.ledger, vacuum.txid, fenced=fenced)
+                if not isinstance(answer, Refused):
+                    state = state._replace(ledger=answer)
+            yield ("the vacuum ends",), state.with_vacuum(at, None)
+        elif not self._tasks.may_write(state, vacuum.token, key):
+            yield ("the vacuum is fenced",), state.with_vacuum(at, None)
+        elif not is_put:
+            yield ("the vacuum gets key", key), state.with_vacuum(at, vacuum.next(state.records[key]))
+        else:
+            yield ("the vacuum puts key", key), self._sweep(state, at, vacuum, key)
+
+    def _sweep(self, state: State, at: int, vacuum: Vacuum, key: int) -> State:
+        filtered = self.world.store == "filtered"
+        after = state.with_vacuum(at, vacuum.next())
+        if vacuum.read is None:
+            return after
+        swept = self.protocol.swept(vacuum.view, vacuum.txid, vacuum.read, everything=filtered)
+        if swept is None:
+            return after
+        if filtered and not self.protocol.may_replace(state.records[key], vacuum.txid):
+            return state.with_vacuum(at, None)
+        return after._replace(records=with_item(state.records, key, None if isinstance(swept, str) else swept))
+
+    def _rollback(self, state: State) -> Iterator[tuple[Label, State]]:
+        """An operator takes the last batch back, and rewinds the checkpoint with it."""
+        answer = self.protocol.rollback(state.ledger)
+        if isinstance(answer, Refused):
+            return
+        if state.before is None or state.last is None:
+            raise ViolationError("a rollback where there is no batch to go back to")
+        query, batch = state.last
+        yield (
+            ("the last batch is rolled back",),
+            state._replace(
+                ledger=answer,
+                claims=state.claims if self.world.store == "filtered" else (),
+                truth=state.before,
+                before=None,
+                last=None,
+                counted=with_item(state.counted, query, batch),
+                checkpoints=with_item(state.checkpoints, query, min(state.checkpoints[query], batch)),
+                used=state.used._replace(rollbacks=state.used.rollbacks + 1),
+            ),
+        )
+
+    def _loss(self, state: State) -> Iterator[tuple[Label, State]]:
+        used = state.used._replace(losses=state.used.losses + 1)
+        nobody = (None,) * self.world.keys
+        gone = state._replace(
+            ledger=0, truth=nobody, before=None, last=None, counted=(0,) * self.world.queries, owner=None, used=used
+        )
+        if self.world.loss == "ledger":
+            yield ("the ledger is lost",), gone
+        elif self.world.loss == "flush":
+            yield (
+                ("the store is emptied",),
+                gone._replace(records=nobody, fences=(None,) * len(state.fences), claims=()),
+            )
+        elif state.saved is None:
+            saved = tuple(getattr(state, name) for name in _SAVED)
+            yield ("a copy of the store is made",), state._replace(saved=saved)
+        else:
+            back = dict(zip(_SAVED, state.saved, strict=True))
+            yield ("the copy is put back",), state._replace(**back, used=used)
+
+    def _expiry(self, state: State) -> Iterator[tuple[Label, State]]:
+        """A record that counts, and that nobody is working on, reaches the end of its ttl."""
+        used = state.used._replace(expiries=state.used.expiries + 1)
+        view = self.protocol.view(state.ledger)
+        for key, record in enumerate(state.records):
+            busy = any(key == of for one in state.tries if one.at > 1 for of, _ in one.operations)
+            if record is not None and not busy and self.protocol.shown(view, record[0], record) == record[1]:
+                yield (
+                    ("expires: key", key),
+                    state._replace(
+                        records=with_item(state.records, key, None),
+                        truth=with_item(state.truth, key, None),
+                        before=None if state.before is None else with_item(state.before, key, None),
+                        used=used,
+                    ),
+                )
+
+
+_SAVED = ("ledger", "fences", "records", "claims", "truth", "before", "last", "counted", "owner")
