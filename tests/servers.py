@@ -294,6 +294,11 @@ class Forwarder:
             thread.join(DEADLINE)
         self._listener.close()
 
+    def point_to(self, url: str) -> None:
+        """Connections from now on go to another server."""
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "localhost", parts.port or 6379)
+
     def _start(self, run: Callable[..., None], *args: Any) -> None:
         self._threads.append(threading.Thread(target=run, args=args, daemon=True))
         self._threads[-1].start()
@@ -436,3 +441,92 @@ class CuttingProxy(Forwarder):
         server.shutdown(socket.SHUT_WR)
         while data := server.recv(2**16):
             self.late += data
+
+
+class Tap(Forwarder):
+    """Knows where in the talk a job is, and makes something happen there: when a certain request comes by.
+
+    ``fired``    how often it happened
+    ``deliver``  set: "late" requests go on to the server as soon as their sender has hung up
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.fired = 0
+        self.deliver = threading.Event()
+        self.deliver.set()
+        self._marker = b""
+        self._left = 0
+        self._always = False
+        self._then: Callable[[], object] | None = None
+        self._how = "pass"
+        self._lock = threading.RLock()  # what happens may arm the next
+
+    def on(
+        self,
+        marker: bytes,
+        nth: int = 1,
+        then: Callable[[], object] | None = None,
+        *,
+        how: str = "pass",
+        always: bool = False,
+    ) -> None:
+        """When the ``nth`` request from now on with ``marker`` in it comes, calls ``then``; meanwhile none goes on.
+
+        After that the request goes on, ``how`` "pass"; or its reply is swallowed, and all that follow on that
+        connection ("swallow"); or it is kept until its sender has hung up ("late"). Once, or ``always``
+        from there on.
+        """
+        with self._lock:
+            self._marker, self._left, self._then, self._how, self._always = marker, nth, then, how, always
+
+    def off(self) -> None:
+        """Nothing happens any more."""
+        with self._lock:
+            self._marker = b""
+
+    @property
+    def is_armed(self) -> bool:
+        """Something shall happen that has not happened yet."""
+        return bool(self._marker)
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        tail, how, kept = b"", "pass", b""
+        while not self._closed:
+            for ready in select.select([client, server], [], [], 0.02)[0]:
+                data = ready.recv(2**16)
+                if not data:
+                    if ready is client and kept:
+                        wait_until(lambda: self._closed or self.deliver.is_set(), "late requests may go on")
+                        server.sendall(kept)
+                        server.shutdown(socket.SHUT_WR)
+                        while server.recv(2**16):
+                            pass
+                    return
+                if ready is server:
+                    if how == "pass":
+                        client.sendall(data)
+                    continue
+                if how == "pass":
+                    how = self._look(tail + data)
+                    tail = (tail + data)[-max(1, len(self._marker) - 1) :]
+                if how == "late":
+                    kept += data
+                else:
+                    server.sendall(data)
+
+    def _look(self, data: bytes) -> str:
+        """What becomes of this request."""
+        with self._lock:
+            if not self._marker or self._marker not in data:
+                return "pass"
+            self._left -= 1
+            if self._left > 0:
+                return "pass"
+            then, how = self._then, self._how
+            if not self._always:
+                self._marker = b""
+            self.fired += 1
+            if then is not None:
+                then()
+            return how

@@ -1,0 +1,64 @@
+"""SIGKILL of the driver at every step of a batch, and at random moments, again and again on one checkpoint."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from chain import Chain
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
+
+# kills of each chain, in the subset and in the full run: all steps once, and 210 kills
+KILLS = {"opaque": (6, 90), "transactional": (1, 15)}
+
+
+@pytest.mark.parametrize("kind", KILLS)
+def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_dies(
+    kind, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+):
+    """One chain on Redis and one on SQLite at a time: a Spark start leaves a core idle now and then."""
+    seed = secrets.randbits(32)
+    urls = {"redis": redis_url, "sqlite": f"sqlite:///{tmp_path}/state.db"}
+    kills = rounds(*KILLS[kind])
+    chains = {
+        store: Chain(tmp_path / store, url, kind=kind, seed=seed + at, batches=4 * kills + 8)
+        for at, (store, url) in enumerate(urls.items())
+    }
+    steps = _steps(chains["redis"].steps(), 2 * kills, random.Random(seed))
+    with ThreadPoolExecutor(len(chains)) as pool:
+        running = [
+            pool.submit(_run, chain, steps[at :: len(chains)], f"seed {seed}, {store}")
+            for at, (store, chain) in enumerate(chains.items())
+        ]
+        for one in running:
+            one.result()
+    for store, chain in chains.items():
+        for step, number in chain.kills.items():
+            tally(f"driver killed {step}", kills=number)
+        tally(f"drivers killed on {store}, {kind}", kills=chain.kills.total(), batches=chain.due)
+        tally(
+            "of these, replays", with_other_contents=chain.other_contents, killed_again_in_the_same_batch=chain.repeated
+        )
+
+
+def _run(chain: Chain, steps: list[str], name: str) -> None:
+    for at, step in enumerate(steps):
+        try:
+            chain.kill(step)
+        except BaseException as error:
+            error.add_note(f"{name}, after {steps[:at]}")
+            raise
+    chain.finish()
+
+
+def _steps(steps: list[str], number: int, order: random.Random) -> list[str]:
+    """Every step about equally often, in random order."""
+    found: list[str] = []
+    while len(found) < number:
+        found += order.sample(steps, len(steps))
+    return found[:number]
