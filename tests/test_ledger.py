@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -343,7 +344,10 @@ def result_of(step, store, script, writes_before=0):
     wrapped.script = ["ok"] * writes_before + list(script)
     STEPS[step](wrapped, ledger)
     assert wrapped.script == []
-    return decode_ledger(stored(store), "s")
+    after = decode_ledger(stored(store), "s")
+    if after.in_flight is None:
+        return after
+    return msgspec.structs.replace(after, in_flight=msgspec.structs.replace(after.in_flight, nonce=""))  # random
 
 
 @pytest.mark.parametrize("script", [["applied"], ["lost"], ["lost", "lost", "applied"]], ids="-".join)
