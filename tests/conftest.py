@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -23,10 +24,13 @@ def without_server(what: str) -> NoReturn:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--chaos full`` runs the tests in tests/chaos as often as docs/guarantees.md reports."""
-    parser.addoption(
-        "--chaos", choices=["subset", "full"], default="subset", help="how often chaos tests try each thing"
-    )
+    """``--chaos full`` runs the tests in tests/chaos again and again, ``subset`` each of them once or so."""
+    parser.addoption("--chaos", choices=["none", "subset", "full"], default="none", help="how often to try each thing")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without ``--chaos`` they are left out."""
+    return True if collection_path.name == "chaos" and config.getoption("--chaos") == "none" else None
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """How often the chaos tests try each thing, and the table of what was tried.
 
-`make test` runs a subset, `make chaos` (``--chaos full``) all of it.
+``--chaos subset`` tries little, `make chaos` (``--chaos full``) all of it.
 """
 
 from __future__ import annotations
