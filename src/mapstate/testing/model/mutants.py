@@ -216,6 +216,16 @@ _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), pla
 _COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
 _FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
 _CACHED = World(name="workers with caches", drivers=((0, "refuse"),), cache="lease", workers=2, batches=4, attempts=4)
+_CACHED_TWO_KEYS = World(
+    name="workers that keep two keys of a partition",
+    drivers=((0, "refuse"),),
+    partitions=(0, 0),
+    plans=((1, 1), (1, 0), (0, 1)),
+    cache="lease",
+    workers=2,
+    batches=4,
+    attempts=4,
+)
 _ADOPTED = World(name="a second query adopts", drivers=((0, "refuse"), (1, "adopt")), plans=((1,),))
 _ROLLED_BACK = World(name="a rollback", drivers=((0, "refuse"),), rollbacks=2, batches=3, attempts=4)
 _READ = World(name="a reader", drivers=((0, "refuse"),), partitions=(0, 1), plans=((1, 1), (0, 1)), batches=3, reads=1)
@@ -237,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _EmptyTasksKeepTheirLease,
         World(name="copies with caches", drivers=((0, "refuse"),), cache="lease", workers=2, copies=1, batches=3),
     ),
-    Mutant("entries kept over a broken lease", _EntriesOverABrokenLease, _CACHED),
+    Mutant("entries kept over a broken lease", _EntriesOverABrokenLease, _CACHED_TWO_KEYS),
     Mutant(
         "the cache filled before the put",
         _CacheFilledBeforeThePut,
