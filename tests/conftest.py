@@ -24,12 +24,13 @@ def without_server(what: str) -> NoReturn:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--chaos full`` runs the tests in tests/chaos again and again, ``subset`` each of them once or so."""
-    parser.addoption("--chaos", choices=["none", "subset", "full"], default="none", help="how often to try each thing")
+    """``--chaos full`` runs the tests in tests/chaos again and again, ``subset`` most of them once or so."""
+    what = "how often the chaos tests try each thing"
+    parser.addoption("--chaos", choices=["none", "subset", "full"], default="subset", help=what)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Without ``--chaos`` they are left out."""
+    """``--chaos none`` leaves them out."""
     return True if collection_path.name == "chaos" and config.getoption("--chaos") == "none" else None
 
 

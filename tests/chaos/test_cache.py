@@ -165,6 +165,7 @@ def test_partitions_that_move_between_local_workers_never_meet_a_stale_cache(url
         counted(tally, f"local[2], {url.partition(':')[0]}", done)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.local_cluster
 @pytest.mark.redis

@@ -79,6 +79,7 @@ def ended_badly(backend: FaultyBackend, before: int) -> set[str]:
     return {call.outcome for call in backend.calls[before:] if call.outcome != "done"}
 
 
+@pytest.mark.full
 def test_two_drivers_on_one_checkpoint_double_nothing_and_the_loser_says_why(
     redis_url, visits, tmp_path, rounds, tally
 ):
@@ -135,6 +136,7 @@ def test_two_drivers_on_two_checkpoints_at_once(url, spark, visits, tmp_path, ta
     tally("two drivers on two checkpoints", pairs=1)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.local_cluster
 def test_a_speculative_copy_of_a_task_writes_nothing(redis_url, visits, tmp_path, rounds, tally):

@@ -241,6 +241,7 @@ def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds
     )
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.redis
