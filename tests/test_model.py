@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mapstate.testing.model import MUTANTS, SMALL, WIDE, World, explore, walk
-from mapstate.testing.model.__main__ import main
 from mapstate.testing.model.protocol import Protocol
 from mapstate.testing.model.steps import Steps
 
@@ -104,9 +106,22 @@ def test_an_exploration_that_meets_its_limit_says_so():
     assert "the first" in str(found)
 
 
-def test_the_whole_program_tells_what_it_looked_at(capsys):
-    assert main(["--only", "a key written twice", "--processes", "1"]) == 0
-    assert main(["--only", "a wide cluster", "--walks", "2", "--processes", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "MUTANT a key written twice in one attempt: one driver: key 0 reads as" in out
-    assert "2 random ways" in out
+def test_the_whole_program_tells_what_it_looked_at():
+    mutant = run_program("--only", "a key written twice", "--processes", "2")
+    assert mutant.returncode == 0, mutant.stderr
+    assert "MUTANT a key written twice in one attempt: one driver: key 0 reads as" in mutant.stdout
+    wide = run_program("--only", "a wide cluster", "--walks", "2", "--processes", "1")
+    assert wide.returncode == 0, wide.stderr
+    assert "2 random ways" in wide.stdout
+
+
+def test_the_whole_program_refuses_a_name_that_nothing_has():
+    program = run_program("--only", "no such world")
+    assert program.returncode == 2
+    assert "no world and no mutant has 'no such world'" in program.stderr
+
+
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As `make model` starts it: its processes have to find their work in it."""
+    command = [sys.executable, "-m", "mapstate.testing.model", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
