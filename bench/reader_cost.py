@@ -94,7 +94,7 @@ def main() -> None:
         names = [f"{STATE}:{text}" for text in texts]
 
         def through_the_map() -> Any:
-            asked = [keys.encode(user) for user in users]
+            asked = keys.encode_all(users)
             return records.loads(asked, store.multi_get(asked))
 
         with (

@@ -117,7 +117,9 @@ def test_a_text_can_be_typed_in_a_shell(drawn):
 def test_columns_give_the_texts_that_single_keys_give(drawn):
     kinds, keys = drawn
     columns = [list(column) for column in zip(*keys, strict=True)]
-    assert codec(*kinds).encode_columns(columns, len(keys)) == [codec(*kinds).encode(key) for key in keys]
+    texts = [codec(*kinds).encode(key) for key in keys]
+    assert codec(*kinds).encode_columns(columns, len(keys)) == texts
+    assert codec(*kinds).encode_all(keys) == texts
 
 
 def test_texts_are_those_of_the_documentation():
@@ -153,11 +155,13 @@ def test_one_instant_in_two_zones_is_one_key():
 def test_a_bare_value_stands_for_a_key_of_one_column():
     assert codec("string").encode("a") == codec("string").encode(("a",))
     assert codec("string").encode(None) == codec("string").encode((None,))
+    assert codec("string").encode_all(["a", ("a",), None]) == ["a", "a", "\\N"]
 
 
 def test_the_ungrouped_key_is_the_empty_tuple():
     assert codec().encode(GLOBAL_KEY) == "\\G"
     assert codec().encode_columns([], 3) == ["\\G"] * 3
+    assert codec().encode_all([GLOBAL_KEY] * 3) == ["\\G"] * 3
     assert codec().decode("\\G") == ()
     with pytest.raises(KeyEncodingError):
         codec().decode("anything else")
@@ -204,6 +208,9 @@ def test_a_value_of_another_type_is_refused_with_the_column_and_the_schema(kind,
 def test_a_key_with_another_number_of_values_is_refused(key):
     with pytest.raises(KeyEncodingError, match="k0 string"):
         codec("string").encode(key)
+    with pytest.raises(KeyEncodingError, match="k0 string") as caught:
+        codec("string").encode_all(["a", key, "b"])
+    assert caught.value.key == repr(key)
 
 
 @pytest.mark.parametrize(

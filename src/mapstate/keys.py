@@ -73,6 +73,14 @@ class KeyCodec:
             )
         return self.encode_columns([[value] for value in values], 1)[0]
 
+    def encode_all(self, keys: Sequence[Any]) -> list[str]:
+        """The text of each key, given as `encode` takes it. The form that readers use."""
+        rows = [key if isinstance(key, tuple) else (key,) for key in keys]
+        width = len(self.fields)
+        if any(len(row) != width for row in rows):
+            return [self.encode(key) for key in keys]  # which says what is wrong with the first such key
+        return self.encode_columns(list(zip(*rows, strict=True)), len(rows))
+
     def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[str]:
         """The texts of ``rows`` keys, given column by column. The form that tasks use."""
         if not columns:

@@ -81,9 +81,8 @@ class StateReader:
         if not keys:
             return []
         opened = self._open()
-        texts = [opened.keys.encode(key) for key in keys]
-        opened, values = self._read(texts)
-        return [opened.show(value) for value in values]
+        opened, values = self._read(opened.keys.encode_all(keys))
+        return opened.fields.named(values)
 
     def scan(self, page_size: int = 1000) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All keys and their fields, a page of about ``page_size`` keys at a time in memory.
@@ -99,9 +98,9 @@ class StateReader:
     def _scanned(self, pages: Iterator[list[str]]) -> Iterator[tuple[Key, dict[str, Any]]]:
         for page in pages:
             opened, values = self._read(page)
-            for text, value in zip(page, values, strict=True):
-                if value is not None:
-                    yield opened.keys.decode(text), opened.named(value)
+            for text, fields in zip(page, opened.fields.named(values), strict=True):
+                if fields is not None:
+                    yield opened.keys.decode(text), fields
 
     def close(self) -> None:
         """Lets the store's connection go. Closing twice is no error."""
@@ -196,15 +195,6 @@ class _Opened:
         self.keys: KeyCodec = same.keys if same else KeyCodec(ledger.keys)
         self.codec: RecordCodec = same.codec if same else _codec(ledger)
         self.fields: Fields = same.fields if same else results_of(ledger.fields, aggregators)
-
-    def show(self, value: Any) -> dict[str, Any] | None:
-        """The fields of a value by name, None for an absent key."""
-        return None if value is None else self.named(value)
-
-    def named(self, value: Any) -> dict[str, Any]:
-        """The fields of a value by name."""
-        names = [field.name for field in self.ledger.fields]
-        return dict(zip(names, self.fields.result(value) or (), strict=True))
 
 
 def _codec(ledger: LedgerRecord) -> RecordCodec:

@@ -80,6 +80,20 @@ class Fields:
             return [_call(self.aggregators[0], self.aggregators[0].result, _bare(value))]
         return [_call(one, one.result, own) for one, own in zip(self.aggregators, value, strict=True)]
 
+    def named(self, values: Sequence[Any]) -> list[dict[str, Any] | None]:
+        """What a reader sees of each value: `result` by the fields' names, None for an absent key. One pass."""
+        shows = [None if type(one).result is Aggregator.result else one for one in self.aggregators]
+        names = [field.name for field in self.fields]
+        if any(shows):
+            return [
+                None if value is None else dict(zip(names, self.result(value) or (), strict=True)) for value in values
+            ]
+        if not self._single:
+            return [None if value is None else dict(zip(names, value, strict=True)) for value in values]
+        name = names[0]
+        named: list[dict[str, Any] | None] = [None if value is None else {name: value} for value in values]
+        return [one and {name: _bare(one[name])} for one in named] if NULL in values else named
+
     def shown(self, value: Any) -> list[Any]:
         """`result` as new values show it: nulls for a removed key, JSON for what has no Spark type."""
         results = self.result(value) or [None] * len(self.fields)

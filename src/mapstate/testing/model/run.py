@@ -75,4 +75,3 @@ def _mutant(mutant: Mutant, limit: int) -> tuple[bool, int, str]:
     right = explore(mutant.world, limit=limit)
     found_out = wrong.violation is not None and right.violation is None
     return found_out, wrong.states + right.states, f"MUTANT {mutant.name}: {wrong}"
-
