@@ -141,6 +141,12 @@ def test_a_url_with_too_few_slashes_says_how_many_it_takes(url):
         SqliteBackend.from_url(url)
 
 
+def test_a_password_that_was_put_there_by_mistake_is_not_repeated():
+    with pytest.raises(ConfigurationError) as caught:
+        SqliteBackend.from_url("sqlite://user:hunter2@host/visits.db")
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("query", "named"),
     [

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 from weakref import WeakSet
 
@@ -116,7 +116,8 @@ class SqliteBackend:
         host, slash, path = location.removeprefix("//").partition("/")
         if host or (path and not location.startswith("///")):
             raise ConfigurationError(
-                f"{url!r} names no file: it is sqlite:///relative.db, or sqlite:////absolute.db with four slashes"
+                "a sqlite:// URL names a file and no host: sqlite:///relative.db, or sqlite:////absolute.db with four "
+                "slashes"
             )
         options = dict(parse_qsl(query, keep_blank_values=True))
         unknown = options.keys() - {"timeout", "synchronous", "max_value_bytes"}
@@ -124,15 +125,14 @@ class SqliteBackend:
             raise ConfigurationError(
                 f"sqlite:// has no parameter {', '.join(sorted(unknown))}; it has timeout, synchronous, max_value_bytes"
             )
-        try:
-            return cls(
-                path if slash else "",
-                timeout=float(options.get("timeout", cls.timeout)),
-                synchronous=options.get("synchronous", cls.synchronous),
-                max_value_bytes=int(options.get("max_value_bytes", cls.max_value_bytes)),
-            )
-        except ValueError as error:
-            raise ConfigurationError(f"{url!r}: {error}") from error
+        given: dict[str, Any] = dict(options)
+        for name, number in (("timeout", float), ("max_value_bytes", int)):
+            if name in options:
+                try:
+                    given[name] = number(options[name])
+                except ValueError as error:
+                    raise ConfigurationError(f"{name} in a sqlite:// URL is a number, not {options[name]!r}") from error
+        return cls(path if slash else "", **given)
 
     def open(self, state: str, *, ttl: float | None = None) -> SqliteStore:
         """See `Backend.open`. The file is opened with the first call that needs it."""
