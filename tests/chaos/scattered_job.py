@@ -87,5 +87,6 @@ if __name__ == "__main__":
         Path(given["place"]),
         tuple(fault(*one) for one in given["faults"]),
         per_batch=given["per_batch"],
+        **({"apply_on": given["apply_on"]} if "apply_on" in given else {}),
     )
     spark.stop()

@@ -6,12 +6,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from processes import job
 from scattered_job import run, totals, write_files
 
 from mapstate import open_reader
-from mapstate.testing import Begins, Kill, Mark
+from mapstate.testing import Begins, Kill, Mark, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis]
 
@@ -51,24 +52,73 @@ def test_a_worker_killed_in_mid_write_mixes_no_two_tries(url, spark, rounds, tal
 @pytest.mark.local_cluster
 def test_an_executor_killed_in_mid_write_mixes_no_two_tries(rounds, tally, tmp_path, redis_url):
     """local-cluster: Spark tries the task again by itself, and computes again what the executor held of the shuffle."""
-    kinds: list[Any] = ["executor", "self"] * rounds(1, 10)
+    kinds = ["executor", "between tasks", "self"] * rounds(1, 10)
     in_cluster(redis_url, tmp_path, kinds)
     tally("executor JVM killed in mid-write", kills=kinds.count("executor"))
+    tally("executor JVM killed between two tasks", kills=kinds.count("between tasks"))
     tally("Python worker killed in mid-write, on local-cluster", kills=kinds.count("self"))
 
 
-def in_cluster(url: str, place: Path, kinds: list[Any], **kill: Any) -> None:
-    """A kill in each batch but the last."""
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.local_cluster
+def test_an_executor_killed_while_the_driver_writes_mixes_no_two_draws(rounds, tally, tmp_path, redis_url):
+    """apply_on="driver": partition by partition, with the executors idle between them; one is lost after the first."""
+    batches, per_batch = rounds(1, 5), 4
+    sums, faults = write_files(tmp_path / "input", batches + 1, per_batch, ROWS), []
+    for batch in range(batches):
+        begins = {"method": "swap", "where": ["Begins", batch], "after": True}
+        faults.append(["Mark", begins | {"name": f"begun-{batch}"}])
+        stall = {"call": 2, "until": f"killed-{batch}", "seconds": 100, "since": f"begun-{batch}"}
+        faults.append(["Wait", stall | {"name": f"stall-{batch}"}])
+    options = cluster_options(redis_url, tmp_path, per_batch, faults) | {"apply_on": "driver"}
+    log = tmp_path / "job.log"
+    with job(Path(__file__).with_name("scattered_job.py"), options, log) as process:
+        for batch in range(batches):
+            stalls = tmp_path / f"stall-{batch}"
+            wait_for(lambda stalls=stalls: stalls.exists() or process.poll() is not None, "the write", 240)
+            executors_of(process.pid)[0].kill()
+            (tmp_path / f"killed-{batch}").touch()
+        assert process.wait(240) == 0, log.read_text()[-3000:]
+    check(redis_url, tmp_path, sums, per_batch, [])
+    tally("executor JVM killed while the driver writes", kills=batches)
+
+
+def executors_of(driver: int) -> list[psutil.Process]:
+    """The executors' JVMs of a local-cluster."""
+    below = psutil.Process(driver).children(recursive=True)
+    return [one for one in below if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+
+
+def in_cluster(url: str, place: Path, kinds: list[str]) -> None:
+    """A kill in each batch but the last.
+
+    ``between tasks``: before the third task to come has its claim, so that no task is tried again that had written.
+    The shuffle's rows that the executor held are drawn anew for the tasks that come after.
+    """
     per_batch, faults = 4, []
-    for batch, who in enumerate(kinds):
-        since = f"begun-{batch}"
-        faults.append(
-            ["Mark", {"method": "swap", "where": ["Begins", batch], "after": True, "times": None, "name": since}]
-        )
-        where = {"call": 1 + batch % 5, "after": True} | kill
-        faults.append(["Kill", {"who": who, "since": since, "name": f"kill-{batch}"} | where])
+    for batch, kind in enumerate(kinds):
+        since, name = f"begun-{batch}", f"kill-{batch}"
+        begins = {"method": "swap", "where": ["Begins", batch], "after": True, "times": None}
+        faults.append(["Mark", begins | {"name": since}])
+        if kind == "between tasks":
+            for claim in ("first", "second"):
+                faults.append(["Mark", {"method": "claim", "since": since, "after": True, "name": f"{claim}-{batch}"}])
+                since = f"{claim}-{batch}"
+            faults.append(["Kill", {"method": "claim", "who": "executor", "since": since, "name": name}])
+        else:
+            where = {"call": 1 + batch % 5, "after": True}
+            faults.append(["Kill", {"who": kind, "since": since, "name": name} | where])
     sums = write_files(place / "input", len(kinds) + 1, per_batch, ROWS)
-    options = {
+    options = cluster_options(url, place, per_batch, faults)
+    log = place / "job.log"
+    with job(Path(__file__).with_name("scattered_job.py"), options, log) as process:
+        assert process.wait(200 + 60 * len(kinds)) == 0, log.read_text()[-3000:]
+    check(url, place, sums, per_batch, [f"kill-{batch}" for batch in range(len(kinds))])
+
+
+def cluster_options(url: str, place: Path, per_batch: int, faults: list[Any]) -> dict[str, Any]:
+    return {
         "url": url,
         "place": str(place),
         "master": "local-cluster[2,1,1024]",
@@ -81,7 +131,3 @@ def in_cluster(url: str, place: Path, kinds: list[Any], **kill: Any) -> None:
             "spark.sql.adaptive.coalescePartitions.enabled": "false",
         },
     }
-    log = place / "job.log"
-    with job(Path(__file__).with_name("scattered_job.py"), options, log) as process:
-        assert process.wait(200 + 60 * len(kinds)) == 0, log.read_text()[-3000:]
-    check(url, place, sums, per_batch, [f"kill-{batch}" for batch in range(len(kinds))])

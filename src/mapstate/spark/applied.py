@@ -21,6 +21,7 @@ from mapstate.keys import KeyCodec, KeyField
 from mapstate.ledger import record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import fixed_partitions, spread_of
+from mapstate.spark.query import configured
 from mapstate.spark.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
 from mapstate.spec import StateSpec
 from mapstate.transitions import Commit, LedgerRecord
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "apply_on_driver", "apply_on_executors", "new_values_type", "read_back"]
 
 _PAGE = 5000
+# Where an executor dies, Spark computes again what it held of the shuffle; of an input that is not deterministic that
+# is another draw. Tasks that have ended took the first: with these (Spark 4.1) the job fails and is not mixed.
+_ONE_DRAW = {
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+}
 
 
 class Applied:
@@ -56,39 +63,57 @@ class Applied:
 
 def apply_on_executors(batch_df: DataFrame, task: BatchTask) -> Applied:
     """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors."""
-    from pyspark import StorageLevel
     from pyspark.sql import functions as F
 
-    with fixed_partitions(batch_df, task.spec):
+    with configured(batch_df, _ONE_DRAW), fixed_partitions(batch_df, task.spec):
         plan = _plan(batch_df, task)
         task.spread = spread_of(plan) if task.spec.cache_size else None
         if task.new_values is None:
             lines = plan.mapInArrow(task, f"{REPORT_COLUMN} string").collect()
             return Applied(_reports(line[0] for line in lines), None)
-        out = plan.mapInArrow(task, task.new_values).localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
+        out, release = _computed_once(plan.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
     return Applied(
         _reports(line[0] for line in lines),
         out.where(report.isNull()).drop(REPORT_COLUMN),
-        lambda: out._jdf.queryExecution().logical().rdd().unpersist(False),
+        release,
     )
 
 
 def apply_on_driver(batch_df: DataFrame, task: BatchTask) -> Applied:
     """Aggregates on the executors and applies on the driver, for a store that lives in its process.
 
-    Partitions come one after the other; new values are kept in the driver's memory where asked for.
+    Partitions come one after the other, each by a job of its own, so where there are executors to lose all are
+    computed by one job before. New values are kept in the driver's memory where asked for.
     """
-    plan = _plan(batch_df, task).mapInArrow(_to_ipc, "batch binary")
-    rows = plan.toLocalIterator(prefetchPartitions=True)
-    batches = (batch for row in rows for batch in pa.ipc.open_stream(bytes(row[0])))
-    out = list(task(batches))
+    plan, release = _plan(batch_df, task).mapInArrow(_to_ipc, "batch binary"), _nothing
+    if not batch_df.sparkSession.sparkContext._jsc.isLocal():
+        with configured(batch_df, _ONE_DRAW):
+            plan, release = _computed_once(plan)
+    try:
+        rows = plan.toLocalIterator(prefetchPartitions=True)
+        batches = (batch for row in rows for batch in pa.ipc.open_stream(bytes(row[0])))
+        out = list(task(batches))
+    finally:
+        release()
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
     new_values = None
     if task.new_values is not None:
         new_values = _frame(batch_df, task.new_values, out)
     return Applied(_reports([line]), new_values)
+
+
+def _computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
+    """The frame, computed, in two replicas and never again, and what lets it go."""
+    from pyspark import StorageLevel
+
+    kept = frame.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
+    return kept, lambda: kept._jdf.queryExecution().logical().rdd().unpersist(False)
+
+
+def _nothing() -> None:
+    """There is nothing to let go."""
 
 
 def read_back(

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.maps import CachedMap
+from mapstate.spark.query import configured
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
@@ -70,16 +71,8 @@ def lease(
 @contextmanager
 def fixed_partitions(batch_df: DataFrame, spec: StateSpec) -> Iterator[None]:
     """Keeps Spark from merging or splitting partitions while a state with a cache is applied. Driver."""
-    if not spec.cache_size:
+    with configured(batch_df, {"spark.sql.adaptive.enabled": "false"} if spec.cache_size else {}):
         yield
-        return
-    conf = batch_df.sparkSession.conf  # the query's own copy
-    before = conf.get("spark.sql.adaptive.enabled")
-    conf.set("spark.sql.adaptive.enabled", "false")
-    try:
-        yield
-    finally:
-        conf.set("spark.sql.adaptive.enabled", str(before))
 
 
 def spread_of(plan: DataFrame) -> str | None:

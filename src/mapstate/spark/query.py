@@ -1,13 +1,15 @@
-"""Which streaming query a foreachBatch call serves, and whether that query is still wanted."""
+"""Which streaming query a foreachBatch call serves, whether that query is still wanted, and its settings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QueryRun", "running_query"]
+__all__ = ["QueryRun", "configured", "running_query"]
 
 
 class QueryRun(NamedTuple):
@@ -44,3 +46,20 @@ def running_query(batch_df: DataFrame) -> Any | None:
         return None
     uuid = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
     return session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+
+
+@contextmanager
+def configured(batch_df: DataFrame, settings: Mapping[str, str]) -> Iterator[None]:
+    """Spark's SQL settings for the plans that run inside, in the query's own copy of the session. Driver."""
+    conf = batch_df.sparkSession.conf
+    before = {name: conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                conf.unset(name)
+            else:
+                conf.set(name, was)
