@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,13 @@ def test_an_executor_killed_while_the_driver_writes_mixes_no_two_draws(rounds, t
 
 
 def executors_of(driver: int) -> list[psutil.Process]:
-    """The executors' JVMs of a local-cluster."""
-    below = psutil.Process(driver).children(recursive=True)
-    return [one for one in below if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+    """The executors' JVMs of a local-cluster that live."""
+    found = []
+    for one in psutil.Process(driver).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # which a zombie is too
+            if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def in_cluster(url: str, place: Path, kinds: list[str]) -> None:
