@@ -1,7 +1,8 @@
 """A chain of kills: one stream over many files, whose driver dies again and again on one checkpoint.
 
-File n is batch n. What the state has to be is counted from the files, by code that knows nothing of mapstate;
-only which batches count is asked of the ledger, as any reader would.
+Spark takes one file to a batch, in order, and two where it died between its source's log and its own: which
+files a batch has is read from these logs. What the state has to be is counted from the files, by code that knows
+nothing of mapstate; only which batches count is asked of the ledger, as any reader would.
 """
 
 from __future__ import annotations
@@ -85,12 +86,12 @@ class Chain:
     ``due`` is the batch that the ledger waits for. Opaque replays may bring other rows; see `kill`.
     """
 
-    def __init__(self, folder: Path, url: str, *, kind: str, seed: int, batches: int) -> None:
+    def __init__(self, folder: Path, url: str, *, kind: str, seed: int, files: int) -> None:
         self._folder = folder
         self._url = url
         self._kind = kind
         self._random = random.Random(seed)
-        self._batches: list[Rows] = []
+        self._files: list[Rows] = []
         self._ever: set[str] = set()
         self.due = 0
         self.kills: Counter[str] = Counter()
@@ -99,20 +100,14 @@ class Chain:
         self._starts = 0
         self._log = folder / "job.log"
         (folder / "input").mkdir(parents=True)
-        for batch in range(batches):
+        for file in range(files):
             users = self._random.sample(range(60), KEYS)
-            self._batches.append([])
-            self._put(
-                batch, [(f"u{user}", self._random.randrange(1000)) for user in users for _ in range(user % 3 + 1)]
-            )
+            self._files.append([])
+            self._put(file, [(f"u{user}", self._random.randrange(1000)) for user in users for _ in range(user % 3 + 1)])
 
     def steps(self) -> list[str]:
         """Where a driver of this state can die; a transactional one makes no claims."""
         return [step for step in STEPS if self._kind == "opaque" or step != "after a claim"]
-
-    def room(self) -> bool:
-        """Whether there are files left for another kill."""
-        return self.due + 6 < len(self._batches)
 
     def kill(self, step: str) -> None:
         """Starts the driver; it has to redo what the last one left, dies at ``step`` of this or the next batch.
@@ -126,7 +121,7 @@ class Chain:
         if step == DOWNSTREAM:
             options["dies_downstream"] = batch
         else:
-            options["faults"] = faults(step, batch, len({user for user, _ in self._batches[batch]}))
+            options["faults"] = faults(step, batch, len({user for user, _ in self._rows(batch, batch + 1)}))
         with self._job(options) as process:
             if step == RANDOM:
                 self._kill_at_random(process, folder, batch)
@@ -134,7 +129,7 @@ class Chain:
         said = self._log.read_text()[-3000:]
         assert process.returncode == -signal.SIGKILL, f"{step} of batch {batch} was never come to: {said}"
         if step == RANDOM:
-            least, most = batch + 1, len(self._batches)
+            least, most = batch + 1, len(self._files)
         else:
             assert (folder / "kill").exists(), f"the driver died, but not {step} of batch {batch}: {said}"
             least = most = batch + (step in LEFT_COMMITTED)
@@ -148,7 +143,8 @@ class Chain:
         """The driver runs to its end; every key is right."""
         with self._job({}) as process:
             assert process.wait(240) == 0, self._log.read_text()[-3000:]
-        self.check(len(self._batches), len(self._batches), "ended")
+        self.check(self.due, len(self._files), "ended")
+        assert self._files_until(self.due) == len(self._files)
 
     def check(self, least: int, most: int, when: str) -> None:
         """The state is that of the batches which the ledger says are committed, and these are as expected."""
@@ -179,27 +175,43 @@ class Chain:
 
     def _truth(self, due: int) -> _Truth:
         visits, size = Counter[str](), Counter[str]()
-        for rows in self._batches[:due]:
-            for user, one in rows:
-                visits[user] += 1
-                size[user] += one
+        for user, one in self._rows(0, due):
+            visits[user] += 1
+            size[user] += one
         return {(user,): {"visits": visits[user], "bytes": size[user]} for user in visits}
+
+    def _rows(self, first: int, due: int) -> Rows:
+        """What is in the files of the batches from ``first`` to the one before ``due``."""
+        files = self._files[self._files_until(first) : self._files_until(due)]
+        return [row for rows in files for row in rows]
+
+    def _files_until(self, due: int) -> int:
+        """How many files the batches before ``due`` have, as Spark wrote it down; or will have, if all goes well."""
+        if due == 0:
+            return 0
+        written = self._folder / "checkpoint" / "offsets" / str(due - 1)
+        if written.exists():
+            return int(json.loads(written.read_text().splitlines()[-1])["logOffset"]) + 1
+        names = [path.name.partition(".")[0] for path in (self._folder / "checkpoint" / "sources" / "0").glob("*")]
+        fetched = max((int(name) + 1 for name in names if name.isdigit()), default=0)
+        return max(fetched, self._files_until(due - 1)) + 1
 
     def _replace(self, batch: int) -> None:
         """Other rows: about half of the keys gone, some with other rows, some new."""
-        kept = [row for row in self._batches[batch] if self._random.random() < 0.5]
+        file = self._files_until(batch + 1) - 1  # its last one
+        kept = [row for row in self._files[file] if self._random.random() < 0.5]
         new = [(f"new-{batch}-{self._random.randrange(10**6)}", 7) for _ in range(3)]
         more = [(f"u{user}", 1) for user in self._random.sample(range(60), KEYS // 2)]
-        self._put(batch, [*kept, *new, *more])
+        self._put(file, [*kept, *new, *more])
         self.other_contents += 1
 
-    def _put(self, batch: int, rows: Rows) -> None:
-        self._batches[batch] = rows
+    def _put(self, file: int, rows: Rows) -> None:
+        self._files[file] = rows
         self._ever.update(user for user, _ in rows)
-        partial = self._folder / "input" / f"_{batch}"  # Spark does not see what starts with _
+        partial = self._folder / "input" / f"_{file}"  # Spark does not see what starts with _
         partial.write_text("".join(f"{user},{size}\n" for user, size in rows))
-        os.utime(partial, (START + batch, START + batch))
-        partial.rename(self._folder / "input" / f"{batch:04}.csv")
+        os.utime(partial, (START + file, START + file))
+        partial.rename(self._folder / "input" / f"{file:04}.csv")
 
     def _query_id(self) -> str:
         return str(json.loads((self._folder / "checkpoint" / "metadata").read_text())["id"])
