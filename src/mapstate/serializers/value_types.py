@@ -139,7 +139,10 @@ def _int_to_native(value: Any) -> Any:
 
 
 def _text_to_native(value: Any) -> Any:
-    return {"utf8": value.encode()} if value is not None and "\0" in value else value
+    if value is None or (value.isascii() and "\0" not in value):
+        return value
+    data = value.encode()  # what cannot be UTF-8 is refused here
+    return {"utf8": data} if b"\0" in data else value
 
 
 def _native_to_text(value: Any) -> Any:
@@ -155,7 +158,7 @@ def _any_to_native(value: Any) -> Any:
 def _has_bytes_or_nul(value: Any) -> bool:
     kind = type(value)
     if kind is str:
-        return "\0" in value
+        return b"\0" in value.encode()  # what cannot be UTF-8 is refused here
     if kind is list:
         return any(map(_has_bytes_or_nul, value))
     if kind is dict:
