@@ -18,6 +18,7 @@ from aerospike_stand_in import Fault, StandInBackend
 from servers import free_port
 
 from mapstate import Count, newStream, non_transactional, opaque, open_reader, transactional
+from mapstate.aggregators import CombinerAggregator
 from mapstate.backends import resolve
 from mapstate.backends.aerospike import AerospikeBackend
 from mapstate.backends.aerospike_checkup import judge
@@ -1022,6 +1023,21 @@ def test_a_checkup_runs_on_whatever_the_server_is(place, store):
 # Spark
 
 
+class Longest(CombinerAggregator):
+    """In plain Python, so that rows are folded key by key."""
+
+    value_type = "string"
+
+    def columns(self) -> tuple[str, ...]:
+        return ("page",)
+
+    def init(self, row: Any) -> Any:
+        return row["page"]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return max(a, b, key=len)
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("apply_on", ["driver", "executors"])
 def test_a_stream_counts_into_it(spark, stand_in, tmp_path, apply_on):
@@ -1031,7 +1047,7 @@ def test_a_stream_counts_into_it(spark, stand_in, tmp_path, apply_on):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.csv").write_text("0,a\n0,b\n7,c\n")
     rows = spark.readStream.schema("user bigint, page string").csv(str(tmp_path / "in"))
-    for name, aggregates in (("native", {"n": Count()}), ("folded", {"n": Count(), "own": Longest("page")})):
+    for name, aggregates in (("native", {"n": Count()}), ("folded", {"n": Count(), "own": Longest()})):
         recipe = opaque(stand_in.backend(set=f"{stand_in.set}-{name}"), name=name, apply_on=apply_on)
         job = newStream(name, rows).groupBy("user").persistentAggregate(recipe, **aggregates)
         job.newValuesStream().foreachBatch(lambda frame, _: seen.extend(tuple(row) for row in frame.collect()))
