@@ -1039,26 +1039,23 @@ class Longest(CombinerAggregator):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("apply_on", ["driver", "executors"])
-def test_a_stream_counts_into_it(spark, stand_in, tmp_path, apply_on):
-    """Keys that are integers, 0 among them, with aggregators in Catalyst and in plain Python."""
-    backend = stand_in.backend()
+@pytest.mark.parametrize(
+    ("apply_on", "own"), [("driver", {}), ("executors", {"own": Longest()})], ids=["driver", "executors"]
+)
+def test_batches_of_spark_count_into_it(spark, stand_in, apply_on, own):
+    """Keys that are integers, 0 among them; by Catalyst on the driver, row by row on executors."""
+    rows = spark.createDataFrame([(0, "a"), (0, "bb"), (7, "c"), (None, "d")], "user bigint, page string")
+    recipe = opaque(stand_in.backend(), name="visits", apply_on=apply_on)
+    job = newStream("visits", rows).groupBy("user").persistentAggregate(recipe, n=Count(), **own)
     seen: list[Any] = []
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.csv").write_text("0,a\n0,b\n7,c\n")
-    rows = spark.readStream.schema("user bigint, page string").csv(str(tmp_path / "in"))
-    for name, aggregates in (("native", {"n": Count()}), ("folded", {"n": Count(), "own": Longest()})):
-        recipe = opaque(stand_in.backend(set=f"{stand_in.set}-{name}"), name=name, apply_on=apply_on)
-        job = newStream(name, rows).groupBy("user").persistentAggregate(recipe, **aggregates)
-        job.newValuesStream().foreachBatch(lambda frame, _: seen.extend(tuple(row) for row in frame.collect()))
-        start = {"checkpointLocation": str(tmp_path / name), "trigger": {"availableNow": True}}
-        job.start(**start).awaitTermination()
-        (tmp_path / "in" / "2.csv").write_text("0,a longer one\n")
-        job.start(**start).awaitTermination()
-        with open_reader(recipe.backend, name) as reader:
-            assert reader.get(0)["n"] == 3
-            assert reader.get(7)["n"] == 1
-            assert len(reader.reports()) == 2
-        (tmp_path / "in" / "2.csv").unlink()
-    assert backend.open("x").multi_get([0]) == [None]
-    assert {row[0] for row in seen} == {0, 7}
+    job.newValuesStream().foreachBatch(lambda frame, _: seen.extend((row.user, row.n) for row in frame.collect()))
+    job(rows, 0)
+    job(rows, 1)
+    job(rows, 1)  # which is committed already, and read back
+    longest = {"own": "bb"} if own else {}
+    with open_reader(recipe.backend, "visits") as reader:
+        assert reader.get(0) == {"n": 4} | longest
+        assert {key: value["n"] for key, value in reader.scan()} == {(0,): 4, (7,): 2, (None,): 2}
+        assert [one.batch_id for one in reader.reports()] == [1, 0]
+    assert sorted(seen, key=str) == sorted([(0, 2), (7, 1), (None, 1)] + 2 * [(0, 4), (7, 2), (None, 2)], key=str)
+    assert stand_in.bins(0)["record"][-1] == stand_in.bins(7)["record"][-1]
