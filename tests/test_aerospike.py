@@ -37,6 +37,7 @@ from mapstate.backing_map import (
     Rewrites,
     Scan,
 )
+from mapstate.doctor import examine
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -340,7 +341,10 @@ def test_of_two_drivers_at_once_one_changes_the_ledger(place):
 def test_a_ledger_that_is_made_anew_is_not_taken_for_the_old_one(place, store):
     """Its generation is the same again."""
     version = store.swap(b"mine", None, TOKEN)
-    place.client.remove(place.place("\\ledger")) if place.cluster is None else place.cluster.records.clear()
+    if place.cluster is None:
+        place.client.remove(place.place("\\ledger"))
+    else:
+        place.cluster.records.clear()
     assert store.swap(b"next", version, TOKEN) is None
     place.backend().open("visits").swap(b"of another driver", None, TOKEN)
     assert store.swap(b"next", version, TOKEN) is None
@@ -1016,8 +1020,11 @@ def test_a_checkup_of_a_namespace_that_is_well():
     assert [one.severity for one in judge(backed, claims_expire=False)] == ["ok"] * 5
 
 
-def test_a_checkup_runs_on_whatever_the_server_is(place, store):
-    assert len(store.checkup(86_400)) == 5
+def test_the_doctor_sees_the_checkup_and_misses_no_fence(place):
+    Job(place.backend()).batch(a=1)
+    subjects = [one.subject for one in examine(place.backend(), "s")]
+    assert {"ttl", "evictions", "consistency", "persistence", "stop writes"} <= set(subjects)
+    assert "store" not in subjects  # where a capability that is missing would stand
 
 
 # Spark
@@ -1046,9 +1053,11 @@ def test_batches_of_spark_count_into_it(spark, stand_in, apply_on, own):
     """Keys that are integers, 0 among them; by Catalyst on the driver, row by row on executors."""
     rows = spark.createDataFrame([(0, "a"), (0, "bb"), (7, "c"), (None, "d")], "user bigint, page string")
     recipe = opaque(stand_in.backend(), name="visits", apply_on=apply_on)
-    job = newStream("visits", rows).groupBy("user").persistentAggregate(recipe, n=Count(), **own)
     seen: list[Any] = []
-    job.newValuesStream().foreachBatch(lambda frame, _: seen.extend((row.user, row.n) for row in frame.collect()))
+    counts = newStream("visits", rows).groupBy("user").persistentAggregate(recipe, n=Count(), **own)
+    job = counts.newValuesStream().foreachBatch(
+        lambda frame, _: seen.extend((row.user, row.n) for row in frame.collect())
+    )
     job(rows, 0)
     job(rows, 1)
     job(rows, 1)  # which is committed already, and read back
