@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import RedisError
 from servers import GivenRedis, RedisServer, find_redis
 
-pytest_plugins = ["spark_fixtures"]
+pytest_plugins = ["spark_fixtures", "aerospike_fixtures"]
 
 
 def without_server(what: str) -> NoReturn:

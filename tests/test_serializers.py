@@ -9,6 +9,7 @@ from decimal import Decimal
 
 import msgspec
 import pytest
+from aerospike_stand_in import stored
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from mapstate.serializers import JsonSerializer, MessagePackSerializer, RecordCo
 from mapstate.transitions import Field
 from mapstate.values import OpaqueValue, TransactionalValue
 
-FORMATS = ["json", "msgpack"]
+FORMATS = ["json", "msgpack", "native"]
 KINDS = ["opaque", "transactional", "non-transactional"]
 longs = st.integers(-(1 << 63), (1 << 63) - 1)
 texts = st.text(max_size=6) | st.sampled_from(["", "\n", "a\nb", "NaN", "\0", "\\", '"', "null"])
@@ -112,7 +113,9 @@ def test_every_value_comes_back_as_it_was(form, kind, types, data):
     at_work = codec(form, kind, types)
     written = at_work.dumps(records)
     assert len(written) == len(records)
-    assert all(type(one) is bytes for one in written)
+    assert all(type(one) is (list if form == "native" else bytes) for one in written)
+    if form == "native":  # on its way through a client that knows a few types, and cuts text at a NUL
+        assert alike(stored(written)) == alike(written)
     back = at_work.loads([f"k{at}" for at in range(len(records))], written)
     assert alike(back) == alike(records)
 
@@ -121,7 +124,8 @@ def test_every_value_comes_back_as_it_was(form, kind, types, data):
 @given(st.sampled_from(FORMATS), st.sampled_from(KINDS), plain, plain)
 def test_what_an_own_aggregator_accumulates_comes_back_as_it_was(form, kind, curr, prev):
     at_work = codec(form, kind, ["any"])
-    [back] = at_work.loads(["k"], at_work.dumps([record(kind, 1, curr, prev)]))
+    [written] = at_work.dumps([record(kind, 1, curr, prev)])
+    [back] = at_work.loads(["k"], [stored(written) if form == "native" else written])
     assert back == record(kind, 1, curr, prev)
     assert alike(back) == alike(tuple(record(kind, 1, curr, prev)) if kind != "non-transactional" else curr)
     at_work = codec(form, kind, ["any", "bigint"])

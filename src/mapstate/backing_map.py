@@ -8,7 +8,7 @@ guarantees that hang on each are listed in docs/guarantees.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mapstate.errors import UsageError
 from mapstate.findings import Finding
@@ -19,13 +19,16 @@ __all__ = [
     "Claims",
     "FenceToken",
     "FencedWrites",
+    "FilteredWrites",
     "IBackingMap",
     "LedgerReads",
     "LedgerStore",
+    "NativeRecords",
     "Reports",
     "Rewrites",
     "Scan",
     "check_lengths",
+    "writer_of",
 ]
 
 K = TypeVar("K", contravariant=True)
@@ -36,7 +39,8 @@ V = TypeVar("V")
 class IBackingMap(Protocol[K, V]):
     """A map that is read and written in bulk.
 
-    The stores under mapstate are ``IBackingMap[str, bytes]``: encoded key text to serialized record.
+    The stores under mapstate are ``IBackingMap[str, bytes]``: encoded key text to serialized record; those that
+    declare `NativeRecords` are ``IBackingMap[str | int, Any]``.
     The layers above them (serialization, caches, map states) have the same two methods over richer
     keys and values. On Spark the calls come from tasks: once per chunk of one to a few thousand
     keys, from one thread.
@@ -89,7 +93,7 @@ class LedgerStore(Protocol):
         """Replace version ``expected`` (None: no ledger) and move the fence, in one atomic write.
 
         Returns the new version, or None where another version was found; then nothing was written.
-        The ledger never expires. Whatever `Claims` were made under the fence before may go.
+        The ledger never expires. Whatever `Claims` were made under the fence before may go, where there is a fence.
         """
         ...
 
@@ -117,10 +121,40 @@ class FencedWrites(Protocol):
 
 
 @runtime_checkable
-class Rewrites(Protocol):
-    """What the `FencedWrites` writer of a store may offer beside it: replacing and removing records in one write."""
+class FilteredWrites(Protocol):
+    """Refuses, record by record, to replace a newer record by an older one: for a store that has no fence.
 
-    def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+    Less than `FencedWrites`: a late writer can still create records, and replace those of before its attempt. They
+    carry its own txid, which is dead, and the one rule reads them as the value before. So here claims have to outlive
+    every task that may be late, and a vacuum rewrites every record, removes none and lifts the floor.
+    """
+
+    def filtered_writer(self, token: FenceToken) -> IBackingMap[Any, Any]:
+        """A map over the same records whose puts raise FencedError where a record's txid is above the token's.
+
+        The check is atomic with the write of its record; others of the same put may be written. For records
+        that carry a txid only. The writer has the ``multi_rewrite`` of `Rewrites`, and is never asked to remove.
+        """
+        ...
+
+
+def writer_of(store: Any, token: FenceToken, *, has_txids: bool = True) -> Any:
+    """The map that an attempt writes to: guarded as well as the store can. Once per task, and by a vacuum.
+
+    ``has_txids`` is False for a non-transactional state, whose records a filter could not judge.
+    """
+    if isinstance(store, FencedWrites):
+        return store.writer(token)
+    if has_txids and isinstance(store, FilteredWrites):
+        return store.filtered_writer(token)
+    return store
+
+
+@runtime_checkable
+class Rewrites(Protocol):
+    """What the writer of a store may offer beside it: replacing and removing records in one write."""
+
+    def multi_rewrite(self, keys: Sequence[Any], values: Sequence[Any | None]) -> None:
         """Replaces records that are there, and removes those whose value is None: all or an error.
 
         Raises FencedError like ``multi_put``, atomically with the write. What has gone meanwhile stays gone,
@@ -143,9 +177,22 @@ class Claims(Protocol):
 class Scan(Protocol):
     """Lists all records of a state."""
 
-    def scan(self, page_size: int) -> Iterator[list[str]]:
+    def scan(self, page_size: int) -> Iterator[list[Any]]:
         """Pages of keys, of about ``page_size``. A key that is there throughout comes at least once."""
         ...
+
+
+@runtime_checkable
+class NativeRecords(Protocol):
+    """What a `Backend` declares whose stores have types of their own: they get values and not bytes.
+
+    Its states have the serializer "native". A key is text, or an int of 64 bits where the state has one key column
+    of integers. A record is a list with the txid at its end: ``[val]`` non-transactional, ``[val, txid]``,
+    ``[curr, prev, txid]``. In it are None, bool, int of 64 bits, float (also NaN and the infinities), bytes, list, dict
+    with str keys, and str without NUL. The ledger stays bytes.
+    """
+
+    native_records: Literal[True]
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, LedgerStore, Scan
+from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import CorruptRecordError
 from mapstate.findings import Finding
@@ -48,7 +48,8 @@ def _capabilities(store: Any) -> Iterator[Finding]:
         (Claims, "two tries of one task can mix their writes in one attempt"),
         (Scan, "the state cannot be scanned or vacuumed"),
     ):
-        if not isinstance(store, capability):
+        filters = capability is FencedWrites and isinstance(store, FilteredWrites)
+        if not isinstance(store, capability) and not filters:
             yield Finding(
                 "warning",
                 "store",

@@ -27,9 +27,11 @@ from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
 
-__all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "KeyField"]
+__all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "KeyField", "StoreKey"]
 
 Key = tuple[Any, ...]
+StoreKey = str | int
+"""A key as a store has it: text; in a store with types of its own also an int of 64 bits."""
 
 GLOBAL_KEY: Key = ()
 
@@ -52,15 +54,18 @@ class KeyField(NamedTuple):
 class KeyCodec:
     """Encodes and decodes the keys of one state.
 
-    Made from the key schema, on the driver, in every task and by every reader. Raises
+    Made from the key schema, on the driver, in every task and by every reader. ``native`` is for a store with types
+    of its own: there a key that is one integer column is an int, and stays text where it is null. Raises
     UnsupportedTypeError for a type that cannot be a key.
     """
 
-    def __init__(self, fields: Sequence[KeyField]) -> None:
+    def __init__(self, fields: Sequence[KeyField], *, native: bool = False) -> None:
         self.fields = tuple(KeyField(*field) for field in fields)
         self._types = [_key_type(field) for field in self.fields]
+        if native and len(self._types) == 1 and self._types[0] is _INTEGER:
+            self._types = [_NATIVE_INTEGER]
 
-    def encode(self, key: Any) -> str:
+    def encode(self, key: Any) -> StoreKey:
         """The text of one key, given as a tuple, or bare where the state has one key column.
 
         Raises KeyEncodingError where number or types of its values differ from the schema.
@@ -71,9 +76,10 @@ class KeyCodec:
                 f"the key {key!r} has {len(values)} values; this state is keyed by {self._schema()}",
                 key=repr(key),
             )
-        return self.encode_columns([[value] for value in values], 1)[0]
+        text: StoreKey = self.encode_columns([[value] for value in values], 1)[0]
+        return text
 
-    def encode_all(self, keys: Sequence[Any]) -> list[str]:
+    def encode_all(self, keys: Sequence[Any]) -> list[Any]:
         """The text of each key, given as `encode` takes it. The form that readers use."""
         rows = [key if isinstance(key, tuple) else (key,) for key in keys]
         width = len(self.fields)
@@ -81,7 +87,7 @@ class KeyCodec:
             return [self.encode(key) for key in keys]  # which says what is wrong with the first such key
         return self.encode_columns(list(zip(*rows, strict=True)), len(rows))
 
-    def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[str]:
+    def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[Any]:
         """The texts of ``rows`` keys, given column by column. The form that tasks use."""
         if not columns:
             return ["\\G"] * rows
@@ -104,8 +110,12 @@ class KeyCodec:
                 column=field.name,
             ) from error
 
-    def decode(self, text: str) -> Key:
+    def decode(self, text: StoreKey) -> Key:
         """The key behind a text. Raises KeyEncodingError where it is none of this schema."""
+        if not isinstance(text, str):
+            if self._types != [_NATIVE_INTEGER]:
+                raise self._no_key(text)
+            return (text,)
         if not self.fields:
             if text == "\\G":
                 return GLOBAL_KEY
@@ -120,18 +130,18 @@ class KeyCodec:
         except (TypeError, ValueError, ArithmeticError, KeyError) as error:
             raise self._no_key(text) from error
 
-    def _no_key(self, text: str) -> KeyEncodingError:
+    def _no_key(self, text: StoreKey) -> KeyEncodingError:
         return KeyEncodingError(
             f"the store holds the key {text!r}, which is no key of a state keyed by {self._schema()}: "
             "something else writes under this state's name",
-            key=text,
+            key=str(text),
         )
 
     def _schema(self) -> str:
         return "(" + ", ".join(f"{field.name} {field.type}" for field in self.fields) + ")"
 
 
-def _around_nulls(column: Sequence[Any], to_text: Callable[[Sequence[Any]], list[str]]) -> list[tuple[Any, str]]:
+def _around_nulls(column: Sequence[Any], to_text: Callable[[Sequence[Any]], list[Any]]) -> list[tuple[Any, Any]]:
     texts = iter(to_text([value for value in column if value is not None]))
     return [(value, "" if value is None else next(texts)) for value in column]
 
@@ -153,7 +163,7 @@ def _split(text: str) -> list[str]:
 
 
 class _KeyType(NamedTuple):
-    to_text: Callable[[Sequence[Any]], list[str]]
+    to_text: Callable[[Sequence[Any]], list[Any]]
     from_text: Callable[[str], Any]
 
 
@@ -185,6 +195,17 @@ def _integers(column: Sequence[Any]) -> list[str]:
         if type(value) is not int:
             raise TypeError(f"{value!r} is a {type(value).__name__}")
     return [str(value) for value in column]
+
+
+def _native_integers(column: Sequence[Any]) -> list[int]:
+    for value in column:
+        if not -(1 << 63) <= _exactly(int, value) < 1 << 63:
+            raise ValueError(f"{value} has more than 64 bits")
+    return list(column)
+
+
+def _no_text(text: str) -> Any:
+    raise ValueError(f"{text!r} is text, and a key of this state is an integer")
 
 
 def _booleans(column: Sequence[Any]) -> list[str]:
@@ -277,6 +298,7 @@ def _exactly(kind: type | tuple[type, ...], value: Any) -> Any:
 
 
 _INTEGER = _KeyType(_integers, int)
+_NATIVE_INTEGER = _KeyType(_native_integers, _no_text)
 _TYPES: dict[str, _KeyType] = {
     "string": _KeyType(_strings, _string),
     "tinyint": _INTEGER,

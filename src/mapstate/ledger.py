@@ -100,7 +100,7 @@ def read_ledger(store: Any, state: str) -> LedgerRecord:
     return decode_ledger(found[0], state)
 
 
-def record_pages(store: Scan, page_size: int) -> Iterator[list[str]]:
+def record_pages(store: Scan, page_size: int) -> Iterator[list[Any]]:
     """The keys of all records of a store, a page at a time. Raises UsageError for a page of nothing."""
     if page_size < 1:
         raise UsageError(f"page_size is the number of keys on a page, at least 1, not {page_size}")

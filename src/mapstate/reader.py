@@ -11,7 +11,7 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend, LedgerReads, Scan
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import ConfigurationError, CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
-from mapstate.keys import Key, KeyCodec
+from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.ledger import decode_ledger, ledger_store, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
@@ -95,7 +95,7 @@ class StateReader:
         self._open()
         return self._scanned(record_pages(self._store, page_size))
 
-    def _scanned(self, pages: Iterator[list[str]]) -> Iterator[tuple[Key, dict[str, Any]]]:
+    def _scanned(self, pages: Iterator[list[StoreKey]]) -> Iterator[tuple[Key, dict[str, Any]]]:
         for page in pages:
             opened, values = self._read(page)
             for text, fields in zip(page, opened.fields.named(values), strict=True):
@@ -131,7 +131,7 @@ class StateReader:
             self._opened = _Opened(data, decode_ledger(data, self._state), self._aggregators, self._opened)
         return self._opened
 
-    def _read(self, texts: list[str]) -> tuple[_Opened, list[Any]]:
+    def _read(self, texts: list[StoreKey]) -> tuple[_Opened, list[Any]]:
         """Values of some keys as of one ledger.
 
         Read once more where the ledger was overtaken: a record newer than all it has given out; or
@@ -172,7 +172,7 @@ class StateReader:
         found = ledger_store(self._store).load()
         return found is None or found[0] != opened.data
 
-    def _fetch(self, texts: list[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
+    def _fetch(self, texts: list[Any]) -> tuple[bytes | None, list[Any], bytes | None]:
         store = self._store
         if isinstance(store, LedgerReads):
             return store.multi_get_with_ledger(texts)
@@ -192,10 +192,9 @@ class _Opened:
         self.data = data
         self.ledger = ledger
         same = last if last is not None and last.ledger.layouts == ledger.layouts else None
-        self.keys: KeyCodec = same.keys if same else KeyCodec(ledger.keys)
-        self.codec: RecordCodec = same.codec if same else _codec(ledger)
+        form = serializer(ledger.serializer)
+        self.keys: KeyCodec = same.keys if same else KeyCodec(ledger.keys, native=form.native)
+        self.codec: RecordCodec = (
+            same.codec if same else RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.layouts)
+        )
         self.fields: Fields = same.fields if same else results_of(ledger.fields, aggregators)
-
-
-def _codec(ledger: LedgerRecord) -> RecordCodec:
-    return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.layouts)

@@ -29,7 +29,8 @@ class StateSpec:
     """A recipe for one state.
 
     ``name``          of the state in its store; by default the stream's. Letters, digits, ``_ . -``
-    ``serializer``    "json" or "msgpack"
+    ``serializer``    "json" or "msgpack"; "native" in a store with types of its own, and there nothing else. By default
+                      "auto": "native" there, "json" elsewhere
     ``cache_size``    records that a worker may keep of each partition between batches; 0 is no cache. With
                       one, adaptive execution is off while the batch is applied, and there can be no ttl
     ``ttl``           seconds from a record's last write until the store may drop it; None is never.
@@ -47,7 +48,7 @@ class StateSpec:
     backend: Backend
     type: StateType
     name: str | None = None
-    serializer: str = "json"
+    serializer: str = "auto"
     cache_size: int = 0
     ttl: float | None = None
     on_new_owner: OnNewOwner = "refuse"
@@ -59,7 +60,14 @@ class StateSpec:
     def __post_init__(self) -> None:
         if self.name is not None:
             check_state_name(self.name)
-        serializer_named(self.serializer)
+        native = getattr(self.backend, "native_records", False)
+        if self.serializer == "auto":
+            object.__setattr__(self, "serializer", "native" if native else "json")
+        if serializer_named(self.serializer).native != native:
+            raise ConfigurationError(
+                f"{self.backend!r} {'has types of its own' if native else 'stores bytes'}, so the serializer "
+                f"{self.serializer!r} is not for it: leave it at 'auto'"
+            )
         for field, kind in (
             ("on_new_owner", OnNewOwner),
             ("on_gap", OnGap),

@@ -2,6 +2,9 @@
 
 An attempt like any other, with a txid of its own and through the fence. No value changes, for no reader at no
 moment. To be run by an operator, from any process, between two batches of the stream.
+
+Where the store has no fence and filters each record instead, a late writer may still come: so there every record is
+written anew, tombstones stay, and the floor rises to the vacuum's txid.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, FencedWrites, Rewrites, Scan
+from mapstate.backing_map import Backend, FencedWrites, FilteredWrites, Rewrites, Scan, writer_of
 from mapstate.errors import FencedError, StaleBatchError, UsageError
+from mapstate.keys import StoreKey
 from mapstate.ledger import Ledger, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
@@ -45,7 +49,7 @@ def vacuum(
     A batch that begins meanwhile fences the vacuum: FencedError, nothing is lost, run it again. The same
     after a crash: the next vacuum leaves the dead one behind with ``take_over``, or a batch has by then.
     Raises StateNotFoundError; UsageError for other state types, with an attempt in flight, and for stores
-    without fenced writes or scan; LedgerLostError, StoreError.
+    without fenced (or filtered) writes or without scan; LedgerLostError, StoreError.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
@@ -59,11 +63,15 @@ def vacuum(
 def _vacuum(
     store: Any, state: str, page_size: int, take_over: bool, on_page: Callable[[Vacuumed], None] | None
 ) -> Vacuumed:
-    for capability, why in (
-        (FencedWrites, "refuse late writers, and one that comes after a vacuum would bring dead records back to life"),
-        (Scan, "list its keys, so what is dead there cannot be found"),
+    fenced = isinstance(store, FencedWrites)
+    for able, why in (
+        (
+            fenced or isinstance(store, FilteredWrites),
+            "refuse late writers, and one that comes after a vacuum would bring dead records back to life",
+        ),
+        (isinstance(store, Scan), "list its keys, so what is dead there cannot be found"),
     ):
-        if not isinstance(store, capability):
+        if not able:
             raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}")
     pages = record_pages(store, page_size)
     read_ledger(store, state)  # says what is wrong where there is none
@@ -71,15 +79,15 @@ def _vacuum(
     begun = ledger.begin_vacuum(take_over=take_over)
     record = ledger.record
     codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.layouts)
-    writer = store.writer(begun.token)
+    writer = writer_of(store, begun.token)
     done = Vacuumed(0, 0, 0, begun.txid)
     try:
         for page in pages:
             records = codec.loads(page, writer.multi_get(page))
-            keys, values = _due(page, records, begun)
+            keys, values = _due(page, records, begun, everything=not fenced)
             if keys:
-                _write(writer, codec, keys, values, begun.txid)
-            dropped = sum(value is None for value in values)
+                _write(writer, codec, keys, values, begun.txid, removing=fenced)
+            dropped = sum(value is None for value in values) if fenced else 0
             done = Vacuumed(
                 done.scanned + len(page), done.rewritten + len(keys) - dropped, done.dropped + dropped, begun.txid
             )
@@ -89,14 +97,17 @@ def _vacuum(
         close = getattr(writer, "close", None)
         if close is not None:
             close()
-    ledger.commit_vacuum(begun.txid)
+    ledger.commit_vacuum(begun.txid, fenced=fenced)
     return done
 
 
-def _due(page: list[str], records: list[Any], begun: Begun) -> tuple[list[str], list[Any]]:
+def _due(
+    page: list[StoreKey], records: list[Any], begun: Begun, *, everything: bool
+) -> tuple[list[StoreKey], list[Any]]:
     """The keys that have to be written, and their values by the one rule.
 
-    What counts and has a value stays as it is; so does what this vacuum has written itself.
+    What counts and has a value stays as it is, unless ``everything`` is to be written; what this vacuum has written
+    itself stays in any case.
     """
     try:
         values = begun.view.values(records, begun.txid)
@@ -109,16 +120,20 @@ def _due(page: list[str], records: list[Any], begun: Begun) -> tuple[list[str], 
     due = [
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)
-        if record is not None and record[0] != begun.txid and (value is None or record[0] not in begun.view)
+        if record is not None
+        and record[0] != begun.txid
+        and (everything or value is None or record[0] not in begun.view)
     ]
     return [key for key, _ in due], [value for _, value in due]
 
 
-def _write(writer: Any, codec: RecordCodec, keys: list[str], values: list[Any], txid: int) -> None:
-    """One write per page, and one per record: removed where the store can, else left as a tombstone."""
+def _write(
+    writer: Any, codec: RecordCodec, keys: list[StoreKey], values: list[Any], txid: int, *, removing: bool
+) -> None:
+    """One write per page, and one per record: removed where the store can and may, else left as a tombstone."""
     records = codec.dumps([(txid, value, value) for value in values])
     if isinstance(writer, Rewrites):
         pairs = zip(records, values, strict=True)
-        writer.multi_rewrite(keys, [None if value is None else record for record, value in pairs])
+        writer.multi_rewrite(keys, [None if removing and value is None else record for record, value in pairs])
     else:
         writer.multi_put(keys, records)

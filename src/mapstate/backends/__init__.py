@@ -16,6 +16,7 @@ from mapstate.errors import ConfigurationError, MissingDriverError, UnknownSchem
 __all__ = ["resolve"]
 
 _BUILT_IN = {
+    "aerospike": "mapstate.backends.aerospike:AerospikeBackend",
     "memory": "mapstate.backends.memory:MemoryBackend",
     "sqlite": "mapstate.backends.sqlite:SqliteBackend",
     "redis": "mapstate.backends.redis:RedisBackend",

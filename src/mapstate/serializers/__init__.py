@@ -3,11 +3,13 @@
 from mapstate.errors import ConfigurationError
 from mapstate.serializers.json import JsonSerializer
 from mapstate.serializers.msgpack import MessagePackSerializer
+from mapstate.serializers.native import NativeSerializer
 from mapstate.serializers.serializer import RecordCodec, Serializer
 
-__all__ = ["JsonSerializer", "MessagePackSerializer", "RecordCodec", "Serializer", "serializer"]
+__all__ = ["JsonSerializer", "MessagePackSerializer", "NativeSerializer", "RecordCodec", "Serializer", "serializer"]
 
-_BY_NAME: dict[str, type[Serializer]] = {kind.name: kind for kind in (JsonSerializer, MessagePackSerializer)}
+_KINDS: tuple[type[Serializer], ...] = (JsonSerializer, MessagePackSerializer, NativeSerializer)
+_BY_NAME = {kind.name: kind for kind in _KINDS}
 
 
 def serializer(name: str) -> Serializer:

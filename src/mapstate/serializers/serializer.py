@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from mapstate.errors import CorruptRecordError, SerializationError
-from mapstate.serializers.value_types import Convert, from_wire, to_wire, wire_type
+from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 from mapstate.transitions import Field, StateType
 
 __all__ = ["RecordCodec", "Serializer"]
@@ -26,14 +26,18 @@ _VALUES_AT: dict[StateType, tuple[int, ...]] = {
 class Serializer(ABC):
     """A wire format. Has no state; travels to executors by its ``name`` alone.
 
-    ``float_words``: the format has no NaN and no infinities, so they are written as words.
+    ``float_words``: the format has no NaN and no infinities, so they are written as words. ``native``: not bytes but
+    values, for stores that declare `mapstate.backing_map.NativeRecords`. ``undecoded`` is the type of a part of
+    a document that is passed over.
     """
 
     name: ClassVar[str]
     float_words: ClassVar[bool]
+    native: ClassVar[bool] = False
+    undecoded: ClassVar[Any] = msgspec.Raw
 
     @abstractmethod
-    def encode_all(self, items: list[Any]) -> list[bytes]:
+    def encode_all(self, items: list[Any]) -> list[Any]:
         """One document per item."""
 
     @abstractmethod
@@ -61,11 +65,13 @@ class RecordCodec:
         self._layouts = [(txid, _Layout(serializer, state_type, fields[:count])) for txid, count in layouts]
         self._now = self._layouts[-1][1]
         self._fields = len(fields)
+        self._txid_at = -1 if serializer.native else 0
         if len(layouts) > 1:
-            parts = [_TXID] + [msgspec.Raw] * len(_VALUES_AT[state_type])
-            self._txid = serializer.decoder(tuple[tuple(parts)])  # type: ignore[misc]
+            values = (serializer.undecoded,) * len(_VALUES_AT[state_type])
+            parts = (*values, _TXID) if serializer.native else (_TXID, *values)
+            self._txid = serializer.decoder(tuple[parts])  # type: ignore[valid-type]
 
-    def dumps(self, records: Sequence[Any]) -> list[bytes]:
+    def dumps(self, records: Sequence[Any]) -> list[Any]:
         """One document per record. Raises SerializationError."""
         out_of = self._now.out_of
         try:
@@ -77,7 +83,7 @@ class RecordCodec:
                 f"state {self._state!r}: a value cannot be encoded: {error}", state=self._state
             ) from error
 
-    def loads(self, keys: Sequence[Any], data: Sequence[bytes | None]) -> list[Any]:
+    def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
         """The records; None where there is none. Raises CorruptRecordError with state and key."""
         if len(self._layouts) > 1:
             return [None if one is None else self._load_by_txid(key, one) for key, one in zip(keys, data, strict=True)]
@@ -91,16 +97,16 @@ class RecordCodec:
                 None if one is None else self._load(self._now, key, one) for key, one in zip(keys, data, strict=True)
             ]
 
-    def _load(self, layout: _Layout, key: Any, data: bytes) -> Any:
+    def _load(self, layout: _Layout, key: Any, data: Any) -> Any:
         try:
             record = layout.decode(data)
             return record if layout.into is None else layout.into(record)
         except _UNREADABLE as error:
             raise self._corrupt(key, data, error) from error
 
-    def _load_by_txid(self, key: Any, data: bytes) -> Any:
+    def _load_by_txid(self, key: Any, data: Any) -> Any:
         try:
-            txid = self._txid.decode(data)[0]
+            txid = self._txid.decode(data)[self._txid_at]
         except _UNREADABLE as error:
             raise self._corrupt(key, data, error) from error
         layout = next((own for start, own in reversed(self._layouts) if start <= txid), self._layouts[0][1])
@@ -116,10 +122,10 @@ class RecordCodec:
             value = value if value == (None,) else (value,)
         return tuple(value) + (None,) * (self._fields - count)
 
-    def _corrupt(self, key: Any, data: bytes, error: Exception) -> CorruptRecordError:
-        shown = data[:60]
+    def _corrupt(self, key: Any, data: Any, error: Exception) -> CorruptRecordError:
+        shown = f"{data[:60] if isinstance(data, bytes) else data!r:.180}"
         return CorruptRecordError(
-            f"state {self._state!r}, key {key!r}: the stored record {shown!r} cannot be read ({error}). It was not "
+            f"state {self._state!r}, key {key!r}: the stored record {shown} cannot be read ({error}). It was not "
             "written by this state; nothing was overwritten. Restore the key, or delete it if its value is lost.",
             state=self._state,
             key=str(key),
@@ -130,38 +136,35 @@ class _Layout:
     """How records look that hold the first so many fields."""
 
     def __init__(self, serializer: Serializer, state_type: StateType, fields: Sequence[Field]) -> None:
-        words = serializer.float_words
+        form = WireForm(float_words=serializer.float_words, native=serializer.native)
+        array: Array = list if serializer.native else tuple
         self.count = len(fields)
         if self.count == 1:
-            kind = wire_type(fields[0].type, float_words=words)
+            kind = wire_type(fields[0].type, form)
             value: Any = kind if kind is Any or fields[0].type.startswith("struct<") else kind | tuple[None]
-            out_of, into = (_unless_null(way(fields[0].type, float_words=words)) for way in (to_wire, from_wire))
+            out_of = _unless_null(to_wire(fields[0].type, form), array)
+            into = _unless_null(from_wire(fields[0].type, form), tuple)
         else:
-            value = tuple[tuple(wire_type(field.type, float_words=words) for field in fields)] | None  # type: ignore[misc]
-            out_of, into = (
-                _in_tuple([way(field.type, float_words=words) for field in fields]) for way in (to_wire, from_wire)
-            )
+            value = tuple[tuple(wire_type(field.type, form) for field in fields)] | None  # type: ignore[misc]
+            out_of = each([to_wire(field.type, form) for field in fields], array)
+            into = each([from_wire(field.type, form) for field in fields], tuple)
         places = _VALUES_AT[state_type]
-        record = tuple[(_TXID, *(value for _ in places))] if places else value  # type: ignore[misc]
+        self.out_of: Convert | None
+        self.into: Convert | None
+        if serializer.native:
+            record = tuple[(*(value for _ in places), _TXID)] if places else tuple[value]  # type: ignore[misc]
+            self.out_of, self.into = _txid_last(out_of, places), _txid_first(into, places)
+        else:
+            record = tuple[(_TXID, *(value for _ in places))] if places else value  # type: ignore[misc]
+            self.out_of, self.into = _at_places(out_of, places), _at_places(into, places)
         self.decode = serializer.decoder(record).decode
-        self.out_of = _at_places(out_of, places)
-        self.into = _at_places(into, places)
 
 
-def _unless_null(convert: Convert | None) -> Convert | None:
-    if convert is None:
+def _unless_null(convert: Convert | None, array: Array) -> Convert | None:
+    if convert is None and array is tuple:
         return None
-    return lambda value: value if value is None or value == (None,) else convert(value)
-
-
-def _in_tuple(converts: list[Convert | None]) -> Convert | None:
-    if not any(converts):
-        return None
-    return lambda value: (
-        None
-        if value is None
-        else tuple(part if one is None else one(part) for one, part in zip(converts, value, strict=True))
-    )
+    own, null = convert or _as_it_is, array((None,))
+    return lambda value: value if value is None else null if value == (None,) else own(value)
 
 
 def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | None:
@@ -171,3 +174,27 @@ def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | No
     if len(places) == 1:
         return lambda record: (record[0], convert(record[1]))
     return lambda record: (record[0], convert(record[1]), convert(record[2]))
+
+
+def _txid_last(convert: Convert | None, places: tuple[int, ...]) -> Convert:
+    """From a record to its native form, each value converted."""
+    one = convert or _as_it_is
+    if not places:
+        return lambda value: [one(value)]
+    if len(places) == 1:
+        return lambda record: [one(record[1]), record[0]]
+    return lambda record: [one(record[1]), one(record[2]), record[0]]
+
+
+def _txid_first(convert: Convert | None, places: tuple[int, ...]) -> Convert:
+    """From a native form to its record, each value converted."""
+    one = convert or _as_it_is
+    if not places:
+        return lambda native: one(native[0])
+    if len(places) == 1:
+        return lambda native: (native[1], one(native[0]))
+    return lambda native: (native[2], one(native[0]), one(native[1]))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

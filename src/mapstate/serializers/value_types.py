@@ -10,13 +10,13 @@ import datetime as dt
 import math
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from mapstate.errors import SerializationError, UnsupportedTypeError
 
-__all__ = ["check_plain", "check_type", "from_wire", "to_wire", "wire_type"]
+__all__ = ["Array", "Convert", "WireForm", "check_plain", "check_type", "each", "from_wire", "to_wire", "wire_type"]
 
 _SCALARS: dict[str, Any] = {
     "bigint": int,
@@ -35,20 +35,30 @@ _SCALARS: dict[str, Any] = {
 }
 
 
-def wire_type(name: str, *, float_words: bool) -> Any:
-    """The type that msgspec decodes for a type name, null included.
+class WireForm(NamedTuple):
+    """What a serializer cannot hold as it is.
 
-    ``float_words``: NaN and the infinities come as words, in a format that has no such numbers.
-    Raises UnsupportedTypeError.
+    ``float_words``  NaN and the infinities are words, in a format that has no such numbers
+    ``native``       the values of a store with types of its own: arrays are lists, and text that has a NUL, where
+                     such a store would cut it, is ``{"utf8": bytes}``
     """
+
+    float_words: bool = False
+    native: bool = False
+
+
+def wire_type(name: str, form: WireForm) -> Any:
+    """The type that msgspec decodes for a type name, null included. Raises UnsupportedTypeError."""
     if name.startswith("struct<"):
-        return tuple[tuple(wire_type(part, float_words=float_words) for part in struct_parts(name))] | None  # type: ignore[misc]
+        return tuple[tuple(wire_type(part, form) for part in struct_parts(name))] | None  # type: ignore[misc]
     if name.startswith("decimal("):
         return Decimal | None
     if name not in _SCALARS:
         raise UnsupportedTypeError(f"a state cannot hold values of the type {name}", type=name)
-    if name in ("double", "float") and float_words:
+    if name in ("double", "float") and form.float_words:
         return float | str | None
+    if name == "string" and form.native:
+        return str | dict[str, bytes] | None
     return _SCALARS[name] if name == "any" else _SCALARS[name] | None
 
 
@@ -64,36 +74,48 @@ def struct_parts(name: str) -> list[str]:
 
 
 Convert = Callable[[Any], Any]
+Array = type[list[Any]] | type[tuple[Any, ...]]
 
 
-def to_wire(name: str, *, float_words: bool) -> Convert | None:
+def to_wire(name: str, form: WireForm) -> Convert | None:
     """How a value is changed before it is encoded; None where it goes as it is."""
     if name == "any":
-        return lambda value: check_plain(value, float_words=float_words)
-    if name in ("double", "float") and float_words:
+        if form.native:
+            return _any_to_native
+        return lambda value: check_plain(value, float_words=form.float_words)
+    if name in ("double", "float") and form.float_words:
         return _float_to_word
+    if form.native and name == "string":
+        return _text_to_native
+    if form.native and _SCALARS.get(name) is int:
+        return _int_to_native
     if name.startswith("struct<"):
-        return _each([to_wire(part, float_words=float_words) for part in struct_parts(name)])
+        return each([to_wire(part, form) for part in struct_parts(name)], list if form.native else tuple)
     return None
 
 
-def from_wire(name: str, *, float_words: bool) -> Convert | None:
+def from_wire(name: str, form: WireForm) -> Convert | None:
     """How a decoded value is changed back; None where it is right as it comes."""
-    if name in ("double", "float") and float_words:
+    if name in ("double", "float") and form.float_words:
         return _word_to_float
+    if form.native and name == "any":
+        return _native_to_any
+    if form.native and name == "string":
+        return _native_to_text
     if name.startswith("struct<"):
-        return _each([from_wire(part, float_words=float_words) for part in struct_parts(name)])
+        return each([from_wire(part, form) for part in struct_parts(name)], tuple)
     return None
 
 
-def _each(converts: list[Convert | None]) -> Convert | None:
-    if not any(converts):
+def each(converts: list[Convert | None], into: Array) -> Convert | None:
+    """Converts the parts of a value, each in its own way; None where they are right as they are."""
+    if into is tuple and not any(converts):
         return None
 
     def convert(value: Any) -> Any:
         if value is None:
             return None
-        return tuple(part if one is None else one(part) for one, part in zip(converts, value, strict=True))
+        return into([part if one is None else one(part) for one, part in zip(converts, value, strict=True)])
 
     return convert
 
@@ -108,6 +130,44 @@ def _word_to_float(value: Any) -> Any:
     if type(value) is not str:
         return value
     return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}[value]
+
+
+def _int_to_native(value: Any) -> Any:
+    if value is None or -(1 << 63) <= value < 1 << 63:
+        return value
+    raise SerializationError(f"{value} has more than 64 bits")
+
+
+def _text_to_native(value: Any) -> Any:
+    if value is None or (value.isascii() and "\0" not in value):
+        return value
+    data = value.encode()  # what cannot be UTF-8 is refused here
+    return {"utf8": data} if b"\0" in data else value
+
+
+def _native_to_text(value: Any) -> Any:
+    return value["utf8"].decode() if type(value) is dict else value
+
+
+def _any_to_native(value: Any) -> Any:
+    """The value itself, or its MessagePack where a NUL would be cut; then bytes are, and nothing else is bytes."""
+    check_plain(value, float_words=False)
+    return msgspec.msgpack.encode(value) if _has_bytes_or_nul(value) else value
+
+
+def _has_bytes_or_nul(value: Any) -> bool:
+    kind = type(value)
+    if kind is str:
+        return b"\0" in value.encode()  # what cannot be UTF-8 is refused here
+    if kind is list:
+        return any(map(_has_bytes_or_nul, value))
+    if kind is dict:
+        return any(map(_has_bytes_or_nul, value)) or any(map(_has_bytes_or_nul, value.values()))
+    return kind is bytes
+
+
+def _native_to_any(value: Any) -> Any:
+    return msgspec.msgpack.decode(value) if isinstance(value, bytes | bytearray) else value
 
 
 def check_plain(value: Any, *, float_words: bool) -> Any:

@@ -17,7 +17,7 @@ from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.aggregators.fields import Fields
 from mapstate.backing_map import Scan
 from mapstate.errors import UsageError
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.ledger import record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import fixed_partitions, spread_of
@@ -133,19 +133,21 @@ def read_back(
                 f"{commit.batch_id} cannot be read back for what lies downstream"
             )
         backing: Any = store
-        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, ledger.fields, ledger.layouts)
-        seen: set[str] = set()  # a scan may give a key twice
+        form = serializer(spec.serializer)
+        codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.layouts)
+        keys = KeyCodec(ledger.keys, native=form.native)
+        seen: set[StoreKey] = set()  # a scan may give a key twice
         for page in record_pages(store, _PAGE):
             records = zip(page, codec.loads(page, backing.multi_get(page)), strict=True)
             own = {text: one[1] for text, one in records if one is not None and one[0] == commit.txid}
             fresh = {text: value for text, value in own.items() if text not in seen}
             seen.update(fresh)
             if fresh:
-                batches.append(_page(schema, KeyCodec(ledger.keys), fields, fresh))
+                batches.append(_page(schema, keys, fields, fresh))
     return Applied([], _frame(batch_df, schema, batches))
 
 
-def _page(schema: StructType, keys: KeyCodec, fields: Fields, values: dict[str, Any]) -> pa.RecordBatch:
+def _page(schema: StructType, keys: KeyCodec, fields: Fields, values: dict[StoreKey, Any]) -> pa.RecordBatch:
     """New values by key text, as tasks give them out."""
     arrow = arrow_schema(schema)
     columns = list(zip(*([*keys.decode(text), *fields.shown(value)] for text, value in values.items()), strict=True))

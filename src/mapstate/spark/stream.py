@@ -16,7 +16,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.serializers.value_types import wire_type
+from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.driver import BatchDriver, Downstream, Job, OnBatch
 from mapstate.spark.task import REPORT_COLUMN
 from mapstate.spec import StateSpec, check_state_name
@@ -111,7 +111,7 @@ class GroupedStream:
         spec = state.named(self._stream.name)
         fields = tuple(Field(name, one.describe(), one.bind(self._types)) for name, one in aggregates.items())
         for field in fields:
-            wire_type(field.type, float_words=True)
+            wire_type(field.type, WireForm())
         _check_travels(f"the recipe of state {spec.state!r}", spec)
         for name, one in aggregates.items():
             _check_travels(f"the aggregator {name}={one}", one)

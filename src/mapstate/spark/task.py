@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from mapstate import errors
 from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.fields import Fields, Folding
-from mapstate.backing_map import Claims, FencedWrites, FenceToken
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.backing_map import Claims, FenceToken, writer_of
+from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
@@ -139,7 +139,7 @@ class BatchTask:
             report.lost_claim = store.claim(self.txid, report.partition, report.holder) != report.holder
             if report.lost_claim:
                 return
-        writer = store.writer(self.token) if isinstance(store, FencedWrites) else store
+        writer = writer_of(store, self.token, has_txids=self.spec.type != "non-transactional")
         try:
             with self._records(writer, report) as records:
                 state = self._map_state(records)
@@ -195,9 +195,12 @@ class BatchTask:
             return TransactionalMap(records, self.view, written_once=True)
         return NonTransactionalMap(records)
 
+    def _key_codec(self) -> KeyCodec:
+        return KeyCodec(self.keys, native=serializer(self.spec.serializer).native)
+
     def _native_chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Chunk]:
         """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
-        codec = KeyCodec(self.keys)
+        codec = self._key_codec()
         width = len(self.keys)
         names = [key.name for key in self.keys]
         for field, size in zip(self.fields.fields, self.partials or (), strict=True):
@@ -221,7 +224,7 @@ class BatchTask:
     def _folded_chunks(self, batches: Iterator[pa.RecordBatch], state: MapState[Any]) -> Iterator[_Chunk]:
         """Chunks of raw rows sorted by key, folded in Python: for aggregators that are not native."""
         fold = _RowFold(self.fields, state, self.spec.chunk_size)
-        codec = KeyCodec(self.keys)
+        codec = self._key_codec()
         width = len(self.keys)
         for batch in batches:
             names = [*(key.name for key in self.keys), *self.rows_of]
@@ -233,7 +236,7 @@ class BatchTask:
                 )
                 if fold.full:
                     yield self._folded(fold)
-        if fold.open:
+        if fold.open is not None:
             fold.close_key()
         if fold.keys:
             yield self._folded(fold)
@@ -271,7 +274,7 @@ class BatchTask:
         return pa.RecordBatch.from_arrays([*nulls, line], schema=arrow)
 
 
-_Chunk = tuple[list[str], list[Any], int, Sequence[pa.Array]]
+_Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
 """Key texts, partials, the number of rows behind them, and the key columns for new values."""
 
 
@@ -284,14 +287,14 @@ class _RowFold:
         self._fields = fields
         self._state = state
         self._chunk_size = chunk_size
-        self.open: str | None = None
+        self.open: StoreKey | None = None
         self._open_values: list[Any] = []
         self._foldings: list[Folding] = []
         self._waiting = 0
         self._clear()
 
     def _clear(self) -> None:
-        self.keys: list[str] = []
+        self.keys: list[StoreKey] = []
         self._key_values: list[list[Any]] = []
         self._partials: list[Any] = []
         self._rows = 0
@@ -302,7 +305,7 @@ class _RowFold:
         """Whether a chunk of complete keys can be taken."""
         return len(self.keys) >= self._chunk_size or (bool(self.keys) and self._waiting >= self._ROWS_WAITING)
 
-    def add(self, text: str, key: list[Any], row: Row) -> None:
+    def add(self, text: StoreKey, key: list[Any], row: Row) -> None:
         """Takes the next row."""
         if text != self.open:
             if self.open is not None:
@@ -315,7 +318,7 @@ class _RowFold:
         if self._open_rows % self._ROWS_WAITING == 0:
             self._settle(text)
 
-    def _settle(self, text: str) -> None:
+    def _settle(self, text: StoreKey) -> None:
         """Bounds the rows that a hot key's reducers hold back: fetches what they wait for."""
         if not any(folding.rows_waiting for folding in self._foldings):
             return
@@ -334,7 +337,7 @@ class _RowFold:
         self._open_rows = 0
         self.open = None
 
-    def take(self) -> tuple[list[str], list[Any], int, list[list[Any]]]:
+    def take(self) -> tuple[list[StoreKey], list[Any], int, list[list[Any]]]:
         """The complete keys: texts, partials, rows, key values."""
         taken = self.keys, self._partials, self._rows, self._key_values
         open_rows = self._open_rows

@@ -333,7 +333,7 @@ class FaultyStore:
             finally:
                 if self._record:
                     self._write_down(RecordedCall(name, one.keys, outcome, os.getpid()))
-            return self._writer(result, tokens[0]) if name == "writer" else result
+            return self._writer(result, tokens[0]) if name in ("writer", "filtered_writer") else result
 
         return call
 

@@ -108,6 +108,17 @@ LARGE: tuple[World, ...] = (
     World(name="a filtered store, tasks that are tried again", store="filtered", copies=1),
     World(name="a filtered store, three drivers", store="filtered", drivers=_THREE, attempts=4, plans=_MAY_BE_REMOVED),
     World(name="a filtered store, a vacuum and a reader", store="filtered", plans=_MAY_BE_REMOVED, reads=1, vacuums=1),
+    World(
+        name="a filtered store, workers with caches",
+        store="filtered",
+        drivers=_ALONE,
+        batches=3,
+        attempts=4,
+        copies=1,
+        failures=1,
+        cache="lease",
+        workers=2,
+    ),
     World(name="a filtered store, a rollback", store="filtered", attempts=4, plans=_MAY_BE_REMOVED, rollbacks=1),
     World(
         name="a filtered store, a reset",

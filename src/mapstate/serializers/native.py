@@ -1,0 +1,40 @@
+"""Values as they are, for a store with types of its own; see `mapstate.backing_map.NativeRecords`.
+
+Decimals, dates and timestamps are text, as in JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mapstate.serializers.serializer import Serializer
+
+__all__ = ["NativeSerializer"]
+
+
+class NativeSerializer(Serializer):
+    """``[6, 4, 8]``: a list, with the txid at its end."""
+
+    name = "native"
+    float_words = False
+    native = True
+    undecoded = Any
+
+    def encode_all(self, items: list[Any]) -> list[Any]:
+        """See `Serializer.encode_all`: lists of plain values."""
+        plain: list[Any] = msgspec.to_builtins(items, builtin_types=(bytes,))
+        return plain
+
+    def decoder(self, kind: Any) -> Any:
+        """See `Serializer.decoder`."""
+        return _Decoder(kind)
+
+
+class _Decoder:
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    def decode(self, data: Any) -> Any:
+        return msgspec.convert(data, self._kind, builtin_types=(bytes, bytearray))
