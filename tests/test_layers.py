@@ -26,6 +26,7 @@ LAYERS = [
     ("serializers",),
     ("aggregators",),
     ("maps",),
+    ("fences",),
     ("ledger",),
     ("backends",),
     ("spec",),

@@ -14,7 +14,20 @@ nothing once it has moved. docs/redis.md has all shapes, their URLs, and how the
 
 from __future__ import annotations
 
-from mapstate.backends.redis.backend import RedisBackend, RedisSentinelBackend, RedisUnixBackend
+from mapstate.backends.redis.backend import (
+    RedisBackend,
+    RedisClusterBackend,
+    RedisSentinelBackend,
+    RedisUnixBackend,
+)
+from mapstate.backends.redis.cluster_store import RedisClusterStore
 from mapstate.backends.redis.store import RedisStore
 
-__all__ = ["RedisBackend", "RedisSentinelBackend", "RedisStore", "RedisUnixBackend"]
+__all__ = [
+    "RedisBackend",
+    "RedisClusterBackend",
+    "RedisClusterStore",
+    "RedisSentinelBackend",
+    "RedisStore",
+    "RedisUnixBackend",
+]

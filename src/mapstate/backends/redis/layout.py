@@ -13,10 +13,15 @@ from typing import Any
 from mapstate.backends.redis.wire import command, interleaved, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
 
-__all__ = ["HashLayout", "Layout", "StringLayout"]
+__all__ = ["HashLayout", "Layout", "StringLayout", "escaped"]
 
 _MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis hangs up
 _GLOB = re.compile(rb"([*?\[\]\\^])")
+
+
+def escaped(name: bytes) -> bytes:
+    """A name in which no character is a pattern to SCAN."""
+    return _GLOB.sub(rb"\\\1", name)
 
 
 class Layout(ABC):
@@ -144,8 +149,7 @@ class StringLayout(Layout):
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
         """SCAN, which passes over the whole database."""
-        pattern = _GLOB.sub(rb"\\\1", self._head) + b"*"
-        return command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % page_size)
+        return command(b"SCAN", cursor, b"MATCH", escaped(self._head) + b"*", b"COUNT", b"%d" % page_size)
 
     def scanned(self, found: list[bytes]) -> list[str]:
         """What is behind ``head``, without what is reserved."""

@@ -22,6 +22,7 @@ __all__ = [
     "life",
     "raise_first",
     "sizes",
+    "token_of",
     "token_text",
 ]
 
@@ -50,6 +51,16 @@ def token_text(token: FenceToken) -> bytes:
     """A fence as it is stored: "epoch:txid:nonce", and ":closed" behind it where nobody may write."""
     nonce = b":%b" % token.nonce.encode() if token.nonce else b""
     return b"%d:%d%b%b" % (token.epoch, token.txid, nonce, b":closed" if token.closed else b"")
+
+
+def token_of(text: bytes | None) -> FenceToken | None:
+    """The fence that was stored as ``text``. Raises ValueError for what is none."""
+    if text is None:
+        return None
+    epoch, txid, *more = text.decode().split(":")
+    closed = bool(more) and more[-1] == "closed"
+    nonce = more[:-1] if closed else more
+    return FenceToken(int(epoch), int(txid), closed, "".join(nonce))
 
 
 def raise_first(replies: Sequence[Any]) -> None:
