@@ -76,10 +76,10 @@ class RedisCluster:
             new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old.cluster("MYID").decode())
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", new.cluster("MYID").decode())
 
-    def move_keys(self, slot: int, source: RedisServer, target: RedisServer, count: int = 1000) -> int:
-        """Takes some keys of the slot over, and returns how many."""
+    def move_keys(self, slot: int, source: RedisServer, target: RedisServer, keys: list[bytes] | None = None) -> int:
+        """Takes these keys of the slot over, or a thousand of them; returns how many."""
         with source.client() as old:
-            keys = old.cluster("GETKEYSINSLOT", slot, count)
+            keys = old.cluster("GETKEYSINSLOT", slot, 1000) if keys is None else keys
             if keys:
                 old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
         return len(keys)
@@ -118,8 +118,9 @@ class RedisCluster:
             with node.client() as client:
                 client.execute_command("CLUSTER SET-CONFIG-EPOCH", at + 1)
                 client.execute_command("CLUSTER ADDSLOTS", *range(at * share, min((at + 1) * share, SLOTS)))
-                for other in nodes:
-                    client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
+        with self.masters[0].client() as client:
+            for other in nodes[1:]:
+                client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
         for node in nodes:
             wait_until(lambda node=node: len(_nodes(node)) == len(nodes), "the nodes know each other")
         for at, node in enumerate(self.replicas):

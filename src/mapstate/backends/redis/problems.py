@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from redis import exceptions as driver
 
 from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUnavailableError
@@ -11,6 +13,7 @@ __all__ = ["DRIVER_ERRORS", "NOT_DONE", "problem_of"]
 DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError)
 """All that comes out of a connection."""
 
+_IN_SCRIPT = re.compile(r"Error running script .*@user_script: ?\d+: -?")  # as Redis 6 puts it before the error itself
 _REFUSED = (
     driver.AuthenticationError,
     driver.AuthenticationWrongNumberOfArgsError,
@@ -32,6 +35,7 @@ def problem_of(error: Exception, *, state: str, store: str, secret: str | None) 
     ``store`` is the server's address, and ``secret`` what must not be shown.
     """
     text = str(error).partition("discarded because of: ")[2] or str(error) or type(error).__name__
+    text = _IN_SCRIPT.sub("", text)
     shown = text.replace(secret, "***") if secret else text
     kind, what, may_pass = _kind(error, text)
     problem = kind(f"state {state!r}: Redis at {store} {what} It said: {shown}", state=state, store=store)
@@ -46,7 +50,7 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         advice = (
             "refused the user, the password or a command. A reader's ACL needs GET, MGET and SCAN (and LRANGE for "
             "batch reports), a job's also SET, MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, LTRIM, MULTI, EXEC and "
-            "DISCARD."
+            "DISCARD; docs/redis.md has those for a hash and for a cluster."
         )
         return StoreAuthError, advice, False
     if isinstance(error, driver.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):
