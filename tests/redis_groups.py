@@ -145,14 +145,13 @@ class SentinelPair:
         self._stack = ExitStack()
         settings = {"repl_diskless_sync": "yes", "repl_diskless_sync_delay": "0"} | config
         try:
-            self.primary = self._stack.enter_context(RedisServer(as_process=True).start(**settings))
-            password = {"masterauth": config["requirepass"]} if "requirepass" in config else {}
-            self.replica = self._stack.enter_context(
-                RedisServer(as_process=True).start(
-                    **settings, **password, replicaof=f"127.0.0.1 {self.primary.port}", replica_priority="1"
-                )
-            )
             self._password = config.get("requirepass")
+            if self._password:
+                settings["masterauth"] = self._password  # whoever becomes the replica
+            self.primary = self._stack.enter_context(RedisServer(as_process=True).start(**settings))
+            self.replica = self._stack.enter_context(RedisServer(as_process=True).start(**settings))
+            with self.replica.client() as client:
+                client.replicaof("127.0.0.1", str(self.primary.port))
             wait_until(self._linked, "the replica is in step")
             watched = [f"monitor mymaster 127.0.0.1 {self.primary.port} {sentinels // 2 + 1}"]
             watched += ["down-after-milliseconds mymaster 300", "failover-timeout mymaster 1500"]
@@ -174,6 +173,13 @@ class SentinelPair:
         """Kills the primary, and waits until the sentinels name the replica."""
         self.primary.kill()
         self.wait_for_replica()
+
+    def hand_over(self) -> None:
+        """The replica becomes the primary, and the other way round, as an operator does it."""
+        with self.sentinels[0].client() as client:
+            client.execute_command("SENTINEL FAILOVER", "mymaster")
+        self.wait_for_replica()
+        wait_until(lambda: _role(self.primary) == "slave", "the old primary gives way")  # a while it takes writes still
 
     def wait_for_replica(self) -> None:
         """Until all sentinels name the replica as the primary."""

@@ -30,7 +30,7 @@ LAYERS = [
     ("ledger",),
     ("backends",),
     ("spec",),
-    ("reader", "vacuum", "doctor", "checkpoint"),
+    ("reader", "vacuum", "doctor", "checkpoint", "adopt"),
     ("testing", "spark"),
     ("cli",),
 ]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Scan
-from mapstate.errors import CorruptRecordError, KeyEncodingError, UsageError
+from mapstate.errors import KeyEncodingError, UsageError
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.ledger import clock_txid, encode_ledger, ledger_store, record_pages
 from mapstate.serializers import RecordCodec, serializer
@@ -53,7 +53,8 @@ def adopt(
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
-        if not isinstance(store, Scan):
+        can_scan = isinstance(store, Scan)
+        if not can_scan:
             raise UsageError(f"the store of state {state!r} cannot list its keys, so it cannot be adopted")
         if ledger_store(store).load() is not None:
             raise _has_ledger(state)
@@ -66,8 +67,8 @@ def adopt(
                 on_page(found)
         if not found.records:
             raise UsageError(
-                f"there is no record of state {state!r} here, so there is nothing to adopt: look at the database number, "
-                "and at `layout` and `records` in the URL"
+                f"there is no record of state {state!r} here, so there is nothing to adopt: look at the database "
+                "number, and at `layout` and `records` in the URL"
             )
         if not dry_run:
             _make_ledger(store, _ledger(state, type, tuple(keys), tuple(fields), found))
@@ -78,9 +79,7 @@ def adopt(
             close()
 
 
-def _with_page(
-    found: Adopted, page: list[str], records: list[Any], codec: KeyCodec, state_type: StateType
-) -> Adopted:
+def _with_page(found: Adopted, page: list[str], records: list[Any], codec: KeyCodec, state_type: StateType) -> Adopted:
     count, last = found
     for text, record in zip(page, records, strict=True):
         if record is None:  # it expired between scan and read; a removed value is no None here
