@@ -239,6 +239,8 @@ def _is_whole(node: RedisServer) -> bool:
     return info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(SLOTS)
 
 
-def _role(node: RedisServer) -> str:
-    with node.client() as client:
+def _role(node: RedisServer) -> str | None:
+    """None where it hangs up, as a primary does that gives way."""
+    with suppress(RedisError), node.client() as client:
         return client.info("replication")["role"]
+    return None
