@@ -80,4 +80,7 @@ def life(server: bytes | None, replication: bytes | None) -> bytes | None:
 INFO = command(b"INFO", b"server") + command(b"INFO", b"replication")
 """Two commands, whose replies `life` takes."""
 
-MULTI, DISCARD, UNWATCH, EXEC = map(command, (b"MULTI", b"DISCARD", b"UNWATCH", b"EXEC"))
+MULTI = command(b"MULTI")
+DISCARD = command(b"DISCARD")
+UNWATCH = command(b"UNWATCH")
+EXEC = command(b"EXEC")
