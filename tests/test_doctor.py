@@ -12,7 +12,7 @@ from test_vacuum import Bare, Job
 
 from mapstate.backends import resolve, sqlite_checkup
 from mapstate.backends.memory import MemoryStore
-from mapstate.backends.redis_checkup import RedisFacts, judge
+from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backing_map import Checkup
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.doctor import examine

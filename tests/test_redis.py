@@ -237,7 +237,7 @@ def test_what_is_too_large_is_refused_before_anything_is_sent(proxy, limit):
 
 
 def test_a_put_beyond_what_redis_takes_at_once_says_so(store, monkeypatch):
-    monkeypatch.setattr("mapstate.backends.redis._MOST_BYTES", 1000)
+    monkeypatch.setattr("mapstate.backends.redis.layout._MOST_BYTES", 1000)
     with pytest.raises(TooLargeError, match="chunk_size"):
         writer(store).multi_put(["a", "b"], [b"v" * 600, b"v" * 600])
     assert store.multi_get(["a", "b"]) == [None, None]

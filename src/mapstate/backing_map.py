@@ -17,6 +17,7 @@ __all__ = [
     "Backend",
     "Checkup",
     "Claims",
+    "Fence",
     "FenceToken",
     "FencedWrites",
     "FilteredWrites",
@@ -27,6 +28,7 @@ __all__ = [
     "Reports",
     "Rewrites",
     "Scan",
+    "SpreadFences",
     "check_lengths",
     "writer_of",
 ]
@@ -65,15 +67,34 @@ class IBackingMap(Protocol[K, V]):
 class FenceToken(NamedTuple):
     """Who may write: the attempt ``txid`` of the driver that opened the state as ``epoch``.
 
-    ``closed`` tokens let nobody write. Tokens are ordered and only ever move up. A store that was put back to an
-    older copy gives out the same epoch and txid again; the ``nonce``, a random name of the attempt, tells
-    the tasks of the lost attempt from those of the new one.
+    ``closed`` tokens let nobody write. A store that was put back to an older copy gives out the same epoch and
+    txid again; the ``nonce``, a random name of the attempt, tells the tasks of the lost attempt from those of the
+    new one. Within an epoch nonces ascend.
     """
 
     epoch: int
     txid: int
     closed: bool = False
     nonce: str = ""
+
+    @property
+    def rank(self) -> tuple[int, int, str, bool]:
+        """Where the token stands in the order in which a fence only ever moves up.
+
+        By txid first: no ledger gives one out twice, while the epoch of a ledger that was put back overtakes
+        that of a fence which was not. A transactional attempt that is begun again has the same txid.
+        """
+        return self.txid, self.epoch, self.nonce, self.closed
+
+
+class Fence(NamedTuple):
+    """One of several fences of a state: what it is at, None where there is none.
+
+    ``life`` as in the version of a ledger: of the server that holds this fence and the records behind it.
+    """
+
+    token: FenceToken | None
+    life: Any = None
 
 
 @runtime_checkable
@@ -116,6 +137,27 @@ class FencedWrites(Protocol):
 
         The check is atomic with the write. One writer serves one task: a get and the put that
         follows it belong together. It may have a ``close()``.
+        """
+        ...
+
+
+@runtime_checkable
+class SpreadFences(Protocol):
+    """Several fences, each in the place where its part of the records lies, apart from the ledger. Driver only.
+
+    For a store that cannot change ledger and fence in one write. Its `LedgerStore.swap` leaves the fences
+    alone; `mapstate.fences` reads them before an attempt begins, raises them when the ledger has it, and
+    closes them before it is committed. Claims have to outlive a swap to an open token.
+    """
+
+    def fences(self) -> list[Fence]:
+        """All of them, always in the same order."""
+        ...
+
+    def move_fences(self, before: Sequence[FenceToken | None], after: FenceToken) -> list[Fence]:
+        """Each that is at its token of ``before`` moves to ``after``, by compare-and-set; what they are at then.
+
+        May be repeated, and come late: a fence never comes back to where it was.
         """
         ...
 

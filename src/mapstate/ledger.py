@@ -15,16 +15,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from mapstate import transitions
-from mapstate.backing_map import FenceToken, IBackingMap, LedgerStore, Scan
+from mapstate.backing_map import FenceToken, IBackingMap, LedgerStore, Scan, SpreadFences
 from mapstate.errors import (
     CorruptRecordError,
     FencedError,
+    StaleBatchError,
     StateNotFoundError,
     StoreLostError,
     StoreRestartedError,
     StoreUnavailableError,
     UsageError,
 )
+from mapstate.fences import Fences
 from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord, OnGap, Opening
 
 __all__ = [
@@ -144,7 +146,9 @@ class Ledger:
     def __init__(self, store: Any, state: str) -> None:
         self._store = ledger_store(store)
         self._state = state
+        self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
         self._session = ""
+        self._attempts = 0
         self._known: tuple[LedgerRecord, Any] | None = None
         self._begun: tuple[LedgerRecord, Any] | None = None
 
@@ -154,31 +158,34 @@ class Ledger:
 
         Raises the errors of `transitions.open_ledger`, and StoreError.
         """
-        ledger, _ = cls._opened(store, opening, lambda opened, _: (opened, None))
-        return ledger
+        self = cls(store, opening.state)
+        self._change(self._opening(opening), may_create=True)
+        self._begun = self._known
+        return self
 
     @classmethod
     def open_and_begin(
         cls, store: Any, opening: Opening, batch_id: int, on_gap: OnGap = "refuse"
     ) -> tuple[Ledger, Begun | AlreadyCommitted]:
         """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
-        nonce = secrets.token_hex(8)
-        return cls._opened(
-            store, opening, lambda opened, session: transitions.begin(opened, session, batch_id, on_gap, nonce)
-        )
-
-    @classmethod
-    def _opened(
-        cls, store: Any, opening: Opening, then: Callable[[LedgerRecord, str], tuple[LedgerRecord, T]]
-    ) -> tuple[Ledger, T]:
         self = cls(store, opening.state)
+        opened, nonce = self._opening(opening), self._nonce()
+
+        def first_write(found: LedgerRecord | None) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+            return transitions.begin(opened(found)[0], self._session, batch_id, on_gap, nonce)
+
+        return self, self._begin(first_write, accept_loss=on_gap == "accept", may_create=True)
+
+    def _opening(self, opening: Opening) -> Callable[[LedgerRecord | None], tuple[LedgerRecord, None]]:
+        """See `transitions.open_ledger`, under a session of this driver's own."""
         self._session = opening.session or secrets.token_hex(8)
-        opening = msgspec.structs.replace(opening, session=self._session)
-        result = self._change(
-            lambda found: then(transitions.open_ledger(found, opening), self._session), may_create=True
-        )
-        self._begun = self._known
-        return self, result
+        own = msgspec.structs.replace(opening, session=self._session)
+        return lambda found: (transitions.open_ledger(found, own), None)
+
+    def _nonce(self) -> str:
+        """A random name that stands behind those before it; see `FenceToken`."""
+        self._attempts += 1
+        return f"{self._attempts:08x}{secrets.token_hex(8)}"
 
     @property
     def record(self) -> LedgerRecord:
@@ -190,9 +197,24 @@ class Ledger:
 
         Raises StoreLostError when the ledger is gone.
         """
-        nonce = secrets.token_hex(8)
-        begun = self._change(lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce))
+        nonce = self._nonce()
+        return self._begin(
+            lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce),
+            accept_loss=on_gap == "accept",
+        )
+
+    def _begin(
+        self,
+        transition: Callable[[Any], tuple[LedgerRecord, T]],
+        *,
+        accept_loss: bool = False,
+        may_create: bool = False,
+    ) -> T:
+        """A write that begins an attempt, and the fences that are apart from it, if the store has such."""
+        begun = self._change(transition, may_create=may_create, looks=True, accept_loss=accept_loss)
         self._begun = self._known
+        if self._fences is not None and isinstance(begun, Begun):
+            self._fences.raise_to(begun.token, None if accept_loss else begun.view.last)
         return begun
 
     def commit(self, done: Commit) -> None:
@@ -202,6 +224,7 @@ class Ledger:
         ledger is gone, and StoreRestartedError where the store may have lost what the attempt wrote: then
         it can be begun anew.
         """
+        self._close_fences()
         self._change(lambda found: (transitions.commit(found, self._session, done), None), same_life=True)
 
     def rollback(self) -> LedgerRecord:
@@ -212,13 +235,30 @@ class Ledger:
     def begin_vacuum(self, *, take_over: bool = False) -> Begun:
         """See `transitions.begin_vacuum`."""
         session = secrets.token_hex(8)
-        begun = self._change(lambda found: transitions.begin_vacuum(found, session, take_over=take_over))
-        self._begun = self._known
-        return begun
+        return self._begin(lambda found: transitions.begin_vacuum(found, session, take_over=take_over))
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True) -> None:
         """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
+        self._close_fences()
         self._change(lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced), None), same_life=True)
+
+    def _close_fences(self) -> None:
+        if self._fences is not None:
+            self._fences.close()
+
+    def _look(self, before: LedgerRecord | None, after: LedgerRecord, *, accept_loss: bool) -> bool:
+        """False where the ledger has changed meanwhile. Raises as `Fences.look` does."""
+        if self._fences is None:
+            return True
+        newest = (after if before is None else before).next_txid - 1
+        try:
+            self._fences.look(newest, None if accept_loss else after.last_txid)
+        except StaleBatchError:
+            found = self._load()
+            if before == (None if found is None else found[0]):
+                raise
+            return False
+        return True
 
     def _current(self) -> tuple[LedgerRecord, Any]:
         return self._known or self._load() or self._lost()
@@ -250,10 +290,13 @@ class Ledger:
         *,
         may_create: bool = False,
         same_life: bool = False,
+        looks: bool = False,
+        accept_loss: bool = False,
     ) -> T:
         """Applies a transition to the ledger as it is, whoever else changes it meanwhile.
 
-        With ``same_life``, only where the store lives the life in which the attempt was begun.
+        With ``same_life``, only where the store lives the life in which the attempt was begun. With ``looks``, only
+        where fences that are apart from the ledger fit it.
 
         A reply that was lost is asked again: what a driver writes carries its session, so a ledger
         equal to what was to be written *was* written, by this driver.
@@ -271,6 +314,8 @@ class Ledger:
             if after is before:
                 self._known = known
                 return result
+            if looks and not self._look(before, after, accept_loss=accept_loss):
+                continue
             try:
                 swapped = self._store.swap(encode_ledger(after), version, after.fence())
             except StoreUnavailableError as error:

@@ -1,4 +1,4 @@
-"""The stores that come with mapstate, one file each, and how a URL finds its own.
+"""The stores that come with mapstate, one file or package each, and how a URL finds its own.
 
 A store of your own is named by an instance of its `Backend` class, or by URL through an entry point in
 the group ``mapstate.backends``: the URL's scheme, and a callable that takes the URL.
@@ -21,6 +21,12 @@ _BUILT_IN = {
     "sqlite": "mapstate.backends.sqlite:SqliteBackend",
     "redis": "mapstate.backends.redis:RedisBackend",
     "rediss": "mapstate.backends.redis:RedisBackend",
+    "unix": "mapstate.backends.redis:RedisUnixBackend",
+    "redis+unix": "mapstate.backends.redis:RedisUnixBackend",
+    "redis+sentinel": "mapstate.backends.redis:RedisSentinelBackend",
+    "rediss+sentinel": "mapstate.backends.redis:RedisSentinelBackend",
+    "redis+cluster": "mapstate.backends.redis:RedisClusterBackend",
+    "rediss+cluster": "mapstate.backends.redis:RedisClusterBackend",
 }
 
 

@@ -12,15 +12,19 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mapstate import transitions
+from mapstate.adopt import FORMER_OWNER, Adopted
+from mapstate.adopt import adopt as adopt_state
 from mapstate.backends import resolve
 from mapstate.checkpoint import rewind as rewind_checkpoint
 from mapstate.cli.group import CommandGroup
 from mapstate.cli.show import show_findings, show_ledger, show_reports
 from mapstate.doctor import examine
 from mapstate.errors import UsageError
+from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, read_ledger
 from mapstate.reader import open_reader
 from mapstate.spec import check_state_name
+from mapstate.transitions import Field, StateType
 from mapstate.vacuum import Vacuumed
 from mapstate.vacuum import vacuum as vacuum_state
 
@@ -136,6 +140,58 @@ def rewind(
         typer.confirm("Is the query stopped, and shall they?", abort=True)
     done = rewind_checkpoint(url, state, checkpoint)
     typer.echo(f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}")
+
+
+@app.command()
+def adopt(
+    url: Url,
+    state: State,
+    *,
+    type: Annotated[  # noqa: A002  the option's name
+        StateType, typer.Option(help="what the topology kept: [txid,curr,prev], [txid,val], or the bare value")
+    ],
+    key: Annotated[list[str], typer.Option(help="a key column, 'user_id string'; once for each")],
+    field: Annotated[list[str], typer.Option(help="an aggregate, 'visits=Count bigint'; once for each")],
+    yes: Yes = False,
+) -> None:
+    """Takes over a state that storm-redis wrote: gives its records a ledger. Stop the topology first."""
+    schema = {"type": type, "keys": [_key(one) for one in key], "fields": [_field(one) for one in field]}
+    console = _console()
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+        task = progress.add_task("reading records", total=None)
+        found = adopt_state(
+            *(url, state),
+            **schema,  # type: ignore[arg-type]
+            dry_run=True,
+            on_page=lambda so_far: progress.update(task, description=_adopted(so_far)),
+        )
+    typer.echo(f"{_adopted(found)}. All of it will count.")
+    typer.echo("The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost.")
+    if not yes:
+        typer.confirm("Is it stopped, and shall the state get a ledger?", abort=True)
+    done = adopt_state(url, state, **schema)  # type: ignore[arg-type]
+    typer.echo(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
+
+
+def _key(text: str) -> KeyField:
+    name, _, kind = text.partition(" ")
+    if not name or not kind:
+        raise UsageError(f"a key column is a name and a Spark type, such as 'user_id string', not {text!r}")
+    return KeyField(name, kind.strip())
+
+
+def _field(text: str) -> Field:
+    found = re.fullmatch(r"([^=\s]+)=(.+) (\S+)", text)
+    if found is None:
+        raise UsageError(
+            f"an aggregate is name=Aggregator and the type it accumulates, such as 'visits=Count bigint', not {text!r}"
+        )
+    return Field(*found.groups())
+
+
+def _adopted(done: Adopted) -> str:
+    txid = "" if done.last_txid is None else f", the highest txid is {done.last_txid}"
+    return f"{done.records} records found{txid}"
 
 
 def _console() -> Console:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from mapstate.testing.model.protocol import REMOVE, Protocol, Refused
+from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Refused
 from mapstate.testing.model.tasks import Tasks
 from mapstate.testing.model.world import Driver, Label, State, ViolationError, World, with_item
 
@@ -29,6 +29,8 @@ class Drivers:
             yield from self._raise_fence(state, at, driver)
         elif driver.phase == "run":
             yield from self._run(state, at, driver)
+        elif driver.phase == "close":
+            yield from self._close_fence(state, at, driver)
         elif driver.phase == "committed":
             query, batch = driver.query, driver.batch
             if state.counted[query] <= batch and not state.used.rollbacks + state.used.losses:
@@ -66,10 +68,16 @@ class Drivers:
                 state = state._replace(records=(None,) * self.world.keys)
         return state._replace(owner=query)
 
+    def _all_intact(self, state: State, last: int | None) -> bool:
+        return all(self.protocol.is_intact(fence, last) for fence in state.fences)
+
     def _begun(self, state: State, at: int, driver: Driver, answer: Any, label: Label) -> Iterator[tuple[Label, State]]:
         world, used = self.world, state.used
         if isinstance(answer, Refused):
             yield (*label, answer.error), state.with_driver(at, driver.gone())
+            return
+        if isinstance(answer, Attempt) and not self._all_intact(state, self.protocol.last(answer.view)):
+            yield (*label, "MissingBatchesError"), state.with_driver(at, driver.gone())
             return
         number = answer if isinstance(answer, int) else answer.ledger
         claims = state.claims if world.store != "fenced" or number == state.ledger else ()
@@ -90,7 +98,8 @@ class Drivers:
             token=answer.token,
             raised=0,
             reports=(None,) * world.tasks,
-            life=used.losses,
+            life=used.losses if world.loss != "node" else 0,
+            lives=state.lives,
         )
         if begun.phase == "raise":
             yield (*label, answer.txid), written.with_driver(at, begun)
@@ -106,9 +115,13 @@ class Drivers:
                 late=(*state.late, (bucket, driver.token)), used=used._replace(lost_replies=used.lost_replies + 1)
             )
             yield (f"driver {at}", "gets no reply to the fence of key", bucket), again
+        if not self.protocol.is_intact(state.fences[bucket], self.protocol.last(driver.view)):
+            yield (f"driver {at}", "finds that a node lost a batch, key", bucket), state.with_driver(at, driver.gone())
+            return
         raised = self.protocol.raised(state.fences[bucket], driver.token)
         state = state._replace(fences=with_item(state.fences, bucket, raised))
-        driver = driver._replace(raised=bucket + 1)
+        lives = with_item(driver.lives, bucket, state.lives[bucket])
+        driver = driver._replace(raised=bucket + 1, lives=lives)
         label = (f"driver {at}", "raises the fence of key", bucket)
         if driver.raised < self.world.keys:
             yield label, state.with_driver(at, driver)
@@ -118,6 +131,8 @@ class Drivers:
     def _launched(self, state: State, at: int, driver: Driver, label: Label) -> Iterator[tuple[Label, State]]:
         """The first try of each task; an opaque attempt may hold anything."""
         world = self.world
+        if world.loss == "node" and self.protocol.fence(state.ledger) == driver.token:  # else it cannot commit
+            self._check_nothing_is_lost(state)
         plans = world.plans
         if world.type == "transactional":
             plans = (plans[driver.batch % len(plans)],)
@@ -130,7 +145,10 @@ class Drivers:
         world, used = self.world, state.used
         lost = "lost" in driver.reports
         if not lost and None not in driver.reports:
-            yield from self._commit(state, at, driver)
+            if world.store == "cluster" and self.protocol.closes_fences:
+                yield from self._close_fence(state, at, driver._replace(phase="close", raised=0))
+            else:
+                yield from self._commit(state, at, driver)
             return
         if (lost or used.failures < world.failures) and used.attempts < world.attempts:
             again = state if lost else state._replace(used=used._replace(failures=used.failures + 1))
@@ -153,12 +171,29 @@ class Drivers:
                         copy = self._tasks.new(at, driver, partition, worker, plan, holder)
                         yield (f"driver {at}", "tries task again", partition, plan), copied.with_tries(copy)
 
+    def _close_fence(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
+        """`Fences.close`, one after the other; and then the commit."""
+        bucket = driver.raised
+        if bucket == self.world.keys:
+            yield from self._commit(state, at, driver)
+            return
+        label = (f"driver {at}", "closes the fence of key", bucket)
+        assert driver.token is not None
+        closed = driver.token._replace(closed=True)
+        lived = self.protocol.may_commit(begun_in=driver.lives[bucket], life=state.lives[bucket])
+        if state.fences[bucket] not in (driver.token, closed) or not lived:
+            yield (*label, "in vain"), state.with_driver(at, driver.gone())
+            return
+        fences = with_item(state.fences, bucket, closed)
+        yield label, state._replace(fences=fences).with_driver(at, driver._replace(raised=bucket + 1))
+
     def _commit(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
         label = (f"driver {at}", "commits batch", driver.batch, driver.txid)
         if state.ledger == 0:
             yield (*label, "StoreLostError"), state.with_driver(at, driver.gone())
             return
-        if not self.protocol.may_commit(begun_in=driver.life, life=state.used.losses):
+        life = state.used.losses if self.world.loss != "node" else 0
+        if not self.protocol.may_commit(begun_in=driver.life, life=life):
             yield (*label, "StoreRestartedError"), state.with_driver(at, driver.gone())
             return
         answer = self.protocol.commit(state.ledger, at, driver.query, driver.batch, driver.txid)
@@ -167,6 +202,8 @@ class Drivers:
             return
         if answer != state.ledger:
             claims = () if self.world.store == "fenced" else state.claims
+            if self.world.store == "cluster":
+                claims = tuple(claim for claim in claims if claim[0] > driver.txid)
             state = self._counted(state, driver)._replace(ledger=answer, claims=claims)
         committed = driver._replace(phase="committed", vouched=(driver.txid, driver.serial), reports=())
         yield label, state.with_driver(at, committed)
@@ -174,6 +211,14 @@ class Drivers:
         if used.lost_replies < self.world.lost_replies:
             again = state._replace(used=used._replace(lost_replies=used.lost_replies + 1))
             yield (*label, "and gets no reply"), again
+
+    def _check_nothing_is_lost(self, state: State) -> None:
+        """A node may lose what it acknowledged, and then readers see that; but no attempt may go on top of it."""
+        view, newest = self.protocol.view(state.ledger), self.protocol.newest(state.ledger)
+        for key, record in enumerate(state.records):
+            found = self.protocol.shown(view, newest, record)
+            if found != state.truth[key]:
+                raise ViolationError(f"an attempt counts on key {key} as {found} where {state.truth[key]} is right")
 
     def _counted(self, state: State, driver: Driver) -> State:
         """The audit of a commit: what the tasks said that they had done is in."""

@@ -199,6 +199,20 @@ class _ClusterFenceSetUnconditionally(Protocol):
         return token
 
 
+class _ClusterCommitsWithFencesOpen(Protocol):
+    """A fence that was raised is taken for a sign that the records behind it are there."""
+
+    closes_fences = False
+
+    def is_intact(self, fence: FenceToken | None, last: int | None) -> bool:
+        return last is None or (fence is not None and fence.txid >= last)
+
+
+class _ClusterLooksAtNoFence(Protocol):
+    def is_intact(self, fence: FenceToken | None, last: int | None) -> bool:
+        return True
+
+
 class _ReaderMindsNoStaleRecord(Protocol):
     minds_stale_records = False
 
@@ -231,6 +245,9 @@ _ROLLED_BACK = World(name="a rollback", drivers=((0, "refuse"),), rollbacks=2, b
 _READ = World(name="a reader", drivers=((0, "refuse"),), partitions=(0, 1), plans=((1, 1), (0, 1)), batches=3, reads=1)
 _PURGED = World(name="a reader and a vacuum", drivers=((0, "refuse"),), plans=((1,), (2,)), reads=1, vacuums=1)
 _PUT_BACK = World(name="a store that is put back", drivers=((0, "refuse"),) * 3, losses=1, loss="back", batches=1)
+_FAILED_OVER = World(
+    name="a node that fails over", store="cluster", drivers=((0, "refuse"),), plans=((1,),), losses=1, loss="node"
+)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
@@ -278,6 +295,9 @@ MUTANTS: tuple[Mutant, ...] = (
         _ClusterFenceSetUnconditionally,
         World(name="a cluster", store="cluster", plans=((1,),), lost_replies=1),
     ),
+    Mutant("a cluster that commits with its fences open", _ClusterCommitsWithFencesOpen, _FAILED_OVER),
+    Mutant("a cluster that looks at no fence before it begins", _ClusterLooksAtNoFence, _FAILED_OVER),
+    Mutant("a cluster that minds no failover within an attempt", _CommitsToACopy, _FAILED_OVER),
     Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ),
     Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED),
     Mutant("a key written twice in one attempt", _KeysWrittenTwice, World(name="one driver", drivers=((0, "refuse"),))),

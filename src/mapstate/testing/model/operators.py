@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mapstate.testing.model.protocol import Attempt, Protocol, Refused
 from mapstate.testing.model.tasks import Tasks
-from mapstate.testing.model.world import Label, State, Vacuum, ViolationError, World, with_item
+from mapstate.testing.model.world import Label, State, Used, Vacuum, ViolationError, World, with_item
 
 __all__ = ["Operators"]
 
@@ -40,7 +40,7 @@ class Operators:
         for take_over in (False, True):
             answer = self.protocol.begin_vacuum(state.ledger, used.vacuums, take_over=take_over)
             if isinstance(answer, Attempt):
-                vacuum = Vacuum(answer.txid, answer.view, answer.token, used.losses)
+                vacuum = Vacuum(answer.txid, answer.view, answer.token, used.losses, state.lives)
                 yield (
                     ("a vacuum begins", answer.txid, "by taking over" if take_over else ""),
                     state._replace(ledger=answer.ledger, vacuums=(*state.vacuums, vacuum), used=used),
@@ -56,7 +56,16 @@ class Operators:
             yield ("the vacuum raises the fence of key", vacuum.at), after.with_vacuum(at, vacuum.next())
             return
         key, is_put = divmod(vacuum.at - fences, 2)
-        if key == keys:
+        closing = vacuum.at - fences - 2 * keys
+        closes = fences if self.protocol.closes_fences else 0
+        if 0 <= closing < closes:
+            assert vacuum.token is not None
+            same = state.fences[closing] == vacuum.token and state.lives[closing] == vacuum.lives[closing]
+            closed = with_item(state.fences, closing, vacuum.token._replace(closed=True)) if same else state.fences
+            after = state._replace(fences=closed).with_vacuum(at, vacuum.next() if same else None)
+            yield ("the vacuum closes the fence of key", closing, "" if same else "in vain"), after
+            return
+        if closing == closes:
             fenced = self.world.store != "filtered"
             if state.ledger and self.protocol.may_commit(begun_in=vacuum.life, life=state.used.losses):
                 answer = self.protocol.commit_vacuum(state.ledger, vacuum.txid, fenced=fenced)
@@ -110,7 +119,9 @@ class Operators:
         gone = state._replace(
             ledger=0, truth=nobody, before=None, last=None, counted=(0,) * self.world.queries, owner=None, used=used
         )
-        if self.world.loss == "ledger":
+        if self.world.loss == "node":
+            yield from self._node_loss(state, used)
+        elif self.world.loss == "ledger":
             yield ("the ledger is lost",), gone
         elif self.world.loss == "flush":
             yield (
@@ -123,6 +134,24 @@ class Operators:
         else:
             back = dict(zip(_SAVED, state.saved, strict=True))
             yield ("the copy is put back",), state._replace(**back, used=used)
+
+    def _node_loss(self, state: State, used: Used) -> Iterator[tuple[Label, State]]:
+        """A replica that lagged behind takes the place of the node with one key, its record and its fence."""
+        if state.saved is None:
+            for key, own in enumerate(zip(state.records, state.fences, strict=True)):
+                yield ("the replica of the node lags behind here, key", key), state._replace(saved=(key, *own))
+            return
+        key, record, fence = state.saved
+        yield (
+            ("fails over: the node of key", key),
+            state._replace(
+                records=with_item(state.records, key, record),
+                fences=with_item(state.fences, key, fence),
+                lives=with_item(state.lives, key, state.lives[key] + 1),
+                saved=None,
+                used=used,
+            ),
+        )
 
     def _expiry(self, state: State) -> Iterator[tuple[Label, State]]:
         """A record that counts, and that nobody is working on, reaches the end of its ttl."""

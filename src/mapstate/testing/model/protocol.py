@@ -97,13 +97,13 @@ class Protocol:
 
         def first_write() -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
             opened = self.opened(self._ledgers[ledger], opening)
-            return self.begun(opened, opening.session, batch, f"n{serial}")
+            return self.begun(opened, opening.session, batch, f"n{serial:04}")
 
         return self._begun(first_write)
 
     def begin(self, ledger: int, session: int, batch: int, serial: int) -> Attempt | int | Refused:
         """A later attempt of a driver that has opened the state."""
-        return self._begun(lambda: self.begun(self.ledger(ledger), f"s{session}", batch, f"n{serial}"))
+        return self._begun(lambda: self.begun(self.ledger(ledger), f"s{session}", batch, f"n{serial:04}"))
 
     def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
         """See `transitions.open_ledger`."""
@@ -231,7 +231,13 @@ class Protocol:
 
     def raised(self, fence: FenceToken | None, token: FenceToken) -> FenceToken:
         """The fence of one bucket of a cluster after somebody set it to ``token``."""
-        return token if fence is None or token > fence else fence
+        return token if fence is None or token.rank > fence.rank else fence
+
+    def is_intact(self, fence: FenceToken | None, last: int | None) -> bool:
+        """Whether the fence of a bucket shows all that was committed up to ``last``; asked before it is raised."""
+        return last is None or (fence is not None and (fence.txid, fence.closed) >= (last, True))
+
+    closes_fences = True
 
     def may_commit(self, *, begun_in: int, life: int) -> bool:
         """Whether the store is the one that the attempt wrote to, and not a copy put back; atomic with the commit."""

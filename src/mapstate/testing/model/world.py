@@ -37,7 +37,7 @@ Label = tuple[Any, ...]
 """Who did what, for the trace of a counterexample."""
 
 Store = Literal["fenced", "filtered", "cluster"]
-Loss = Literal["flush", "ledger", "back"]
+Loss = Literal["flush", "ledger", "back", "node"]
 Caching = Literal["lease", "process"]
 
 
@@ -62,7 +62,8 @@ class World:
     ``failures``    jobs that fail and are begun anew by their driver, while their tasks go on
     ``lost_replies``  to a write of the ledger, or of a cluster's fence; what was sent twice may arrive late
     ``reads``       snapshots that a reader takes, one key after the other
-    ``losses``      the store is emptied, loses its ledger alone, or is put back to a copy
+    ``losses``      the store is emptied, loses its ledger alone, or is put back to a copy; or a cluster's node with one
+                    key and its fence is
     ``cache``       "lease": what `mapstate.spark.cache_lease` does. "process": one process that writes alone and
                     keeps its `CachedMap` as long as it lives
     ``put_failures``  puts that fail and write nothing
@@ -139,6 +140,7 @@ class World:
             counted=(0,) * self.queries,
             owner=None,
             saved=None,
+            lives=(0,) * (self.keys if self.store == "cluster" else 0),
             used=Used(),
         )
 
@@ -161,10 +163,12 @@ class Used(NamedTuple):
 class Driver(NamedTuple):
     """A driver, alive or not: a dead one is one that takes no more steps.
 
-    ``phase``    "start", "raise" (fences of a cluster), "run", "committed", "idle", "gone" (it was refused)
+    ``phase``    "start", "raise" and "close" (fences of a cluster), "run", "committed", "idle", "gone" (it was
+                 refused)
     ``serial``   the number of its attempt, which stands for the attempt's random name
     ``reports``  by partition: None, "lost" (a claim), or what the task has done
     ``life``     how often the store had lost something when it began; see `LedgerStore.load`
+    ``lives``    the same of each node of a cluster, when its fence was raised; see `SpreadFences`
     ``vouched``  the last txid that it committed itself, and that attempt's serial
     """
 
@@ -178,6 +182,7 @@ class Driver(NamedTuple):
     raised: int = 0
     reports: tuple[Any, ...] = ()
     life: int = 0
+    lives: tuple[int, ...] = ()
     vouched: tuple[int, int] | None = None
 
     def gone(self) -> Driver:
@@ -210,12 +215,16 @@ class Try(NamedTuple):
 
 
 class Vacuum(NamedTuple):
-    """A vacuum at work: ``at`` counts the raised fences, then a get and a put for each key by turns."""
+    """A vacuum at work.
+
+    ``at`` counts the raised fences, then a get and a put for each key by turns, then the closed fences.
+    """
 
     txid: int
     view: int
     token: FenceToken | None
     life: int
+    lives: tuple[int, ...] = ()
     at: int = 0
     read: Record | None = None
 
@@ -241,7 +250,8 @@ class State(NamedTuple):
     ``counted``  by query: how many batches count
     ``owner``    the query that opened the state last
     ``late``     fences that were sent twice, and arrive a second time some day
-    ``saved``    a copy of the store that may be put back
+    ``saved``    a copy of the store that may be put back, or of one key and its fence
+    ``lives``    how often each node of a cluster was put back
     """
 
     ledger: int
@@ -261,6 +271,7 @@ class State(NamedTuple):
     counted: tuple[int, ...]
     owner: int | None
     saved: tuple[Any, ...] | None
+    lives: tuple[int, ...]
     used: Used
 
     def with_driver(self, at: int, driver: Driver) -> State:

@@ -39,6 +39,7 @@ SMALL: tuple[World, ...] = (
     World(name="a vacuum", vacuums=1),
     World(name="a filtered store", store="filtered", plans=_MAY_BE_REMOVED),
     World(name="a cluster", store="cluster", lost_replies=1),
+    World(name="a cluster, a node that fails over", store="cluster", plans=((1,),), losses=1, loss="node"),
     World(name="transactional", type="transactional", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(name="workers with caches", drivers=_ALONE, batches=4, attempts=4, cache="lease", workers=2),
     World(
@@ -129,6 +130,15 @@ LARGE: tuple[World, ...] = (
     ),
     World(name="a cluster, two keys", store="cluster", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(name="a cluster, late fences", store="cluster", drivers=_THREE, lost_replies=2),
+    World(
+        name="a cluster, a node that fails over, late fences",
+        store="cluster",
+        partitions=_TWO_KEYS,
+        plans=_BOTH_OR_ONE,
+        lost_replies=1,
+        losses=1,
+        loss="node",
+    ),
     World(name="a cluster, tasks that are tried again", store="cluster", copies=1),
     World(name="a cluster, a vacuum and a reader", store="cluster", plans=_MAY_BE_REMOVED, reads=1, vacuums=1),
     World(

@@ -1,0 +1,33 @@
+"""Redis in all its shapes: one server, a pair that sentinels watch, a cluster; keys or a hash.
+
+A state ``visits`` lives under these Redis keys, readable in ``redis-cli``::
+
+    visits:user-42     a record, one per key
+    visits!ledger      the ledger
+    visits!fence       who may write: "epoch:txid:nonce", or "epoch:txid:closed" when nobody may
+    visits!claims      a hash, "txid/partition" to holder; goes with the next change of the ledger
+    visits!reports     a list, the last batch reports, newest first
+
+A put is refused by Redis itself: on one server the fence is under WATCH from the get on, and EXEC does
+nothing once it has moved. docs/redis.md has all shapes, their URLs, and how they differ.
+"""
+
+from __future__ import annotations
+
+from mapstate.backends.redis.backend import (
+    RedisBackend,
+    RedisClusterBackend,
+    RedisSentinelBackend,
+    RedisUnixBackend,
+)
+from mapstate.backends.redis.cluster_store import RedisClusterStore
+from mapstate.backends.redis.store import RedisStore
+
+__all__ = [
+    "RedisBackend",
+    "RedisClusterBackend",
+    "RedisClusterStore",
+    "RedisSentinelBackend",
+    "RedisStore",
+    "RedisUnixBackend",
+]

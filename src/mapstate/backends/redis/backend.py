@@ -1,0 +1,291 @@
+"""Where a Redis is: at an address, behind a socket, where sentinels say, or spread over a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from mapstate.backends.redis.cluster_store import RedisClusterStore
+from mapstate.backends.redis.connection import pool_of
+from mapstate.backends.redis.settings import Address, RedisSettings, Url, boolean, shown_address
+from mapstate.backends.redis.store import RedisStore
+from mapstate.errors import ConfigurationError
+
+__all__ = ["OneServer", "RedisBackend", "RedisClusterBackend", "RedisSentinelBackend", "RedisUnixBackend"]
+
+_MOST_CONNECTIONS = 2**31
+_MOST_BUCKETS = 1024
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class OneServer(RedisSettings):
+    """What is the same wherever one server holds all of a state.
+
+    ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records, which have no ttl
+    ``records``  where the records of a state lie that storm-redis made: the name of its hash; or what stands before
+                 each key, which may be nothing. Names one state's records, so no two states can have it
+    """
+
+    db: int = 0
+    layout: str = "string"
+    records: str | None = None
+
+    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
+        "layout": str,
+        "records": str,
+    }
+
+    def _rules(self) -> list[tuple[str, object, str]]:
+        whole = self.records is None or not self.prefix
+        return [
+            *super()._rules(),
+            ("db", self.db >= 0, "from 0 up"),
+            ("layout", self.layout in ("string", "hash"), "string or hash"),
+            ("records", whole, "a whole name, without a prefix"),
+            ("records", self.layout == "string" or self.records != "", "the name of a hash where layout is hash"),
+        ]
+
+    @property
+    def address(self) -> str:
+        """Where it is, for messages."""
+        raise NotImplementedError
+
+    def open(self, state: str, *, ttl: float | None = None) -> RedisStore:
+        """See `Backend.open`. Makes no connection."""
+        expiry = self.expiry(state, ttl)
+        if expiry is not None and self.layout == "hash":
+            raise ConfigurationError(
+                "layout=hash has no ttl: Redis expires a hash as a whole. Leave out the ttl, or keep the state with "
+                "layout=string"
+            )
+        return RedisStore(self, state, expiry)
+
+    def pool(self) -> ConnectionPool:
+        """The connections of this process; see `pool_of`."""
+        return pool_of(self, self._new_pool)
+
+    def _new_pool(self) -> ConnectionPool:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisBackend(OneServer):
+    """Where a Redis server is and how to reach it.
+
+    ``redis://user:password@host:port/db?prefix=app/&retries=3``, and ``rediss://`` for TLS. The URL's parameters are
+    the fields of `RedisSettings`, ``layout`` and ``records``.
+    """
+
+    host: str = "localhost"
+    port: int = 6379
+
+    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS
+    EXAMPLE: ClassVar[str] = "redis://user:password@host:port/db"
+    SCHEMES: ClassVar[tuple[str, ...]] = ("redis", "rediss")
+
+    def _rules(self) -> list[tuple[str, object, str]]:
+        return [*super()._rules(), ("port", 0 < self.port < 2**16, "from 1 to 65535")]
+
+    @classmethod
+    def _place(cls, url: Url) -> dict[str, Any]:
+        ((host, port),) = url.hosts
+        return {
+            "host": host or "localhost",
+            "port": 6379 if port is None else port,
+            "db": int(url.path.strip("/") or 0),
+        }
+
+    def _url(self, user: str) -> str:
+        return f"{'rediss' if self.tls else 'redis'}://{user}{self.address}/{self.db}"
+
+    @property
+    def address(self) -> str:
+        """``host:port``, for messages."""
+        return shown_address((self.host, self.port))
+
+    def _new_pool(self) -> ConnectionPool:
+        return ConnectionPool(
+            connection_class=SSLConnection if self.tls else Connection,
+            max_connections=_MOST_CONNECTIONS,
+            host=self.host,
+            port=self.port,
+            db=self.db,
+            socket_keepalive=True,
+            **self.connection_options(),
+            **self.tls_options(),
+        )
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisUnixBackend(OneServer):
+    """A Redis server on this machine, behind a socket: ``unix://user:password@/run/redis.sock?db=0``."""
+
+    path: str = ""
+
+    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {"db": int}  # type: ignore[operator]
+    EXAMPLE: ClassVar[str] = "unix://user:password@/path/to/redis.sock"
+    SCHEMES: ClassVar[tuple[str, ...]] = ("unix", "redis+unix")
+
+    def _rules(self) -> list[tuple[str, object, str]]:
+        absolute = self.path.startswith("/") and len(self.path) > 1
+        return [*super()._rules(), ("path", absolute, "a whole one, from / on: unix:///run/redis.sock")]
+
+    @classmethod
+    def _place(cls, url: Url) -> dict[str, Any]:
+        if url.hosts != (("", None),):
+            raise ValueError("a host")
+        return {"path": url.path}
+
+    def _url(self, user: str) -> str:
+        return f"unix://{user}{quote(self.path)}"
+
+    @property
+    def address(self) -> str:
+        """The socket's path, for messages."""
+        return self.path
+
+    def _new_pool(self) -> ConnectionPool:
+        return ConnectionPool(
+            connection_class=UnixDomainSocketConnection,
+            max_connections=_MOST_CONNECTIONS,
+            path=self.path,
+            db=self.db,
+            **self.connection_options(),
+        )
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisSentinelBackend(OneServer):
+    """A primary with replicas, found through sentinels each time that a connection is made.
+
+    ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/db?parameter=value``, and ``rediss+sentinel://``
+    for TLS, to the sentinels too. User and password are those of the servers.
+
+    ``sentinel_login``  the sentinels ask for the same user and password
+    ``retries``         is 20 here: a failover takes a while. One that takes two ``socket_timeout`` is an error
+    """
+
+    sentinels: tuple[Address, ...] = ()
+    master: str = ""
+    sentinel_login: bool = False
+    retries: int = 20
+
+    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {  # type: ignore[operator]
+        "sentinel_login": boolean
+    }
+    EXAMPLE: ClassVar[str] = "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db"
+    SCHEMES: ClassVar[tuple[str, ...]] = ("redis+sentinel", "rediss+sentinel")
+
+    def _rules(self) -> list[tuple[str, object, str]]:
+        ports = all(host and 0 < port < 2**16 for host, port in self.sentinels)
+        return [
+            *super()._rules(),
+            ("sentinels", self.sentinels and ports, "one or more hosts, with ports from 1 to 65535"),
+            ("master", self.master, "the name by which the sentinels know the primary: .../mymaster/0"),
+        ]
+
+    @classmethod
+    def _place(cls, url: Url) -> dict[str, Any]:
+        master, _, db = url.path.strip("/").partition("/")
+        hosts = tuple((host, 26379 if port is None else port) for host, port in url.hosts)
+        return {"sentinels": hosts, "master": master, "db": int(db or 0)}
+
+    def _url(self, user: str) -> str:
+        return f"{'rediss' if self.tls else 'redis'}+sentinel://{user}{self._hosts}/{quote(self.master)}/{self.db}"
+
+    @property
+    def _hosts(self) -> str:
+        return ",".join(map(shown_address, self.sentinels))
+
+    @property
+    def address(self) -> str:
+        """The name and who knows it, for messages."""
+        return f"{self.master} (sentinels {self._hosts})"
+
+    def _new_pool(self) -> ConnectionPool:
+        options = self.connection_options()
+        tls = {"ssl": True, **self.tls_options()} if self.tls else {}
+        plain = {name: value for name, value in options.items() if name != "credential_provider"}
+        sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+            self.sentinels, sentinel_kwargs=(options if self.sentinel_login else plain) | tls
+        )
+        return SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            self.master,
+            sentinel,
+            max_connections=_MOST_CONNECTIONS,
+            db=self.db,
+            socket_keepalive=True,
+            **options,
+            **tls,
+        )
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisClusterBackend(RedisSettings):
+    """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
+
+    ``rediss+cluster://`` is the same with TLS. The hosts are those that are asked first; one is enough while it lives.
+
+    ``buckets``  into how many groups a state's records go, each in a slot of its own: at least some for each node, and
+                 not so many that a chunk falls into crumbs. Settled when the state is made, and checked from then on
+    ``retries``  is 20 here: a failover takes a while. One that takes two ``socket_timeout`` is an error
+    """
+
+    nodes: tuple[Address, ...] = (("localhost", 6379),)
+    buckets: int = 64
+    retries: int = 20
+
+    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
+        "buckets": int
+    }
+    EXAMPLE: ClassVar[str] = "redis+cluster://user:password@host:port,host2:port"
+    SCHEMES: ClassVar[tuple[str, ...]] = ("redis+cluster", "rediss+cluster")
+
+    def _rules(self) -> list[tuple[str, object, str]]:
+        ports = all(host and 0 < port < 2**16 for host, port in self.nodes)
+        return [
+            *super()._rules(),
+            ("nodes", self.nodes and ports, "one or more hosts, with ports from 1 to 65535"),
+            ("buckets", 0 < self.buckets <= _MOST_BUCKETS, f"from 1 to {_MOST_BUCKETS}"),
+        ]
+
+    @classmethod
+    def _place(cls, url: Url) -> dict[str, Any]:
+        if url.path.strip("/") not in ("", "0"):
+            raise ValueError("a cluster has database 0 only")
+        nodes = tuple((host or "localhost", 6379 if port is None else port) for host, port in url.hosts)
+        return {"nodes": nodes}
+
+    def _url(self, user: str) -> str:
+        return f"{'rediss' if self.tls else 'redis'}+cluster://{user}{self.address}"
+
+    @property
+    def address(self) -> str:
+        """Where it is asked first, for messages."""
+        return ",".join(map(shown_address, self.nodes))
+
+    def open(self, state: str, *, ttl: float | None = None) -> RedisClusterStore:
+        """See `Backend.open`. Makes no connection."""
+        if "{" in state or "}" in state:
+            raise ConfigurationError(f"{state!r} cannot name a state in a cluster: braces choose the slot there")
+        return RedisClusterStore(self, state, self.expiry(state, ttl))
+
+    def pool_to(self, node: Address) -> ConnectionPool:
+        """The connections of this process to one node; see `pool_of`."""
+        return pool_of((self, node), lambda: self._new_pool(node))
+
+    def _new_pool(self, node: Address) -> ConnectionPool:
+        return ConnectionPool(
+            connection_class=SSLConnection if self.tls else Connection,
+            max_connections=_MOST_CONNECTIONS,
+            host=node[0],
+            port=node[1],
+            socket_keepalive=True,
+            **self.connection_options(),
+            **self.tls_options(),
+        )

@@ -1,0 +1,66 @@
+"""What a Redis server or its driver says, as an error of ours, and whether it may pass by itself."""
+
+from __future__ import annotations
+
+import re
+
+from redis import exceptions as driver
+
+from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUnavailableError
+
+__all__ = ["DRIVER_ERRORS", "NOT_DONE", "problem_of"]
+
+DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError)
+"""All that comes out of a connection."""
+
+_IN_SCRIPT = re.compile(r"Error running script .*@user_script: ?\d+: -?")  # as Redis 6 puts it before the error itself
+_REFUSED = (
+    driver.AuthenticationError,
+    driver.AuthenticationWrongNumberOfArgsError,
+    driver.AuthorizationError,
+    driver.NoPermissionError,
+)
+_NOT_READY = (driver.BusyLoadingError, driver.ClusterDownError, driver.ReadOnlyError)
+_UNREACHABLE = (driver.ConnectionError, driver.TimeoutError, OSError, UnicodeError)
+_REDIRECTED = (driver.MovedError, driver.AskError, driver.TryAgainError)
+_CLUSTER = (*_REDIRECTED, driver.ClusterCrossSlotError)
+
+NOT_DONE = (*_REDIRECTED, *_NOT_READY)
+"""Errors that say that a command was not run: it can be sent again, whatever it is."""
+
+
+def problem_of(error: Exception, *, state: str, store: str, secret: str | None) -> tuple[StoreError, bool]:
+    """Our error for one of the driver's, chained where that is safe, and whether it may pass by itself.
+
+    ``store`` is the server's address, and ``secret`` what must not be shown.
+    """
+    text = str(error).partition("discarded because of: ")[2] or str(error) or type(error).__name__
+    text = _IN_SCRIPT.sub("", text)
+    shown = text.replace(secret, "***") if secret else text
+    kind, what, may_pass = _kind(error, text)
+    problem = kind(f"state {state!r}: Redis at {store} {what} It said: {shown}", state=state, store=store)
+    if shown == text and not isinstance(error, UnicodeError):  # that holds what it could not encode
+        problem.__cause__ = error.with_traceback(None)  # whose frames hold the password
+    return problem, may_pass
+
+
+def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
+    """Our class for an error of the driver, what to say, and whether the trouble may pass by itself."""
+    if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED")):
+        advice = (
+            "refused the user, the password or a command. A reader's ACL needs GET, MGET and SCAN (and LRANGE for "
+            "batch reports), a job's also SET, MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, LTRIM, MULTI, EXEC and "
+            "DISCARD; docs/redis.md has those for a hash and for a cluster."
+        )
+        return StoreAuthError, advice, False
+    if isinstance(error, driver.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):
+        advice = "is full, or cannot save. Give it memory (maxmemory) or disk; it must not evict (noeviction)."
+        return StoreFullError, advice, False
+    if isinstance(error, _NOT_READY) or text.startswith(("READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY")):
+        return StoreUnavailableError, "takes no writes: it is a replica, still loading, or not ready.", True
+    if isinstance(error, _UNREACHABLE):
+        advice = "cannot be reached or does not answer. Look at address, network, TLS and the server's log."
+        return StoreUnavailableError, advice, True
+    if isinstance(error, _CLUSTER):
+        return StoreError, "belongs to a cluster, and redis:// speaks to one server: use redis+cluster://.", False
+    return StoreError, "refused a command; something else may use the state's Redis keys.", False

@@ -1,0 +1,126 @@
+"""What a cluster's nodes run by themselves: few, short, and with every key declared.
+
+A transaction under WATCH guards one slot per connection: EXEC ends all its watches. A node holds many slots of a
+state, so there a put is a script, and as many of them as there are groups go out at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mapstate.backends.redis.wire import command, interleaved, sizes
+
+__all__ = ["claim", "compare_and_set", "guarded_put", "guarded_rewrite", "swap_ledger"]
+
+_PAIRS = 2000  # Lua's unpack takes 8000 words
+
+_GUARD = b"""
+local fence = redis.call('GET', KEYS[1])
+if fence ~= ARGV[1] then return {0, fence} end
+"""
+
+_PUT = (
+    _GUARD
+    + b"""
+local pairs = {}
+for at = 2, #KEYS do pairs[2 * at - 3] = KEYS[at]; pairs[2 * at - 2] = ARGV[at] end
+for at = 1, #pairs, %d do redis.call('MSET', unpack(pairs, at, math.min(at + %d, #pairs))) end
+return {1}
+"""
+    % (2 * _PAIRS, 2 * _PAIRS - 1)
+)
+
+_PUT_EXPIRING = (
+    _GUARD
+    + b"""
+for at = 2, #KEYS do redis.call('SET', KEYS[at], ARGV[at + 1], 'PX', ARGV[2]) end
+return {1}
+"""
+)
+
+_REWRITE = (
+    _GUARD
+    + b"""
+for at = 2, #KEYS do
+  if ARGV[at] == '-' then redis.call('DEL', KEYS[at])
+  else redis.call('SET', KEYS[at], string.sub(ARGV[at], 2), 'XX', 'KEEPTTL') end
+end
+return {1}
+"""
+)
+
+_COMPARE_AND_SET = b"""
+local found = redis.call('GET', KEYS[1])
+if (found or '') == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]); return ARGV[2] end
+return found
+"""
+
+_SWAP_LEDGER = b"""
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3])
+if ARGV[4] ~= '' then
+  for _, claim in ipairs(redis.call('HKEYS', KEYS[3])) do
+    if tonumber(string.match(claim, '^%d+')) <= tonumber(ARGV[4]) then redis.call('HDEL', KEYS[3], claim) end
+  end
+end
+return 1
+"""
+
+_CLAIM = b"""
+redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+return redis.call('HGET', KEYS[1], ARGV[1])
+"""
+
+
+def guarded_put(
+    fence: bytes, token: bytes, keys: Sequence[bytes], values: Sequence[bytes], expiry: bytes | None
+) -> bytes:
+    """Stores all of a group's records where its fence is at ``token``. The reply: [1], or [0, the fence]."""
+    if expiry is None:
+        return _packed(_PUT, fence, keys, [token], values)
+    return _packed(_PUT_EXPIRING, fence, keys, [token, expiry], values)
+
+
+def guarded_rewrite(fence: bytes, token: bytes, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
+    """Replaces and removes a group's records where its fence is at ``token``. The reply as of `guarded_put`."""
+    marked = [b"-" if value is None else b"+" + value for value in values]
+    return _packed(_REWRITE, fence, keys, [token], marked)
+
+
+def compare_and_set(key: bytes, before: bytes | None, after: bytes) -> bytes:
+    """Sets ``key``, which is never empty, where it is at ``before``. The reply: what it is at then."""
+    return command(b"EVAL", _COMPARE_AND_SET, b"1", key, before or b"", after)
+
+
+def swap_ledger(
+    keys: tuple[bytes, bytes, bytes], before: bytes | None, after: bytes, buckets: bytes, closed: int | None
+) -> bytes:
+    """Sets ledger and number of buckets where the ledger is at ``before``; drops the claims up to ``closed``. 1 or 0.
+
+    ``keys`` of ledger, buckets and claims.
+    """
+    up_to = b"" if closed is None else b"%d" % closed
+    return command(b"EVAL", _SWAP_LEDGER, b"3", *keys, before or b"", after, buckets, up_to)
+
+
+def claim(key: bytes, name: bytes, holder: bytes) -> bytes:
+    """Create-if-absent in a hash. The reply: the holder."""
+    return command(b"EVAL", _CLAIM, b"1", key, name, holder)
+
+
+def _packed(
+    script: bytes, fence: bytes, keys: Sequence[bytes], first: Sequence[bytes], values: Sequence[bytes]
+) -> bytes:
+    """EVAL of a group."""
+    words = (b"EVAL", script, b"%d" % (len(keys) + 1), fence)
+    count = len(words) + len(keys) + len(first) + len(values)
+    start = b"".join([b"\r\n$%d\r\n%b" % (len(word), word) for word in words])
+    middle = b"".join([b"\r\n$%d\r\n%b" % (len(word), word) for word in first])
+    return b"*%d%b%b%b%b\r\n" % (
+        count,
+        start,
+        interleaved(sizes(keys), keys),
+        middle,
+        interleaved(sizes(values), values),
+    )

@@ -1,0 +1,163 @@
+"""One state on one Redis server: records, ledger, fence, claims and batch reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mapstate.backends.redis.checkup import RedisFacts, judge
+from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
+from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
+from mapstate.backends.redis.writer import Writer
+from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.errors import StoreError, StoreFullError, StoreUnavailableError
+from mapstate.findings import Finding
+
+if TYPE_CHECKING:
+    from mapstate.backends.redis.backend import OneServer
+
+__all__ = ["RedisStore", "Version", "allowed", "facts_of"]
+
+Version = tuple[bytes, bytes | None]
+"""The ledger, and the life of the server that it was read in."""
+
+_SAMPLE = 20  # records that a checkup looks at
+_NAMES = ("!ledger", "!fence", "!claims", "!reports")
+
+
+class RedisStore:
+    """One state in Redis. Cheap to make; holds no connection while nothing is asked of it."""
+
+    def __init__(self, backend: OneServer, state: str, expiry: bytes | None) -> None:
+        self._backend = backend
+        self._state = state
+        self._server = Server(backend, state)
+        name = (backend.prefix + state if backend.records is None else backend.records).encode()
+        self._ledger, self._fence, self._claims, self._reports = (name + one.encode() for one in _NAMES)
+        self._layout: Layout
+        if backend.layout == "hash":
+            self._layout = HashLayout(state, backend.max_value_bytes, name)
+        elif backend.records is None:
+            self._layout = StringLayout(state, backend.max_value_bytes, name + b":", expiry)
+        else:
+            self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """See `IBackingMap.multi_get`: one MGET or HMGET."""
+        if not keys:
+            return []
+        records: list[bytes | None] = self._server.ask(self._layout.get(keys), 1)[0]
+        return records
+
+    def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        """See `IBackingMap.multi_put`: one transaction without a fence, not repeated if its reply is lost."""
+        check_lengths(keys, values, "values")
+        if keys:
+            put, replies = self._layout.put(keys, values)
+            self._server.tell(MULTI + put + EXEC, replies + 2)
+
+    def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
+        """See `LedgerReads.multi_get_with_ledger`: one round trip."""
+        ledger = command(b"GET", self._ledger)
+        if not keys:
+            before, after = self._server.ask(ledger + ledger, 2)
+            return before, [], after
+        before, records, after = self._server.ask(ledger + self._layout.get(keys) + ledger, 3)
+        return before, records, after
+
+    def load(self) -> tuple[bytes, Version] | None:
+        """See `LedgerStore.load`. The version is the record, and the life of the server, where it may be asked."""
+        record, *info = self._server.ask(command(b"GET", self._ledger) + INFO, 3, optional=2)
+        return None if record is None else (record, (record, life(*info)))
+
+    def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
+        """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
+        server = self._server
+        conn, (found, *info) = server.retrying(lambda: server.watch(server.take(), self._ledger, INFO, 2, optional=2))
+        lived = life(*info)
+        if (None if found is None else (found, lived)) != expected:
+            server.unwatch(conn)
+            return None
+        ledger = command(b"SET", self._ledger, record) + command(b"SET", self._fence, token_text(fence))
+        change = MULTI + ledger + command(b"DEL", self._claims) + EXEC
+        done = server.retrying(lambda: server.finish(conn, change, 5), retries=0)[-1]
+        return None if done is None else (record, lived)
+
+    def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
+        """See `FencedWrites.writer`. It holds a connection from a get to its put, or to ``close()``."""
+        return Writer(self._server, self._layout, self._fence, token, self._state)
+
+    def claim(self, txid: int, partition: int, holder: str) -> str:
+        """See `Claims.claim`: one round trip."""
+        name = b"%d/%d" % (txid, partition)
+        claim = command(b"HSETNX", self._claims, name, holder.encode()) + command(b"HGET", self._claims, name)
+        found: bytes = self._server.ask(MULTI + claim + EXEC, 4)[-1][-1]
+        return found.decode()
+
+    def scan(self, page_size: int) -> Iterator[list[str]]:
+        """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time."""
+        cursor, page = b"0", list[str]()
+        while True:
+            ((cursor, found),) = self._server.ask(self._layout.scan(cursor, page_size), 1)
+            page += self._layout.scanned(found)
+            if page and (cursor == b"0" or len(page) >= page_size):
+                yield page
+                page = []
+            if cursor == b"0":
+                return
+
+    def keep_report(self, report: bytes, most: int) -> None:
+        """See `Reports.keep_report`: one transaction."""
+        push = command(b"LPUSH", self._reports, report) + command(b"LTRIM", self._reports, b"0", b"%d" % (most - 1))
+        self._server.tell(MULTI + push + EXEC, 4)
+
+    def reports(self) -> list[bytes]:
+        """See `Reports.reports`."""
+        found: list[bytes] = self._server.ask(command(b"LRANGE", self._reports, b"0", b"-1"), 1)[0]
+        return found
+
+    def checkup(self, replay_horizon: float) -> list[Finding]:
+        """See `Checkup.checkup`. What the user may not ask is left out, and said."""
+        page = next(self.scan(_SAMPLE), [])[:_SAMPLE]
+        ttls = [command(b"PTTL", self._ledger), *(self._layout.ttl_of(key) for key in page)]
+        return judge(facts_of(self._allowed, ttls), replay_horizon)
+
+    def _allowed(self, asked: bytes) -> Any:
+        """The reply, None where this user or this server has no such command."""
+        return allowed(lambda: self._server.ask(asked, 1)[0])
+
+    def close(self) -> None:
+        """Closes this process's idle connections to the server. The store stays usable."""
+        self._backend.pool().disconnect(inuse_connections=False)
+
+
+def allowed(ask: Callable[[], Any]) -> Any:
+    """What ``ask`` returns, None where this user or this server has no such command."""
+    try:
+        return ask()
+    except (StoreUnavailableError, StoreFullError):
+        raise
+    except StoreError:
+        return None
+
+
+def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:
+    """What a server says of itself. ``ttls`` ask for that of the ledger, and of some records."""
+    before = time.time()
+    clock = ask(command(b"TIME"))
+    middle = (before + time.time()) / 2
+    found = [ask(one) for one in ttls]
+    info = (ask(command(b"INFO")) or b"").decode().splitlines()
+    config: list[bytes] = []
+    for name in (b"maxmemory*", b"save", b"append*", b"min-*-to-write"):
+        config += ask(command(b"CONFIG", b"GET", name)) or []
+    texts = [text.decode() for text in config]
+    return RedisFacts(
+        info=dict(line.split(":", 1) for line in info if ":" in line),
+        config=dict(zip(texts[::2], texts[1::2], strict=True)),
+        clock=0.0 if clock is None else int(clock[0]) + int(clock[1]) / 1e6 - middle,
+        ledger_ttl=-1 if not found or found[0] is None else found[0],
+        ttls=[ttl for ttl in found[1:] if ttl is not None],
+    )
