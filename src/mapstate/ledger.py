@@ -31,6 +31,7 @@ __all__ = [
     "LEDGER_KEY",
     "KeptByPut",
     "Ledger",
+    "check_page_size",
     "clock_txid",
     "decode_ledger",
     "encode_ledger",
@@ -100,10 +101,18 @@ def read_ledger(store: Any, state: str) -> LedgerRecord:
     return decode_ledger(found[0], state)
 
 
-def record_pages(store: Scan, page_size: int) -> Iterator[list[str]]:
-    """The keys of all records of a store, a page at a time. Raises UsageError for a page of nothing."""
+def check_page_size(page_size: int) -> None:
+    """Raises UsageError for a page of nothing."""
     if page_size < 1:
         raise UsageError(f"page_size is the number of keys on a page, at least 1, not {page_size}")
+
+
+def record_pages(store: Scan, page_size: int) -> Iterator[list[str]]:
+    """The keys of all records of a store, a page at a time: at least those that are there when this is called.
+
+    Raises UsageError for a page of nothing.
+    """
+    check_page_size(page_size)
     pages = ([key for key in page if key != LEDGER_KEY] for page in store.scan(page_size))
     return (page for page in pages if page)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, FencedWrites, Rewrites, Scan
 from mapstate.errors import FencedError, StaleBatchError, UsageError
-from mapstate.ledger import Ledger, read_ledger, record_pages
+from mapstate.ledger import Ledger, check_page_size, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import Begun
@@ -65,7 +65,7 @@ def _vacuum(
     ):
         if not isinstance(store, capability):
             raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}")
-    pages = record_pages(store, page_size)
+    check_page_size(page_size)
     read_ledger(store, state)  # says what is wrong where there is none
     ledger = Ledger(store, state)
     begun = ledger.begin_vacuum(take_over=take_over)
@@ -74,7 +74,7 @@ def _vacuum(
     writer = store.writer(begun.token)
     done = Vacuumed(0, 0, 0, begun.txid)
     try:
-        for page in pages:
+        for page in record_pages(store, page_size):  # not before the begin: a store may list its keys at once
             records = codec.loads(page, writer.multi_get(page))
             keys, values = _due(page, records, begun)
             if keys:
