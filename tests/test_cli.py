@@ -73,6 +73,40 @@ def test_ledger_as_json_has_all_of_it(url):
     assert found["reports"][0]["milliseconds"] == 1234
 
 
+def test_reports_that_cannot_be_read_are_a_note_below_the_ledger(url):
+    Job(url).store.keep_report(b"{}", 10)
+    done = run("ledger", url, "s")
+    assert (done.exit_code, "s, opaque, json" in done.stdout, "are kept" in done.stdout) == (0, True, False)
+    assert done.stderr.startswith(
+        "mapstate: the batch reports are not shown: a batch report of state 's' cannot be read"
+    )
+    done = run("ledger", url, "s", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["reports"]) == (0, None)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("why", ["no permission", "WRONGTYPE"])
+def test_a_store_that_gives_no_reports_still_shows_its_ledger_and_is_examined(why, start_redis):
+    server = start_redis()
+    url = server.url
+    Job(url).batch(a=1)
+    with server.client() as client:
+        if why == "WRONGTYPE":
+            client.set("s!reports", "something else")
+        else:
+            client.execute_command("ACL", "SETUSER", "reader", "on", f">{SECRET}", "~*", "+get", "+mget", "+scan")
+            url = url.replace("redis://", f"redis://reader:{SECRET}@")
+    done = run("ledger", url, "s")
+    assert (done.exit_code, "batch 0 as txid 1000" in done.stdout) == (0, True)
+    assert why in done.stderr
+    done = run("doctor", url, "s", "--json")
+    found = {one["subject"]: one for one in json.loads(done.stdout)}
+    assert found["batch reports"]["severity"] == "warning"
+    assert why in found["batch reports"]["found"]
+    assert {"in flight", "dead"} < found.keys()
+    assert SECRET not in done.output
+
+
 def test_doctor_ends_with_1_where_there_is_an_error_and_0_where_not(url, monkeypatch):
     messy(url)
     done = run("doctor", url, "s", "--replay-horizon", "12h")

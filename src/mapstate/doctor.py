@@ -10,7 +10,7 @@ from typing import Any
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, LedgerStore, Scan
 from mapstate.batch_report import BatchReport, read_reports
-from mapstate.errors import CorruptRecordError
+from mapstate.errors import CorruptRecordError, StoreError
 from mapstate.findings import Finding
 from mapstate.ledger import read_ledger
 from mapstate.spec import check_state_name
@@ -26,7 +26,8 @@ def examine(backend_or_url: Backend | str, state: str, *, replay_horizon: float 
     """Looks at the ledger, the last batch reports, and the store; what is well is told too.
 
     ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only, a few small
-    requests; SQLite's own check reads the whole file. Raises StateNotFoundError, CorruptRecordError, StoreError.
+    requests; SQLite's own check reads the whole file. Reports that cannot be read are a finding. Raises
+    StateNotFoundError, CorruptRecordError, StoreError.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
@@ -61,9 +62,10 @@ def _capabilities(store: Any) -> Iterator[Finding]:
 def _reports(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
     try:
         reports = read_reports(store, ledger.state)
-    except CorruptRecordError as error:
+    except (CorruptRecordError, StoreError) as error:
         reports = []
-        yield Finding("warning", "batch reports", error.message, "reports of this state", "Delete them.")
+        advice = "Delete what something else wrote there, or let this user read them (on Redis: LRANGE)."
+        yield Finding("warning", "batch reports", error.message, "reports of this state", advice)
     yield _in_flight(ledger, reports)
 
 

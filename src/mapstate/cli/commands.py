@@ -13,13 +13,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mapstate import transitions
 from mapstate.backends import resolve
+from mapstate.batch_report import BatchReport
 from mapstate.checkpoint import rewind as rewind_checkpoint
 from mapstate.cli.group import CommandGroup
 from mapstate.cli.show import show_findings, show_ledger, show_reports
 from mapstate.doctor import examine
-from mapstate.errors import UsageError
+from mapstate.errors import CorruptRecordError, StoreError, UsageError
 from mapstate.ledger import Ledger, read_ledger
-from mapstate.reader import open_reader
+from mapstate.reader import StateReader, open_reader
 from mapstate.spec import check_state_name
 from mapstate.vacuum import Vacuumed
 from mapstate.vacuum import vacuum as vacuum_state
@@ -46,14 +47,15 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def ledger(url: Url, state: State, as_json: AsJson = False) -> None:
     """Shows the ledger, and the last hundred batches."""
     with open_reader(url, state) as reader:
-        record, reports = reader.ledger(), reader.reports()
+        record, reports = reader.ledger(), _reports(reader)
     if as_json:
         typer.echo(msgspec.json.encode({"ledger": record, "reports": reports}).decode())
         return
     console = _console()
     show_ledger(console, record)
-    console.print()
-    show_reports(console, reports)
+    if reports is not None:
+        console.print()
+        show_reports(console, reports)
 
 
 @app.command()
@@ -136,6 +138,15 @@ def rewind(
         typer.confirm("Is the query stopped, and shall they?", abort=True)
     done = rewind_checkpoint(url, state, checkpoint)
     typer.echo(f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}")
+
+
+def _reports(reader: StateReader) -> list[BatchReport] | None:
+    """None where they cannot be read, which is no reason not to show the ledger."""
+    try:
+        return reader.reports()
+    except (CorruptRecordError, StoreError) as error:
+        typer.echo(f"mapstate: the batch reports are not shown: {error.message}", err=True)
+        return None
 
 
 def _console() -> Console:
