@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from test_checkpoint import checkpoint, files
 from test_vacuum import Job, contents, messy
 from typer.testing import CliRunner
@@ -153,6 +154,17 @@ def test_rollback_asks_and_says_that_the_checkpoint_goes_with_it(url):
     assert contents(url) == {"a": 1}
     done = run("rollback", url, "s")  # refused before anybody is asked
     assert (done.exit_code, "RollbackError" in done.stderr, "Take it back" in done.stdout) == (2, True, False)
+
+
+def test_rollback_takes_back_the_batch_it_asked_about_and_no_other(url, monkeypatch):
+    job = Job(url)
+    job.batch(a=1)
+    job.batch(a=2)
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: job.batch(a=3))  # the query had not been stopped
+    done = run("rollback", url, "s")
+    assert done.exit_code == 2
+    assert "RollbackError: state 's': the last batch is 2 (txid 1002), not txid 1001" in done.stderr
+    assert contents(url) == {"a": 3}
 
 
 def test_rewind_asks_and_says_where_things_went(url, tmp_path):

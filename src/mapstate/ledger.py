@@ -213,10 +213,14 @@ class Ledger:
         """
         self._change(lambda found: (transitions.commit(found, self._session, done), None), same_life=True)
 
-    def rollback(self) -> LedgerRecord:
-        """Takes the last batch back. See `transitions.rollback`."""
-        self._change(lambda found: (transitions.rollback(found), None))
-        return self.record
+    def rollback(self, txid: int | None = None) -> LedgerRecord:
+        """Takes the last batch back, if it is ``txid``; returns the ledger without it. See `transitions.rollback`."""
+
+        def taken_back(found: LedgerRecord) -> tuple[LedgerRecord, LedgerRecord]:
+            after = transitions.rollback(found, txid)
+            return after, after
+
+        return self._change(taken_back)
 
     def begin_vacuum(self, *, take_over: bool = False) -> Begun:
         """See `transitions.begin_vacuum`."""

@@ -375,11 +375,12 @@ def _dead_up_to(ledger: LedgerRecord, txid: int) -> tuple[tuple[int, int], ...]:
     return (*ledger.dead, (low, txid - 1)) if low < txid else ledger.dead
 
 
-def rollback(ledger: LedgerRecord) -> LedgerRecord:
+def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     """Takes the last batch back: every reader sees the state as before it, at once.
 
     Opaque only, one step, and only while no later attempt has begun. The streaming checkpoint has to
-    be rewound with it. Raises RollbackError.
+    be rewound with it. ``txid`` is that of the batch that is meant; None: whichever is the last. Raises
+    RollbackError, also where another batch is the last one.
     """
     last = ledger.committed
     if ledger.type != "opaque":
@@ -391,6 +392,14 @@ def rollback(ledger: LedgerRecord) -> LedgerRecord:
             f"{ledger.next_txid}. Records keep one value before the current one, and a later attempt may have "
             "used it.",
             state=ledger.state,
+        )
+    if txid is not None and last.txid != txid:
+        raise RollbackError(
+            f"state {ledger.state!r}: the last batch is {last.batch_id} (txid {last.txid}), not txid {txid}: a batch "
+            "has been committed or taken back meanwhile. Nothing was changed: stop the query, and look again.",
+            state=ledger.state,
+            found=last.txid,
+            expected=txid,
         )
     before = ledger.previous
     low = None if before is None else before.txid

@@ -104,16 +104,14 @@ def rollback(url: Url, state: State, yes: Yes = False) -> None:
     store: Any = resolve(url).open(check_state_name(state))
     try:
         found = read_ledger(store, state)
-        after = transitions.rollback(found)  # says what is in the way before anybody is asked
+        transitions.rollback(found)  # says what is in the way before anybody is asked
         last = found.committed
-        if last is not None:
-            typer.echo(
-                f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count."
-            )
+        assert last is not None  # noqa: S101  or it would have been refused
+        typer.echo(f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count.")
         typer.echo("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")
         if not yes:
             typer.confirm("Take it back?", abort=True)
-        Ledger(store, state).rollback()
+        after = Ledger(store, state).rollback(last.txid)
     finally:
         close = getattr(store, "close", None)
         if close is not None:
