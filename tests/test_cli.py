@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -198,12 +199,27 @@ def test_an_error_is_one_message_and_exit_code_2(command, url):
         ["ledger", f"nostore://:{SECRET}@localhost", "s"],
         ["ledger", "s", f"redis://:{SECRET}@localhost:1"],
         [f"redis://:{SECRET}@localhost:1", "s"],
+        ["ledger", "my", "state", f"redis://:{SECRET}@localhost"],
+        ["ledger", "my", "state", f"redis://:with space{SECRET}@localhost"],
+        ["ledger", "my", "state", f"redis://localhost?password={SECRET}"],
+        [f"--redis://:{SECRET}@localhost", "s"],
+        ["ledger", f"--redis://:{SECRET}@localhost", "s"],
+        ["ledger", "memory://", f"redis://:{SECRET}@localhost"],
+        ["rewind", "memory://", f"redis://:{SECRET}@localhost", "c"],
+        ["doctor", "--replay-horizon", f"redis://:{SECRET}@localhost", "s", "memory://"],
     ],
 )
 def test_a_password_is_never_shown(args):
     done = run(*args)
     assert done.exit_code == 2
-    assert SECRET not in done.output + done.stderr + done.stdout
+    assert done.stderr
+    assert SECRET not in re.sub(r"[\s│]", "", done.output + done.stderr + done.stdout)  # however it is wrapped
+
+
+def test_a_mistake_in_the_arguments_still_says_what_it_is():
+    assert "unexpected extra argument" in run("ledger", "my", "state", "redis://:p@localhost").stderr
+    assert "(more)" in run("ledger", "my", "state", "more").stderr
+    assert "--replay" in run("doctor", "--replay", "1d", "my", "state").stderr
 
 
 def test_the_console_script_is_there_and_works(url):

@@ -159,5 +159,6 @@ def _vacuumed(done: Vacuumed) -> str:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
-        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {text!r}")
+        shown = "a URL" if "://" in text else repr(text)  # which may hold a password
+        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {shown}")
     return float(found[1]) * _UNITS[found[2]]
