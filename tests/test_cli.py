@@ -62,7 +62,13 @@ def test_ledger_shows_a_person_what_is_there(url):
             "batch 2 as txid 1005",
             "batch 1 as txid 1002",
         ),
-        *("batch 3 as txid 1006", "3 txids, 2 ranges: 1001, 1003-1004", "1 fields from txid 1000 on", "1234", "77"),
+        *(
+            "batch 3 as txid 1006, begun at 20",
+            "3 txids, 2 ranges: 1001, 1003-1004",
+            "1 fields from txid 1000 on",
+            "1234",
+            "77",
+        ),
     ):
         assert shown in done.stdout, shown
 

@@ -71,21 +71,21 @@ def _reports(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
 
 def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
     """Whether an attempt has been in flight for longer than the batches before it would explain."""
-    at, last = ledger.in_flight, ledger.committed
+    at = ledger.in_flight
     expected = "nothing in flight, or a driver at work"
     if at is None or at.epoch != ledger.epoch:
         return Finding("ok", "in flight", "nothing", expected)
     what = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
-    if last is None or not last.at:
-        return Finding("ok", "in flight", f"{what}; nothing has been committed yet", expected)
-    quiet = (dt.datetime.now(dt.UTC) - _time(last.at)).total_seconds()
+    since = at.at or (ledger.committed.at if ledger.committed is not None else "")
+    if not since:
+        return Finding("ok", "in flight", f"{what}; nothing tells since when", expected)
+    age = (dt.datetime.now(dt.UTC) - _time(since)).total_seconds()
     times = [_time(one.at) for one in reports]
     gaps = [(after - before).total_seconds() for after, before in pairwise(times)]
     longest = max([*gaps, *(one.milliseconds / 1000 for one in reports)], default=0.0)
-    found = (
-        f"{what}; the last commit was {quiet:.0f} s ago, and of late the longest pause between two was {longest:.0f} s"
-    )
-    if quiet <= max(_PATIENCE, 3 * longest):
+    began = f"begun {age:.0f} s ago" if at.at else f"the last commit was {age:.0f} s ago"
+    found = f"{what}; {began}, and of late the longest pause between two commits was {longest:.0f} s"
+    if age <= max(_PATIENCE, 3 * longest):
         return Finding("ok", "in flight", found, expected)
     advice = "Is the job running? Where its driver is gone, start it again: it carries on by itself."
     if at.batch_id is None:

@@ -171,9 +171,9 @@ class Ledger:
         cls, store: Any, opening: Opening, batch_id: int, on_gap: OnGap = "refuse"
     ) -> tuple[Ledger, Begun | AlreadyCommitted]:
         """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
-        nonce = secrets.token_hex(8)
+        nonce, at = secrets.token_hex(8), now()
         return cls._opened(
-            store, opening, lambda opened, session: transitions.begin(opened, session, batch_id, on_gap, nonce)
+            store, opening, lambda opened, session: transitions.begin(opened, session, batch_id, on_gap, nonce, at=at)
         )
 
     @classmethod
@@ -199,8 +199,8 @@ class Ledger:
 
         Raises StoreLostError when the ledger is gone.
         """
-        nonce = secrets.token_hex(8)
-        begun = self._change(lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce))
+        nonce, at = secrets.token_hex(8), now()
+        begun = self._change(lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce, at=at))
         self._begun = self._known
         return begun
 
@@ -224,8 +224,8 @@ class Ledger:
 
     def begin_vacuum(self, *, take_over: bool = False) -> Begun:
         """See `transitions.begin_vacuum`."""
-        session = secrets.token_hex(8)
-        begun = self._change(lambda found: transitions.begin_vacuum(found, session, take_over=take_over))
+        session, at = secrets.token_hex(8), now()
+        begun = self._change(lambda found: transitions.begin_vacuum(found, session, take_over=take_over, at=at))
         self._begun = self._known
         return begun
 
