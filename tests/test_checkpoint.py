@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from spark_fixtures import Visits
@@ -14,7 +17,14 @@ from test_vacuum import Job
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve, sqlite
 from mapstate.checkpoint import rewind
-from mapstate.errors import MissingBatchesError, StaleBatchError, StateNotFoundError, StateOwnershipError, UsageError
+from mapstate.errors import (
+    CheckpointError,
+    MissingBatchesError,
+    StaleBatchError,
+    StateNotFoundError,
+    StateOwnershipError,
+    UsageError,
+)
 from mapstate.ledger import Ledger
 
 AVAILABLE = {"availableNow": True}
@@ -80,7 +90,7 @@ def test_one_that_was_interrupted_is_finished_by_the_next(url, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", dying)
-        with pytest.raises(OSError, match="died"):
+        with pytest.raises(CheckpointError, match=r"died.*run it again"):
             rewind(url, "s", place)
     rewind(url, "s", place)
     assert {name for name in files(place) if "crc" not in name and "offsets" in name} == {
@@ -88,6 +98,57 @@ def test_one_that_was_interrupted_is_finished_by_the_next(url, tmp_path, monkeyp
     }
     aside = {name for folder in tmp_path.glob("c.rewound-*") for name in files(folder)}
     assert files(place) | aside == before
+
+
+def test_behind_a_link_what_goes_stays_beside_the_checkpoint_itself(url, tmp_path):
+    place = checkpoint(tmp_path / "disk" / "c", range(5), range(4))
+    before, link = files(place), tmp_path / "link"
+    link.symlink_to(place)
+    done = rewind(url, "s", link)
+    assert done.to.parent == place.parent
+    assert files(place) | files(done.to) == before
+
+
+def mounted(place: Path) -> Any:
+    """`Path.rename` as it is where ``place`` is a file system of its own."""
+    rename = Path.rename
+
+    def checked(self: Path, target: Any) -> Any:
+        if self.is_relative_to(place) != Path(target).is_relative_to(place):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
+        return rename(self, target)
+
+    return checked
+
+
+def test_in_a_mount_point_what_goes_stays_in_it(url, tmp_path, monkeypatch):
+    place = checkpoint(tmp_path / "c", range(5), range(4))
+    before = files(place)
+    monkeypatch.setattr(Path, "rename", mounted(place))
+    done = rewind(url, "s", place)
+    assert done.to.parent == place
+    assert files(place) == before - set(done.moved) - {f"{name.replace('/', '/.')}.crc" for name in done.moved} | {
+        str((done.to / name).relative_to(place)) for name in files(done.to)
+    }
+    assert list(tmp_path.glob("c?*")) == []
+    assert rewind(url, "s", place) == (3, (), None)
+
+
+def test_where_nothing_can_be_moved_nothing_is_left_behind(url, tmp_path, monkeypatch):
+    place = checkpoint(tmp_path / "c", range(5), range(4))
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(Path, "rename", mounted(place / "commits"))
+    with pytest.raises(CheckpointError, match=r"link.*run it again"):
+        rewind(url, "s", place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_checkpoint_that_cannot_be_read_is_an_error_of_ours(url, tmp_path, monkeypatch):
+    place = checkpoint(tmp_path / "c", range(5), range(4))
+    denied = OSError(errno.EACCES, os.strerror(errno.EACCES), str(place / "metadata"))
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=denied))
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        rewind(url, "s", place, dry_run=True)
 
 
 @pytest.mark.parametrize(("offsets", "commits"), [(range(3), range(3)), (range(4), range(3)), (range(3), range(2))])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from test_checkpoint import checkpoint, files
 from test_vacuum import Job, contents, messy
 from typer.testing import CliRunner
@@ -60,7 +62,13 @@ def test_ledger_shows_a_person_what_is_there(url):
             "batch 2 as txid 1005",
             "batch 1 as txid 1002",
         ),
-        *("batch 3 as txid 1006", "3 txids, 2 ranges: 1001, 1003-1004", "1 fields from txid 1000 on", "1234", "77"),
+        *(
+            "batch 3 as txid 1006, begun at 20",
+            "3 txids, 2 ranges: 1001, 1003-1004",
+            "1 fields from txid 1000 on",
+            "1234",
+            "77",
+        ),
     ):
         assert shown in done.stdout, shown
 
@@ -71,6 +79,40 @@ def test_ledger_as_json_has_all_of_it(url):
     found = json.loads(run("ledger", url, "s", "--json").stdout)
     assert found["ledger"]["dead"] == [[1001, 1001], [1003, 1004]]
     assert found["reports"][0]["milliseconds"] == 1234
+
+
+def test_reports_that_cannot_be_read_are_a_note_below_the_ledger(url):
+    Job(url).store.keep_report(b"{}", 10)
+    done = run("ledger", url, "s")
+    assert (done.exit_code, "s, opaque, json" in done.stdout, "are kept" in done.stdout) == (0, True, False)
+    assert done.stderr.startswith(
+        "mapstate: the batch reports are not shown: a batch report of state 's' cannot be read"
+    )
+    done = run("ledger", url, "s", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["reports"]) == (0, None)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("why", ["no permission", "WRONGTYPE"])
+def test_a_store_that_gives_no_reports_still_shows_its_ledger_and_is_examined(why, start_redis):
+    server = start_redis()
+    url = server.url
+    Job(url).batch(a=1)
+    with server.client() as client:
+        if why == "WRONGTYPE":
+            client.set("s!reports", "something else")
+        else:
+            client.execute_command("ACL", "SETUSER", "reader", "on", f">{SECRET}", "~*", "+get", "+mget", "+scan")
+            url = url.replace("redis://", f"redis://reader:{SECRET}@")
+    done = run("ledger", url, "s")
+    assert (done.exit_code, "batch 0 as txid 1000" in done.stdout) == (0, True)
+    assert why in done.stderr
+    done = run("doctor", url, "s", "--json")
+    found = {one["subject"]: one for one in json.loads(done.stdout)}
+    assert found["batch reports"]["severity"] == "warning"
+    assert why in found["batch reports"]["found"]
+    assert {"in flight", "dead"} < found.keys()
+    assert SECRET not in done.output
 
 
 def test_doctor_ends_with_1_where_there_is_an_error_and_0_where_not(url, monkeypatch):
@@ -121,6 +163,17 @@ def test_rollback_asks_and_says_that_the_checkpoint_goes_with_it(url):
     assert (done.exit_code, "RollbackError" in done.stderr, "Take it back" in done.stdout) == (2, True, False)
 
 
+def test_rollback_takes_back_the_batch_it_asked_about_and_no_other(url, monkeypatch):
+    job = Job(url)
+    job.batch(a=1)
+    job.batch(a=2)
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: job.batch(a=3))  # the query had not been stopped
+    done = run("rollback", url, "s")
+    assert done.exit_code == 2
+    assert "RollbackError: state 's': the last batch is 2 (txid 1002), not txid 1001" in done.stderr
+    assert contents(url) == {"a": 3}
+
+
 def test_rewind_asks_and_says_where_things_went(url, tmp_path):
     Job(url).batch(a=1)
     place = checkpoint(tmp_path / "c", range(4), range(3))
@@ -152,12 +205,27 @@ def test_an_error_is_one_message_and_exit_code_2(command, url):
         ["ledger", f"nostore://:{SECRET}@localhost", "s"],
         ["ledger", "s", f"redis://:{SECRET}@localhost:1"],
         [f"redis://:{SECRET}@localhost:1", "s"],
+        ["ledger", "my", "state", f"redis://:{SECRET}@localhost"],
+        ["ledger", "my", "state", f"redis://:with space{SECRET}@localhost"],
+        ["ledger", "my", "state", f"redis://localhost?password={SECRET}"],
+        [f"--redis://:{SECRET}@localhost", "s"],
+        ["ledger", f"--redis://:{SECRET}@localhost", "s"],
+        ["ledger", "memory://", f"redis://:{SECRET}@localhost"],
+        ["rewind", "memory://", f"redis://:{SECRET}@localhost", "c"],
+        ["doctor", "--replay-horizon", f"redis://:{SECRET}@localhost", "s", "memory://"],
     ],
 )
 def test_a_password_is_never_shown(args):
     done = run(*args)
     assert done.exit_code == 2
-    assert SECRET not in done.output + done.stderr + done.stdout
+    assert done.stderr
+    assert SECRET not in re.sub(r"[\s│]", "", done.output + done.stderr + done.stdout)  # however it is wrapped
+
+
+def test_a_mistake_in_the_arguments_still_says_what_it_is():
+    assert "unexpected extra argument" in run("ledger", "my", "state", "redis://:p@localhost").stderr
+    assert "(more)" in run("ledger", "my", "state", "more").stderr
+    assert "--replay" in run("doctor", "--replay", "1d", "my", "state").stderr
 
 
 def test_the_console_script_is_there_and_works(url):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_vacuum import Bare, Job
 
+from mapstate import ledger
 from mapstate.backends import resolve, sqlite_checkup
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.checkup import RedisFacts, judge
@@ -66,7 +67,7 @@ def ago(seconds: float) -> str:
 @pytest.mark.parametrize(
     ("quiet", "gap", "severity"), [(60, 30, "ok"), (7200, 30, "warning"), (7200, 3600, "ok"), (86_400, 3600, "warning")]
 )
-def test_an_attempt_is_orphaned_where_the_stream_was_quicker_before(quiet, gap, severity, tmp_path):
+def test_an_attempt_is_orphaned_where_the_stream_was_quicker_before(quiet, gap, severity, tmp_path, monkeypatch):
     url = f"memory://{tmp_path.name}"
     job = Job(url)
     for n in range(2):
@@ -78,8 +79,43 @@ def test_an_attempt_is_orphaned_where_the_stream_was_quicker_before(quiet, gap, 
         job.store.keep_report(encode_report(one), 10)
         job.next += 1
     assert severities(examine(url, "s"))["in flight"] == "ok"
+    for begun_at in (ago(quiet), ""):  # an older mapstate did not write when it was
+        monkeypatch.setattr(ledger, "now", lambda at=begun_at: at)
+        job.attempt(a=7)
+        assert severities(examine(url, "s"))["in flight"] == severity
+
+
+@pytest.mark.parametrize(("begun", "severity"), [(60, "ok"), (7200, "warning")])
+def test_the_very_first_attempt_can_be_orphaned_too(begun, severity, tmp_path, monkeypatch):
+    url = f"memory://{tmp_path.name}"
+    job = Job(url)
+    monkeypatch.setattr(ledger, "now", lambda: ago(begun))
     job.attempt(a=7)
-    assert severities(examine(url, "s"))["in flight"] == severity
+    found = {one.subject: one for one in examine(url, "s")}["in flight"]
+    assert (found.severity, f"begun {begun} s ago" in found.found) == (severity, True)
+    monkeypatch.setattr(ledger, "now", lambda: "")
+    job.attempt(a=7)
+    assert severities(examine(url, "s"))["in flight"] == "ok"  # nothing tells how long
+
+
+def test_a_batch_that_has_just_begun_after_a_long_pause_is_not_orphaned(tmp_path):
+    url = f"memory://{tmp_path.name}"
+    job = Job(url)
+    begun = job.attempt(a=1)
+    job.ledger.commit(Commit(batch_id=0, txid=begun.txid, owner="q", at=ago(86_400)))
+    job.next += 1
+    job.attempt(a=2)
+    assert severities(examine(url, "s"))["in flight"] == "ok"
+
+
+def test_a_vacuum_that_was_killed_looks_orphaned_after_a_while(tmp_path, monkeypatch):
+    url = f"memory://{tmp_path.name}"
+    job = Job(url)
+    job.batch(a=1)
+    monkeypatch.setattr(ledger, "now", lambda: ago(7200))
+    job.ledger.begin_vacuum()
+    found = {one.subject: one for one in examine(url, "s")}["in flight"]
+    assert (found.severity, "--take-over" in found.advice) == ("warning", True)
 
 
 def test_many_dead_ranges_call_for_a_vacuum_and_a_broken_report_is_said(tmp_path):

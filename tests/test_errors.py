@@ -90,6 +90,7 @@ def test_what_is_wrong_before_a_run_is_told_from_what_goes_wrong_in_it():
     assert {one.__name__ for one in MapStateError.__subclasses__()} == {
         "ConfigurationError",
         "UsageError",
+        "CheckpointError",
         "DataError",
         "LedgerError",
         "StoreError",

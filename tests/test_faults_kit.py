@@ -22,6 +22,7 @@ from mapstate.errors import (
     FencedError,
     MissingBatchesError,
     StoreLostError,
+    StoreRestartedError,
     StoreUnavailableError,
     UsageError,
 )
@@ -342,6 +343,21 @@ def test_a_store_that_forgets_loses_ledger_and_fence_with_the_records(store):
         forgetful.writer(begun.token).multi_put(["a"], [b"[2,2,1]"])
     with pytest.raises(FencedError):
         ledger.commit(committed(begun))
+
+
+def test_an_attempt_that_lost_a_put_and_not_its_begin_cannot_be_committed():
+    forgetful = ForgetfulStore(resolve(f"memory://{secrets.token_hex(8)}").open("s"), last=1)
+    ledger, begun = Ledger.open_and_begin(forgetful, opening(), 0)
+    writer = forgetful.writer(begun.token)
+    writer.multi_put(["a"], [b"[1,1,null]"])
+    assert forgetful.lose() == 1
+    writer.multi_put(["b"], [b"[1,1,null]"])  # the fence is where it was
+    with pytest.raises(StoreRestartedError):
+        ledger.commit(committed(begun))
+    again = ledger.begin(0)
+    forgetful.writer(again.token).multi_put(["a", "b"], [b"[2,1,null]"] * 2)
+    ledger.commit(committed(again))
+    assert ledger.record.last_txid == again.txid
 
 
 def test_a_stream_over_a_store_that_failed_over_stops_and_does_not_count_on():

@@ -32,6 +32,7 @@ from mapstate.ledger import (
     decode_ledger,
     encode_ledger,
     ledger_store,
+    now,
     read_ledger,
 )
 from mapstate.maps import OpaqueMap
@@ -347,7 +348,8 @@ def result_of(step, store, script, writes_before=0):
     after = decode_ledger(stored(store), "s")
     if after.in_flight is None:
         return after
-    return msgspec.structs.replace(after, in_flight=msgspec.structs.replace(after.in_flight, nonce=""))  # random
+    in_flight = msgspec.structs.replace(after.in_flight, nonce="", at="")  # which are random, and of the clock
+    return msgspec.structs.replace(after, in_flight=in_flight)
 
 
 @pytest.mark.parametrize("script", [["applied"], ["lost"], ["lost", "lost", "applied"]], ids="-".join)
@@ -555,6 +557,18 @@ def test_a_new_ledgers_txids_come_from_the_clock(monkeypatch):
     assert clock_txid() == 0
     monkeypatch.setattr("time.time", lambda: 1767225600.0 + 12.34)
     assert clock_txid() == 123
+
+
+def test_an_attempt_says_when_it_was_begun_and_one_of_an_older_mapstate_is_read_all_the_same(store):
+    before = now()
+    ledger = opened(store)
+    for begin in (lambda: ledger.begin(0), lambda: ledger.begin_vacuum(take_over=True)):
+        begin()
+        in_flight = read_ledger(store, "s").in_flight
+        assert before <= in_flight.at <= now()
+    without = stored(store).replace(f',"at":"{in_flight.at}"'.encode(), b"")
+    assert without != stored(store)
+    assert decode_ledger(without, "s").in_flight == msgspec.structs.replace(in_flight, at="")
 
 
 def test_a_ledger_is_one_line_of_json_that_can_be_read_in_a_shell(store):

@@ -427,6 +427,14 @@ def test_rollback_goes_one_step_and_only_while_nothing_has_begun_after_it():
     assert rollback(opened(ledger=with_batches(3), owner="query-2", on_new_owner="adopt")).owners["query-1"] == 2
 
 
+def test_rollback_of_a_batch_that_is_named_takes_no_other_back():
+    ledger = with_batches(3)
+    assert rollback(ledger, START + 2) == rollback(ledger)
+    for other in (0, START + 1, START + 3):
+        with pytest.raises(RollbackError, match=f"the last batch is 2 .*not txid {other}"):
+            rollback(ledger, other)
+
+
 @pytest.mark.parametrize("kind", ["transactional", "non-transactional"])
 def test_only_opaque_states_can_be_rolled_back(kind):
     with pytest.raises(RollbackError, match=kind):

@@ -295,6 +295,39 @@ def test_refusals(url):
         vacuum(url, "s", page_size=0)
 
 
+class ListsAtOnce(MemoryStore):
+    """A third party's store: when its scan returns, it has listed all keys."""
+
+    shared_between_processes = False
+    before_swap: Any = None
+
+    def open(self, state: str, *, ttl: float | None = None) -> Any:
+        return self
+
+    def scan(self, page_size: int) -> Any:
+        return iter(list(super().scan(page_size)))
+
+    def swap(self, *args: Any) -> Any:
+        race, self.before_swap = self.before_swap, None
+        if race is not None:
+            race()
+        return super().swap(*args)
+
+
+def test_a_phantom_of_just_before_its_begin_is_found_where_the_scan_lists_at_once():
+    store = ListsAtOnce()
+    job = Job(store)
+    job.batch(a=1)
+
+    def race() -> None:
+        job.attempt(a=2, phantom=1)
+        job.batch(a=3)
+
+    store.before_swap = race
+    assert vacuum(store, "s").dropped == 1
+    assert contents(store) == {"a": 3}
+
+
 class Bare:
     """A backend whose store offers only some of what the memory store does."""
 

@@ -220,7 +220,10 @@ class Scan(Protocol):
     """Lists all records of a state."""
 
     def scan(self, page_size: int) -> Iterator[list[Any]]:
-        """Pages of keys, of about ``page_size``. A key that is there throughout comes at least once."""
+        """Pages of keys, of about ``page_size``.
+
+        Listing starts at the first ``next``: a key that is there from then to the end comes at least once.
+        """
         ...
 
 

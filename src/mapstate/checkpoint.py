@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.errors import MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
+from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.ledger import read_ledger
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
@@ -35,13 +36,15 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
     """Puts the checkpoint of a stopped query back, so that its next batch is the one that the state waits for.
 
     By an operator, with the query stopped. Spark then repeats that batch exactly, and what comes after it
-    anew. Nothing is deleted: what goes is moved to ``CHECKPOINT.rewound-<time>``. If it is interrupted, run it
-    again. ``dry_run`` only says what would be moved. ``checkpoint`` is a local directory. States of Spark's own
-    operators in front of foreachBatch go back only as far as Spark keeps their versions.
+    anew. Nothing is deleted: what goes is moved to ``CHECKPOINT.rewound-<time>``, beside the directory itself
+    where ``checkpoint`` is a link, and within it where nothing can be moved out of it, as with a mount point.
+    If it is interrupted, run it again. ``dry_run`` only says what would be moved. ``checkpoint`` is a local
+    directory. States of Spark's own operators in front of foreachBatch go back only as far as Spark keeps their
+    versions.
 
     Raises, before anything is changed: UsageError for what is no checkpoint; StateOwnershipError where it is not
     the owner's; StaleBatchError where it is behind the ledger; MissingBatchesError where Spark no longer has
-    the batch; StateNotFoundError, StoreError.
+    the batch; StateNotFoundError, StoreError. CheckpointError where its files cannot be read or moved.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
@@ -50,7 +53,17 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
         close = getattr(store, "close", None)
         if close is not None:
             close()
-    folder = _local(checkpoint)
+    try:
+        return _rewound(ledger, _local(checkpoint), dry_run=dry_run)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint of state {state!r} cannot be rewound: {error}. What went aside before that stays there. "
+            "Mend it, and run it again: it goes on where it ended. Do not start the query before it is done.",
+            state=state,
+        ) from error
+
+
+def _rewound(ledger: LedgerRecord, folder: Path, *, dry_run: bool) -> Rewound:
     due = _due(ledger, _query_id(folder))
     offsets, commits = _numbers(folder / "offsets"), _numbers(folder / "commits")
     _check(ledger, folder, due, offsets)
@@ -62,14 +75,24 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
     if dry_run or not moving:
         return Rewound(due, moved, None)
     aside = _aside(folder)
-    for path in moving:
-        place = aside / path.parent.name
-        place.mkdir(parents=True, exist_ok=True)
-        checksum = path.with_name(f".{path.name}.crc")
-        if checksum.exists():  # before its file: one without a checksum is read, one with a wrong one is not
-            checksum.rename(place / checksum.name)
-        path.rename(place / path.name)
+    places = [aside / name for name in ("commits", "offsets")]
+    try:
+        for place in places:
+            place.mkdir()
+        for path in moving:
+            _move(path, aside / path.parent.name)
+    finally:
+        for empty in (*places, aside):
+            with suppress(OSError):  # it is not empty
+                empty.rmdir()
     return Rewound(due, moved, aside)
+
+
+def _move(path: Path, place: Path) -> None:
+    checksum = path.with_name(f".{path.name}.crc")
+    if checksum.exists():  # before its file: one without a checksum is read, one with a wrong one is not
+        checksum.rename(place / checksum.name)
+    path.rename(place / path.name)
 
 
 def _local(checkpoint: str | Path) -> Path:
@@ -81,7 +104,7 @@ def _local(checkpoint: str | Path) -> Path:
             f"a checkpoint can be rewound in a local directory, not in a {text.partition('://')[0]}:// store: copy it "
             "here, rewind it, and copy it back"
         )
-    folder = Path(text).absolute()
+    folder = Path(text).resolve()
     if not (folder / "metadata").is_file():
         raise UsageError(f"{str(folder)!r} is no checkpoint of a streaming query: it has no file 'metadata'")
     return folder
@@ -146,5 +169,11 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _aside(folder: Path) -> Path:
+    """A new directory to which the checkpoint's files can be renamed: beside it, or within it where they cannot."""
     time = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    return folder.with_name(f"{folder.name}.rewound-{time}")
+    within = folder / f"{folder.name}.rewound-{time}"
+    within.mkdir()
+    try:
+        return within.rename(folder.with_name(within.name))
+    except OSError:  # a mount point, or a parent that this user may not write to
+        return within

@@ -10,7 +10,7 @@ from typing import Any
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan
 from mapstate.batch_report import BatchReport, read_reports
-from mapstate.errors import CorruptRecordError
+from mapstate.errors import CorruptRecordError, StoreError
 from mapstate.findings import Finding
 from mapstate.ledger import read_ledger
 from mapstate.spec import check_state_name
@@ -26,7 +26,8 @@ def examine(backend_or_url: Backend | str, state: str, *, replay_horizon: float 
     """Looks at the ledger, the last batch reports, and the store; what is well is told too.
 
     ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only, a few small
-    requests; SQLite's own check reads the whole file. Raises StateNotFoundError, CorruptRecordError, StoreError.
+    requests; SQLite's own check reads the whole file. Reports that cannot be read are a finding. Raises
+    StateNotFoundError, CorruptRecordError, StoreError.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
@@ -62,29 +63,30 @@ def _capabilities(store: Any) -> Iterator[Finding]:
 def _reports(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
     try:
         reports = read_reports(store, ledger.state)
-    except CorruptRecordError as error:
+    except (CorruptRecordError, StoreError) as error:
         reports = []
-        yield Finding("warning", "batch reports", error.message, "reports of this state", "Delete them.")
+        advice = "Delete what something else wrote there, or let this user read them (on Redis: LRANGE)."
+        yield Finding("warning", "batch reports", error.message, "reports of this state", advice)
     yield _in_flight(ledger, reports)
 
 
 def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
     """Whether an attempt has been in flight for longer than the batches before it would explain."""
-    at, last = ledger.in_flight, ledger.committed
+    at = ledger.in_flight
     expected = "nothing in flight, or a driver at work"
     if at is None or at.epoch != ledger.epoch:
         return Finding("ok", "in flight", "nothing", expected)
     what = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
-    if last is None or not last.at:
-        return Finding("ok", "in flight", f"{what}; nothing has been committed yet", expected)
-    quiet = (dt.datetime.now(dt.UTC) - _time(last.at)).total_seconds()
+    since = at.at or (ledger.committed.at if ledger.committed is not None else "")
+    if not since:
+        return Finding("ok", "in flight", f"{what}; nothing tells since when", expected)
+    age = (dt.datetime.now(dt.UTC) - _time(since)).total_seconds()
     times = [_time(one.at) for one in reports]
     gaps = [(after - before).total_seconds() for after, before in pairwise(times)]
     longest = max([*gaps, *(one.milliseconds / 1000 for one in reports)], default=0.0)
-    found = (
-        f"{what}; the last commit was {quiet:.0f} s ago, and of late the longest pause between two was {longest:.0f} s"
-    )
-    if quiet <= max(_PATIENCE, 3 * longest):
+    began = f"begun {age:.0f} s ago" if at.at else f"the last commit was {age:.0f} s ago"
+    found = f"{what}; {began}, and of late the longest pause between two commits was {longest:.0f} s"
+    if age <= max(_PATIENCE, 3 * longest):
         return Finding("ok", "in flight", found, expected)
     advice = "Is the job running? Where its driver is gone, start it again: it carries on by itself."
     if at.batch_id is None:

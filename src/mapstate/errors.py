@@ -9,6 +9,7 @@
     │   ├── DuplicateNameError        two outputs, or an output and a key, have one name
     │   └── NotPicklableError         a recipe or aggregator cannot travel to executors
     ├── UsageError                    calls in an order, or of a shape, that cannot be right
+    ├── CheckpointError               the files of a checkpoint cannot be read or moved
     ├── DataError                     this batch holds something that the state cannot
     │   ├── KeyEncodingError          a key does not fit the state's key schema
     │   ├── SerializationError        a value the serializer cannot hold
@@ -45,6 +46,7 @@ from typing import Any, Self
 
 __all__ = [
     "AggregatorError",
+    "CheckpointError",
     "ConfigurationError",
     "CorruptRecordError",
     "DataError",
@@ -144,6 +146,10 @@ class NotPicklableError(ConfigurationError):
 
 class UsageError(MapStateError):
     """Calls in an order, or with lengths, that cannot be right."""
+
+
+class CheckpointError(MapStateError):
+    """The files of a streaming checkpoint cannot be read, or moved aside."""
 
 
 class DataError(MapStateError):

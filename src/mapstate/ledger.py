@@ -10,7 +10,7 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from mapstate.backing_map import FenceToken, IBackingMap, LedgerStore, Scan, Spr
 from mapstate.errors import (
     CorruptRecordError,
     FencedError,
+    LedgerLostError,
     StaleBatchError,
     StateNotFoundError,
     StoreLostError,
@@ -33,6 +34,7 @@ __all__ = [
     "LEDGER_KEY",
     "KeptByPut",
     "Ledger",
+    "check_page_size",
     "clock_txid",
     "decode_ledger",
     "encode_ledger",
@@ -47,6 +49,7 @@ LEDGER_KEY = "\\ledger"
 
 _EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
 _TRIES = 8
+_LOOK = 10_000  # keys on a page
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(LedgerRecord)
@@ -102,10 +105,18 @@ def read_ledger(store: Any, state: str) -> LedgerRecord:
     return decode_ledger(found[0], state)
 
 
-def record_pages(store: Scan, page_size: int) -> Iterator[list[Any]]:
-    """The keys of all records of a store, a page at a time. Raises UsageError for a page of nothing."""
+def check_page_size(page_size: int) -> None:
+    """Raises UsageError for a page of nothing."""
     if page_size < 1:
         raise UsageError(f"page_size is the number of keys on a page, at least 1, not {page_size}")
+
+
+def record_pages(store: Scan, page_size: int) -> Iterator[list[Any]]:
+    """The keys of all records of a store, a page at a time: at least those that are there when this is called.
+
+    Raises UsageError for a page of nothing.
+    """
+    check_page_size(page_size)
     pages = ([key for key in page if key != LEDGER_KEY] for page in store.scan(page_size))
     return (page for page in pages if page)
 
@@ -144,6 +155,7 @@ class Ledger:
     """
 
     def __init__(self, store: Any, state: str) -> None:
+        self._records = store
         self._store = ledger_store(store)
         self._state = state
         self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
@@ -169,10 +181,10 @@ class Ledger:
     ) -> tuple[Ledger, Begun | AlreadyCommitted]:
         """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
         self = cls(store, opening.state)
-        opened, nonce = self._opening(opening), self._nonce()
+        opened, nonce, at = self._opening(opening), self._nonce(), now()
 
         def first_write(found: LedgerRecord | None) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
-            return transitions.begin(opened(found)[0], self._session, batch_id, on_gap, nonce)
+            return transitions.begin(opened(found)[0], self._session, batch_id, on_gap, nonce, at=at)
 
         return self, self._begin(first_write, accept_loss=on_gap == "accept", may_create=True)
 
@@ -197,9 +209,9 @@ class Ledger:
 
         Raises StoreLostError when the ledger is gone.
         """
-        nonce = self._nonce()
+        nonce, at = self._nonce(), now()
         return self._begin(
-            lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce),
+            lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce, at=at),
             accept_loss=on_gap == "accept",
         )
 
@@ -227,15 +239,19 @@ class Ledger:
         self._close_fences()
         self._change(lambda found: (transitions.commit(found, self._session, done), None), same_life=True)
 
-    def rollback(self) -> LedgerRecord:
-        """Takes the last batch back. See `transitions.rollback`."""
-        self._change(lambda found: (transitions.rollback(found), None))
-        return self.record
+    def rollback(self, txid: int | None = None) -> LedgerRecord:
+        """Takes the last batch back, if it is ``txid``; returns the ledger without it. See `transitions.rollback`."""
+
+        def taken_back(found: LedgerRecord) -> tuple[LedgerRecord, LedgerRecord]:
+            after = transitions.rollback(found, txid)
+            return after, after
+
+        return self._change(taken_back)
 
     def begin_vacuum(self, *, take_over: bool = False) -> Begun:
         """See `transitions.begin_vacuum`."""
-        session = secrets.token_hex(8)
-        return self._begin(lambda found: transitions.begin_vacuum(found, session, take_over=take_over))
+        session, at = secrets.token_hex(8), now()
+        return self._begin(lambda found: transitions.begin_vacuum(found, session, take_over=take_over, at=at))
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True) -> None:
         """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
@@ -284,6 +300,18 @@ class Ledger:
             state=self._state,
         )
 
+    def _has_records(self) -> bool:
+        """Whether the store holds any, as far as it can tell. Reads all its keys, at most once in a state's life."""
+        return isinstance(self._records, Scan) and next(record_pages(self._records, _LOOK), None) is not None
+
+    def _older_records(self) -> NoReturn:
+        raise LedgerLostError(
+            f"state {self._state!r} has records but no ledger: it was deleted, evicted or expired, and a new one "
+            "could take them for its own. Nothing was written. Restore the ledger with the records from one "
+            "backup, start the state under another name, or delete the records.",
+            state=self._state,
+        )
+
     def _change(
         self,
         transition: Callable[[Any], tuple[LedgerRecord, T]],
@@ -309,6 +337,10 @@ class Ledger:
             before, version = known or (None, None)
             self._known = None  # whatever happens below, what was known may have changed
             after, result = transition(before)
+            if before is None and self._has_records():
+                if self._load() is None:
+                    self._older_records()
+                continue  # another driver has made the ledger and begun to write
             if same_life and self._begun is not None and self._begun[0] == before and self._begun[1] != version:
                 self._restarted()
             if after is before:

@@ -137,7 +137,8 @@ def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, opti
 def check_state_name(name: str) -> str:
     """The name, if it can be one. Raises ConfigurationError."""
     if type(name) is not str or not _NAME.fullmatch(name):
+        shown = "a URL" if "://" in repr(name) else repr(name)  # which may hold a password
         raise ConfigurationError(
-            f"{name!r} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
+            f"{shown} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
         )
     return name

@@ -79,13 +79,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that may write, if its epoch is still the ledger's. No batch id: a vacuum.
 
-    ``nonce`` is a random name: a store that was put back gives out the same epoch and txid again.
+    ``nonce`` is a random name: a store that was put back gives out the same epoch and txid again. ``at`` is
+    when it was begun, ISO 8601 in UTC, for people: nothing is decided by it.
     """
 
     txid: int
     epoch: int
     batch_id: int | None
     nonce: str = ""
+    at: str = ""
 
 
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,7 +284,7 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
 
 
 def begin(
-    ledger: LedgerRecord, session: str, batch_id: int, on_gap: OnGap = "refuse", nonce: str = ""
+    ledger: LedgerRecord, session: str, batch_id: int, on_gap: OnGap = "refuse", nonce: str = "", *, at: str = ""
 ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
     """Starts an attempt at a batch. An opaque attempt always gets a txid of its own.
 
@@ -304,7 +306,7 @@ def begin(
     after = msgspec.structs.replace(
         ledger,
         next_txid=next_txid,
-        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=batch_id, nonce=nonce),
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=batch_id, nonce=nonce, at=at),
     )
     return after, Begun(batch_id, txid, ledger.view(), after.fence())
 
@@ -375,11 +377,12 @@ def _dead_up_to(ledger: LedgerRecord, txid: int) -> tuple[tuple[int, int], ...]:
     return (*ledger.dead, (low, txid - 1)) if low < txid else ledger.dead
 
 
-def rollback(ledger: LedgerRecord) -> LedgerRecord:
+def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     """Takes the last batch back: every reader sees the state as before it, at once.
 
     Opaque only, one step, and only while no later attempt has begun. The streaming checkpoint has to
-    be rewound with it. Raises RollbackError.
+    be rewound with it. ``txid`` is that of the batch that is meant; None: whichever is the last. Raises
+    RollbackError, also where another batch is the last one.
     """
     last = ledger.committed
     if ledger.type != "opaque":
@@ -391,6 +394,14 @@ def rollback(ledger: LedgerRecord) -> LedgerRecord:
             f"{ledger.next_txid}. Records keep one value before the current one, and a later attempt may have "
             "used it.",
             state=ledger.state,
+        )
+    if txid is not None and last.txid != txid:
+        raise RollbackError(
+            f"state {ledger.state!r}: the last batch is {last.batch_id} (txid {last.txid}), not txid {txid}: a batch "
+            "has been committed or taken back meanwhile. Nothing was changed: stop the query, and look again.",
+            state=ledger.state,
+            found=last.txid,
+            expected=txid,
         )
     before = ledger.previous
     low = None if before is None else before.txid
@@ -404,7 +415,9 @@ def rollback(ledger: LedgerRecord) -> LedgerRecord:
     )
 
 
-def begin_vacuum(ledger: LedgerRecord, session: str, *, take_over: bool = False) -> tuple[LedgerRecord, Begun]:
+def begin_vacuum(
+    ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = ""
+) -> tuple[LedgerRecord, Begun]:
     """Starts an attempt that rewrites what does not count, with a txid of its own and through the fence.
 
     Only while nothing is in flight. A batch that begins meanwhile fences it, harmlessly. ``take_over``
@@ -414,11 +427,11 @@ def begin_vacuum(ledger: LedgerRecord, session: str, *, take_over: bool = False)
     """
     if ledger.type != "opaque":
         raise UsageError(f"state {ledger.state!r} is {ledger.type}: only opaque states leave dead records behind")
-    at = ledger.in_flight
-    if at is not None and at.epoch == ledger.epoch:
+    found = ledger.in_flight
+    if found is not None and found.epoch == ledger.epoch:
         if not take_over:
             raise UsageError(
-                f"state {ledger.state!r} has txid {at.txid} in flight: vacuum it between two batches; or, where the "
+                f"state {ledger.state!r} has txid {found.txid} in flight: vacuum it between two batches; or, where the "
                 "driver that began it is gone, take the state over (that fences it)"
             )
         ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
@@ -426,7 +439,7 @@ def begin_vacuum(ledger: LedgerRecord, session: str, *, take_over: bool = False)
     after = msgspec.structs.replace(
         ledger,
         next_txid=txid + 1,
-        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, nonce=session),
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, nonce=session, at=at),
         rewrites=ledger.rewrites + 1,
     )
     return after, Begun(-1, txid, ledger.view(), after.fence())

@@ -16,7 +16,7 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend, FencedWrites, FilteredWrites, Rewrites, Scan, writer_of
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.keys import StoreKey
-from mapstate.ledger import Ledger, read_ledger, record_pages
+from mapstate.ledger import Ledger, check_page_size, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import Begun
@@ -73,7 +73,7 @@ def _vacuum(
     ):
         if not able:
             raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}")
-    pages = record_pages(store, page_size)
+    check_page_size(page_size)
     read_ledger(store, state)  # says what is wrong where there is none
     ledger = Ledger(store, state)
     begun = ledger.begin_vacuum(take_over=take_over)
@@ -82,7 +82,7 @@ def _vacuum(
     writer = writer_of(store, begun.token)
     done = Vacuumed(0, 0, 0, begun.txid)
     try:
-        for page in pages:
+        for page in record_pages(store, page_size):  # not before the begin: a store may list its keys at once
             records = codec.loads(page, writer.multi_get(page))
             keys, values = _due(page, records, begun, everything=not fenced)
             if keys:

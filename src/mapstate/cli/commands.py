@@ -15,14 +15,15 @@ from mapstate import transitions
 from mapstate.adopt import FORMER_OWNER, Adopted
 from mapstate.adopt import adopt as adopt_state
 from mapstate.backends import resolve
+from mapstate.batch_report import BatchReport
 from mapstate.checkpoint import rewind as rewind_checkpoint
 from mapstate.cli.group import CommandGroup
 from mapstate.cli.show import show_findings, show_ledger, show_reports
 from mapstate.doctor import examine
-from mapstate.errors import UsageError
+from mapstate.errors import CorruptRecordError, StoreError, UsageError
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, read_ledger
-from mapstate.reader import open_reader
+from mapstate.reader import StateReader, open_reader
 from mapstate.spec import check_state_name
 from mapstate.transitions import Field, StateType
 from mapstate.vacuum import Vacuumed
@@ -50,14 +51,15 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def ledger(url: Url, state: State, as_json: AsJson = False) -> None:
     """Shows the ledger, and the last hundred batches."""
     with open_reader(url, state) as reader:
-        record, reports = reader.ledger(), reader.reports()
+        record, reports = reader.ledger(), _reports(reader)
     if as_json:
         typer.echo(msgspec.json.encode({"ledger": record, "reports": reports}).decode())
         return
     console = _console()
     show_ledger(console, record)
-    console.print()
-    show_reports(console, reports)
+    if reports is not None:
+        console.print()
+        show_reports(console, reports)
 
 
 @app.command()
@@ -106,16 +108,14 @@ def rollback(url: Url, state: State, yes: Yes = False) -> None:
     store: Any = resolve(url).open(check_state_name(state))
     try:
         found = read_ledger(store, state)
-        after = transitions.rollback(found)  # says what is in the way before anybody is asked
+        transitions.rollback(found)  # says what is in the way before anybody is asked
         last = found.committed
-        if last is not None:
-            typer.echo(
-                f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count."
-            )
+        assert last is not None  # noqa: S101  or it would have been refused
+        typer.echo(f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count.")
         typer.echo("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")
         if not yes:
             typer.confirm("Take it back?", abort=True)
-        Ledger(store, state).rollback()
+        after = Ledger(store, state).rollback(last.txid)
     finally:
         close = getattr(store, "close", None)
         if close is not None:
@@ -140,6 +140,15 @@ def rewind(
         typer.confirm("Is the query stopped, and shall they?", abort=True)
     done = rewind_checkpoint(url, state, checkpoint)
     typer.echo(f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}")
+
+
+def _reports(reader: StateReader) -> list[BatchReport] | None:
+    """None where they cannot be read, which is no reason not to show the ledger."""
+    try:
+        return reader.reports()
+    except (CorruptRecordError, StoreError) as error:
+        typer.echo(f"mapstate: the batch reports are not shown: {error.message}", err=True)
+        return None
 
 
 @app.command()
@@ -206,5 +215,6 @@ def _vacuumed(done: Vacuumed) -> str:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
-        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {text!r}")
+        shown = "a URL" if "://" in text else repr(text)  # which may hold a password
+        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {shown}")
     return float(found[1]) * _UNITS[found[2]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -11,20 +13,42 @@ from mapstate.errors import MapStateError
 
 __all__ = ["CommandGroup"]
 
+_ArgumentError: Any = typer.BadParameter.__base__  # click's UsageError; whose click it is depends on typer's version
+
 
 class CommandGroup(TyperGroup):
-    """The commands, with mapstate's errors told as a person wants them."""
+    """The commands, with mapstate's errors told as a person wants them.
+
+    What may be a URL is not shown in an error: it may hold a password.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads what comes before the command."""
+        with _no_url_shown():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that was asked for."""
         try:
-            return super().invoke(ctx)
+            with _no_url_shown():
+                return super().invoke(ctx)
         except MapStateError as error:
             typer.echo(f"mapstate: {type(error).__name__}: {error.message}", err=True)
             raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Finds the command. What may be a URL is not shown in the error: it may hold a password."""
+        """Finds the command."""
         if args and "://" in args[0]:
             ctx.fail("the command comes first, and then the URL: mapstate ledger URL STATE")
         return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _no_url_shown() -> Iterator[None]:
+    """Cuts the message of a mistake in the arguments off where it repeats a URL; what comes after may belong to it."""
+    try:
+        yield
+    except _ArgumentError as error:
+        before, url, _ = error.message.partition("://")
+        error.message = before + (f"{url}..." if url else "")
+        raise

@@ -82,7 +82,9 @@ def _in_flight(ledger: LedgerRecord) -> str:
     at = ledger.in_flight
     assert at is not None  # noqa: S101  asked by the caller
     what = "a vacuum" if at.batch_id is None else f"batch {at.batch_id}"
-    return f"{what} as txid {at.txid}" + ("" if at.epoch == ledger.epoch else ", of an earlier epoch: left behind")
+    begun = f", begun at {at.at}" if at.at else ""
+    left = "" if at.epoch == ledger.epoch else ", of an earlier epoch: left behind"
+    return f"{what} as txid {at.txid}{begun}{left}"
 
 
 def _dead(dead: tuple[tuple[int, int], ...]) -> str:

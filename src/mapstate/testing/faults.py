@@ -412,7 +412,8 @@ class ForgetfulStore:
 
     A put and a change of the ledger are one write each. ``inner`` gets them that many writes later, in order.
     It has the capabilities of ``inner`` among those that this module knows: a method it does not know
-    could see what the replica does not have yet. Claims are never lost.
+    could see what the replica does not have yet. Claims are never lost. A version of the ledger is of one
+    life, which ends with `lose`; lives of ``inner`` are not told apart.
     """
 
     def __init__(self, inner: Any, *, last: int = 1) -> None:
@@ -422,6 +423,7 @@ class ForgetfulStore:
         self._last = last
         self._lock = threading.RLock()
         self._waiting: deque[_Write] = deque()
+        self._life = 0
         self._replicated_fence: FenceToken | None = None
         known = {
             "load": self._load,
@@ -450,8 +452,12 @@ class ForgetfulStore:
             self._add(_Write(dict(zip(keys, values, strict=True))))
 
     def lose(self) -> int:
-        """The store is as it was ``last`` writes ago, or at the start; returns how many were lost."""
+        """The store is as it was ``last`` writes ago, or at the start; returns how many were lost.
+
+        A life of its own begins, as `LedgerStore.load` asks: what was begun before cannot be committed after.
+        """
         with self._lock:
+            self._life += 1
             lost = len(self._waiting)
             self._waiting.clear()
             return lost
@@ -468,20 +474,20 @@ class ForgetfulStore:
                     self._inner.swap(oldest.ledger, None if found is None else found[1], oldest.fence)
                     self._replicated_fence = oldest.fence
 
-    def _load(self) -> tuple[bytes, bytes] | None:
+    def _load(self) -> tuple[bytes, _Version] | None:
         with self._lock:
             waiting = [write.ledger for write in self._waiting if write.ledger is not None]
             found = None if waiting else self._inner.load()
             record = waiting[-1] if waiting else found and found[0]
-            return None if record is None else (record, record)
+            return None if record is None else (record, (record, self._life))
 
-    def _swap(self, record: bytes, expected: bytes | None, fence: FenceToken) -> bytes | None:
+    def _swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         with self._lock:
             found = self._load()
             if (found and found[1]) != expected:
                 return None
             self._add(_Write({}, record, fence))
-            return record
+            return record, self._life
 
     def _multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         with self._lock:
@@ -507,6 +513,10 @@ class ForgetfulStore:
             if fence != token or token.closed:
                 raise FencedError(f"txid {token.txid} may no longer write: the fence is at {fence}", txid=token.txid)
             self.multi_put(keys, values)
+
+
+_Version = tuple[bytes, int]
+"""The ledger, and the life of the store that it was read in."""
 
 
 class _Write(NamedTuple):
