@@ -12,7 +12,7 @@ help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
 	@echo "make model    explores the protocol's model; takes a quarter of an hour or so"
-	@echo "make chaos    kills drivers, workers and servers, again and again; takes two hours or so"
+	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
 	@echo "make lint     ruff and mypy only"
 	@echo "make venv     installs everything into .venv; PYTHON=python3.12 chooses the Python"
@@ -47,6 +47,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	        echo "That failed (it needs a C compiler), so what needs Redis will be skipped. To have it:" \
 	             "apt-get install redis-server, or brew install redis." >&2; \
 	fi
+	@scripts/run python tests/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
 	@touch $(STAMP)
 
 demo: $(STAMP)

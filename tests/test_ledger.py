@@ -479,8 +479,8 @@ def test_a_ledger_put_back_from_an_older_copy_takes_no_commit(store):
 def test_records_older_than_their_ledger_are_met_with_an_error_and_not_overwritten(store):
     codec = RecordCodec(serializer("json"), "s", "opaque", [VISITS], [(0, 1)])
     records = SerializedMap(store, codec)
-    records.multi_put(["a"], [OpaqueValue(START - 1, 41, 40)])
     attempt = opened(store).begin(0)
+    records.multi_put(["a"], [OpaqueValue(START - 1, 41, 40)])
     state = OpaqueMap(records, attempt.view)
     state.begin_commit(attempt.txid)
     for key in ("a", "b"):  # one chunk, one of them old
@@ -488,6 +488,38 @@ def test_records_older_than_their_ledger_are_met_with_an_error_and_not_overwritt
             state.multi_update([key, "a"], [lambda value: 1] * 2)
         assert (caught.value.found, caught.value.first_txid) == (START - 1, START)
     assert records.multi_get(["a", "b"]) == [(START - 1, 41, 40), None]
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)  # which can list their keys
+@pytest.mark.parametrize("txid", [START - 1, START, START + 5], ids=["older", "as the new one's", "newer"])
+def test_no_ledger_is_made_where_records_lie_without_one(store, txid):
+    """Whatever the clock says: a txid that is given out again would make an earlier life's record count."""
+    codec = RecordCodec(serializer("json"), "s", "opaque", [VISITS], [(0, 1)])
+    SerializedMap(store, codec).multi_put(["a"], [OpaqueValue(txid, 41, 40)])
+    for make in (lambda: opened(store), lambda: Ledger.open_and_begin(store, opening(), 0)):
+        with pytest.raises(LedgerLostError, match="records but no ledger"):
+            make()
+    assert ledger_store(store).load() is None
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
+def test_a_driver_that_makes_the_ledger_at_the_same_moment_is_no_lost_ledger(store):
+    """The second one found none, and then the records of the first one's batch."""
+    ledger = ledger_store(store)
+    load = ledger.load
+
+    def made_meanwhile():
+        found = load()
+        if found is None:
+            store.load = load
+            first = opened(store)
+            attempt = first.begin(0)
+            store.writer(attempt.token).multi_put(["a"], [b"[%d,1,null]" % attempt.txid])
+        return found
+
+    store.load = made_meanwhile
+    second = opened(store)
+    assert second.record.epoch == 2
 
 
 # Damage

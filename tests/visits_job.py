@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import class_archive
 from pyspark.sql import DataFrame, SparkSession
 
 from mapstate import Count, Sum, newStream, opaque, testing, transactional
@@ -27,12 +28,13 @@ SCHEMA = "user_id string, bytes bigint"
 
 def session(master: str, **conf: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("mapstate tests")
+    # short jobs spend their time in loading classes and in the JVM's compiler
+    fast = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {class_archive.options()}"
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # short jobs spend their time in the JVM's compiler
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": fast,
+        "spark.executor.extraJavaOptions": fast,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stopTimeout": "30s",
         "spark.log.level": "ERROR",

@@ -157,7 +157,7 @@ def counted(tally: Any, where: str, done: dict[str, int]) -> None:
 
 def test_partitions_that_move_between_local_workers_never_meet_a_stale_cache(url, spark, tmp_path, rounds, tally):
     """local[2], five partitions: a worker gets other ones in each batch."""
-    for seed in range(rounds(1, 4)):
+    for seed in range(rounds(1, 2)):
         folder = tmp_path / f"faults-{seed}"
         folder.mkdir()
         own = f"{url}.{seed}" if url.startswith("sqlite") else f"{url}{seed}/"

@@ -13,8 +13,8 @@ from chain import Chain
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
 
-# kills of each chain, in the subset and in the full run, which makes 210
-KILLS = {"opaque": (2, 90), "transactional": (1, 15)}
+# kills of each chain, in the subset and in the full run, which makes 200
+KILLS = {"opaque": (2, 86), "transactional": (1, 14)}
 
 
 @pytest.mark.parametrize("kind", ["opaque", pytest.param("transactional", marks=pytest.mark.full)])

@@ -40,7 +40,7 @@ def count(visits: Any, spark: Any, backend: Any, **options: Any) -> Any:
 
 def test_a_task_that_writes_after_the_next_batch_was_committed_is_refused(url, spark, visits, tmp_path, rounds, tally):
     """It stalls at each place where a task can; its attempt fails, the batch is begun anew, and so is the next one."""
-    stalls = rounds([STALLS[1], STALLS[4]], STALLS * 3)
+    stalls = rounds([STALLS[1], STALLS[4]], STALLS * 2)
     for at, (method, call, after) in enumerate(stalls):
         place = tmp_path / f"{at}"
         place.mkdir()
@@ -84,7 +84,7 @@ def test_two_drivers_on_one_checkpoint_double_nothing_and_the_loser_says_why(
     redis_url, visits, tmp_path, rounds, tally
 ):
     """One stalls in mid-batch while the other runs to the end; in the full run also both from the same moment on."""
-    for at, mode in enumerate(rounds(["stalled"], ["stalled", "at once"] * 6)):
+    for at, mode in enumerate(rounds(["stalled"], ["stalled", "at once"] * 2)):
         place, url = tmp_path / f"{at}", f"{redis_url}{at}/"
         place.mkdir()
         visits.checkpoint = place / "checkpoint"
@@ -141,7 +141,7 @@ def test_two_drivers_on_two_checkpoints_at_once(url, spark, visits, tmp_path, ta
 @pytest.mark.local_cluster
 def test_a_speculative_copy_of_a_task_writes_nothing(redis_url, visits, tmp_path, rounds, tally):
     """A slow task gets a copy on the other host, which loses the claim; the batch is begun anew, and counts once."""
-    batches = rounds(2, 12)
+    batches = rounds(2, 6)
     faults: list[Any] = []
     for batch in range(batches):
         visits.put(f"{batch}", [(f"u{n}", n) for n in range(batch, batch + 40)])

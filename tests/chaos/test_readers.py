@@ -201,7 +201,7 @@ def committed(url: str) -> int:
 
 def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds, tally):
     """SIGKILL of the writer at any place, and another in its place at once."""
-    kills, least = rounds(3, 60), rounds(100_000, 3_000_000)
+    kills, least = rounds(3, 40), rounds(100_000, 3_000_000)
     chance = random.Random(1)
     killed = done = 0
 
@@ -247,7 +247,7 @@ def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds
 @pytest.mark.redis
 def test_readers_see_whole_batches_while_spark_drivers_die(redis_url, spark, visits, tmp_path, rounds, tally):
     users = [f"u{at}" for at in range(40)]
-    deaths, number = rounds(1, 8), rounds(1, READERS)  # all four would leave a subset's Spark no processor to start on
+    deaths, number = rounds(1, 4), rounds(1, READERS)  # all four would leave a subset's Spark no processor to start on
 
     def run() -> None:
         counts = newStream(STATE, visits.stream(spark)).groupBy("user_id")

@@ -113,7 +113,7 @@ def test_connections_cut_anywhere_never_make_a_wrong_count(
 ):
     """One cut per batch, each time some bytes further; a query whose retries were used up is started again."""
     server = start_redis()
-    batches = rounds(4, 160)
+    batches = rounds(4, 80)
     with CuttingProxy(server.url) as proxy:
         stream = Stream(visits, spark, f"{proxy.url}retries={retries}", server.url)
         for batch in range(2):
@@ -149,7 +149,7 @@ def test_replies_and_requests_that_come_too_late_never_make_a_wrong_count(start_
     """Each batch loses one reply; or one request arrives after its sender gave up on it, or after the commit."""
     server = start_redis()
     cases = [(*where, how) for how in ("swallow", "late", "after commit") for where in WHERE]
-    batches = rounds(len(cases), 20 * len(cases))
+    batches = rounds(len(cases), 10 * len(cases))
     for batch in range(batches + 1):
         put(visits, batch)
     with Tap(server.url) as tap:
@@ -177,7 +177,7 @@ def test_a_put_that_is_never_answered_ends_the_query_and_counts_nothing(start_re
         stream = Stream(visits, spark, f"{tap.url}socket_timeout=0.2&retries=1", server.url)
         put(visits, 0)
         assert stream.run() is None
-        for batch in range(1, 1 + rounds(1, 10)):
+        for batch in range(1, 1 + rounds(1, 6)):
             put(visits, batch)
             before = contents(server.url)
             error = stream.run(lambda _, nth=batch % 3 + 1: tap.on(PUT, nth, how="swallow", always=True))
@@ -196,7 +196,7 @@ def test_a_store_that_gets_full_in_mid_batch_counts_nothing_of_it_and_goes_on_wi
     stream = Stream(visits, spark, server.url, server.url, chunk_size=50)
     put(visits, 0)
     assert stream.run() is None
-    for batch in range(1, 1 + rounds(1, 12)):
+    for batch in range(1, 1 + rounds(1, 4)):
         visits.put(f"{batch:05d}", [(f"{batch}-{at:04d}-" + "k" * 1000, at) for at in range(3000)])
         before, stored = contents(server.url), len(everything(server))
         with server.client() as client:
@@ -217,7 +217,7 @@ def test_a_server_killed_in_mid_write_keeps_what_it_acknowledged(
 ):
     """SIGKILL at some byte of a batch, and back up at once from its append-only file."""
     server = start_redis(appendonly="yes", appendfsync="always")
-    batches = rounds(3, 100)
+    batches = rounds(3, 50)
     with CuttingProxy(server.url) as proxy:
         stream = Stream(visits, spark, f"{proxy.url}retries=4", server.url)
         for batch in range(2):

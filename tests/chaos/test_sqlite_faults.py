@@ -212,36 +212,13 @@ def test_records_of_an_earlier_life_are_never_counted_on_whatever_the_clock_says
     delete_ledger(url, request.getfixturevalue("redis_server") if "redis" in url else None, tmp_path / "state.db")
     monkeypatch.setattr("mapstate.spark.driver.clock_txid", lambda: first + 4 - back)
     two = Driver(spark, url, stream="another")
-    for users in (["a", "new"], ["new", "u3"], ["u3"]):
-        with pytest.raises((errors.LedgerLostError, errors.StaleBatchError)) as caught:
+    for users in (["a", "new"], ["new", "u3"], ["u3"], ["new"]):
+        with pytest.raises(errors.LedgerLostError, match="records but no ledger"):
             two.batch(0, users)
-        assert type(caught.value) is (errors.StaleBatchError if back else errors.LedgerLostError)
-        assert {key: txid for key, txid in txids(url).items() if key != "new"} == before
-    with open_reader(url, "visits") as reader, pytest.raises((errors.LedgerLostError, errors.StaleBatchError)):
+        assert txids(url) == before
+    with pytest.raises(errors.StateNotFoundError), open_reader(url, "visits") as reader:
         reader.get("a")
     tally("clock set back and ledger deleted", times=1)
-
-
-@pytest.mark.xfail(
-    strict=True, reason="a new ledger that gives out txids of an earlier life takes its records for its own"
-)
-@pytest.mark.parametrize("batches", [0, 3], ids=["at once", "later"])
-def test_records_of_an_earlier_life_are_not_counted_on_where_its_txids_are_given_out_again(
-    batches, spark, tmp_path, monkeypatch
-):
-    """A clock set back by less than the first life lasted, a deleted ledger, and a key touched at the wrong moment."""
-    url = f"sqlite:///{tmp_path}/state.db"
-    monkeypatch.setattr("mapstate.spark.driver.clock_txid", lambda: 1000)
-    one = Driver(spark, url)
-    for number in range(4):
-        one.batch(number, ["a"])  # the last as txid 1003
-    delete_ledger(url, None, tmp_path / "state.db")
-    monkeypatch.setattr("mapstate.spark.driver.clock_txid", lambda: 1003 if batches == 0 else 1002)
-    two = Driver(spark, url, stream="another")
-    for number in range(batches):
-        two.batch(number, ["b"])
-    with pytest.raises(errors.MapStateError):
-        two.batch(batches, ["a"])
 
 
 # A file that was copied back

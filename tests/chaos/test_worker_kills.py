@@ -53,7 +53,7 @@ def test_a_worker_killed_in_mid_write_mixes_no_two_tries(url, spark, rounds, tal
 @pytest.mark.local_cluster
 def test_an_executor_killed_in_mid_write_mixes_no_two_tries(rounds, tally, tmp_path, redis_url):
     """local-cluster: Spark tries the task again by itself, and computes again what the executor held of the shuffle."""
-    kinds = ["executor", "between tasks", "self"] * rounds(1, 10)
+    kinds = ["executor", "between tasks", "self"] * rounds(1, 5)
     in_cluster(redis_url, tmp_path, kinds)
     tally("executor JVM killed in mid-write", kills=kinds.count("executor"))
     tally("executor JVM killed between two tasks", kills=kinds.count("between tasks"))
@@ -65,7 +65,7 @@ def test_an_executor_killed_in_mid_write_mixes_no_two_tries(rounds, tally, tmp_p
 @pytest.mark.local_cluster
 def test_an_executor_killed_while_the_driver_writes_mixes_no_two_draws(rounds, tally, tmp_path, redis_url):
     """apply_on="driver": partition by partition, with the executors idle between them; one is lost after the first."""
-    batches, per_batch = rounds(1, 5), 4
+    batches, per_batch = rounds(1, 3), 4
     sums, faults = write_files(tmp_path / "input", batches + 1, per_batch, ROWS), []
     for batch in range(batches):
         begins = {"method": "swap", "where": ["Begins", batch], "after": True}
