@@ -13,6 +13,7 @@ from mapstate.testing.contracts import StoreContract
 
 class TestMemory(StoreContract):
     without = {
+        "ledger_reads": "a reader's three reads are no round trips here",
         "ttl": "it keeps no time",
         "shared_between_processes": "it lives in one process",
         "outages": "it lives in the process that asks",

@@ -130,10 +130,13 @@ class _Printed:
         terminalreporter.section("contracts of mapstate")
         for place, cls in sorted(self.declared.items()):
             lacking = cls.lacking()
-            terminalreporter.write_line(place)
-            has = [name for name in CAPABILITIES if name not in lacking]
-            if cls.max_value_bytes is not None:
+            asked = {name for _, test in _tests(cls) for name in getattr(test, "_mapstate_needs", ())}
+            has = [name for name in CAPABILITIES if name in asked - lacking.keys()]
+            if "max_value_bytes" in has:
                 has[has.index("max_value_bytes")] = f"max_value_bytes ({cls.max_value_bytes})"
-            terminalreporter.write_line(f"    has      {', '.join(has)}")
+            terminalreporter.write_line(place)
+            if has:
+                terminalreporter.write_line(f"    has      {', '.join(has)}")
             for name, reason in lacking.items():
-                terminalreporter.write_line(f"    without  {name}: {reason}")
+                if name in asked:
+                    terminalreporter.write_line(f"    without  {name}: {reason}")
