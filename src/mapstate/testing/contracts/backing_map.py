@@ -58,11 +58,12 @@ def same(one: Any, other: Any) -> bool:
 class BackingMapContract(Contract):
     """Get and put of any `IBackingMap` of records by key text. Fixtures: ``store``, empty, and ``side_door``.
 
-    A store of bytes inherits the rest. One that takes records of another form says in `a_record`, `odd_record`,
-    `big_record` and `records_of` what its own look like.
+    A store of bytes inherits the rest. One that takes records of another form says what its own look like: in
+    ``serializer``, the name under which a ledger has its form, `a_record`, `odd_record`, `big_record`, `values_of`.
     """
 
     state: ClassVar[str] = "visits"
+    serializer: ClassVar[str] = "json"
 
     @pytest.fixture
     def store(self) -> IBackingMap[str, Any]:
@@ -96,9 +97,15 @@ class BackingMapContract(Contract):
         """A record that counts as ``size`` bytes."""
         return (b"big\0" * (size // 4 + 1))[:size]
 
+    def values_of(self, type_name: str) -> list[Any]:
+        """Values of a type at the edges of what a state in this store can hold."""
+        return VALUES[type_name]
+
     def records_of(self, store: Any, kind: StateType, fields: tuple[Field, ...]) -> IBackingMap[str, Any]:
         """A map of records of a state type, ``(txid, curr, prev)`` and so on, over a store or its writer."""
-        return SerializedMap(store, RecordCodec(serializer("json"), self.state, kind, fields, [(0, len(fields))]))
+        return SerializedMap(
+            store, RecordCodec(serializer(self.serializer), self.state, kind, fields, [(0, len(fields))])
+        )
 
     # Get
 
@@ -237,7 +244,7 @@ class BackingMapContract(Contract):
 
     @pytest.mark.parametrize("type_name", list(VALUES))
     def test_values_of_each_type_come_back_equal_and_of_their_type(self, store: Any, type_name: str) -> None:
-        values = VALUES[type_name]
+        values = self.values_of(type_name)
         records = self.records_of(store, "opaque", (Field("value", "Last", type_name),))
         keys = [f"k{at}" for at in range(len(values) + 1)]
         written = [(at, value, values[at - 1]) for at, value in enumerate(values)] + [(0, None, None)]

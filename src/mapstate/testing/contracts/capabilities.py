@@ -14,8 +14,8 @@ F = TypeVar("F", bound=Callable[..., None])
 CAPABILITIES: Mapping[str, str] = {
     "conditional_writes": "its ledger changes by compare-and-set",
     "claims": "of several tries of a task it lets one write",
-    "fenced_writes": "a fenced attempt cannot write over what a later one wrote",
-    "whole_fence": "a fenced attempt cannot write anything at all",
+    "guarded_writes": "a fenced attempt cannot write over what a later one wrote",
+    "fenced_writes": "a fenced attempt cannot write anything at all",
     "rewrites": "a vacuum replaces and removes records in one write",
     "ledger_reads": "reads ledger and records in one call",
     "reports": "keeps the last batch reports",
@@ -26,7 +26,7 @@ CAPABILITIES: Mapping[str, str] = {
     "outages": "can be out of reach, and says so",
 }
 
-_IMPLIED = {"fenced_writes": ("whole_fence", "rewrites")}
+_IMPLIED = {"guarded_writes": ("fenced_writes", "rewrites"), "fenced_writes": ("rewrites",)}
 
 
 def needs(*capabilities: str) -> Callable[[F], F]:

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
-from mapstate.backing_map import FencedWrites, IBackingMap
+from mapstate.backing_map import FenceToken, IBackingMap
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, now
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
 from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, OnNewOwner, Opening, StateType
 
-__all__ = ["FIELDS", "Attempt", "CountingQuery", "opening"]
+__all__ = ["FIELDS", "Attempt", "CountingQuery", "HowToWrite", "opening"]
 
 FIELDS = (Field("n", "Count", "bigint"),)
 _FIRST_TXID = 1000
 
-RecordsOf = Callable[[Any, StateType, tuple[Field, ...]], IBackingMap[str, Any]]
+
+class HowToWrite(Protocol):
+    """What a query asks of the contract: see `BackendContract`."""
+
+    state: ClassVar[str]
+    serializer: ClassVar[str]
+
+    def records_of(self, store: Any, kind: StateType, fields: tuple[Field, ...]) -> IBackingMap[str, Any]:
+        """A map of records over a store or its writer."""
+        ...
+
+    def writer_of(self, store: Any, token: FenceToken) -> Any:
+        """What an attempt writes through."""
+        ...
 
 
-def opening(state: str, kind: StateType, owner: str = "query", on_new_owner: OnNewOwner = "refuse") -> Opening:
+def opening(
+    state: str, kind: StateType, serializer: str, owner: str = "query", on_new_owner: OnNewOwner = "refuse"
+) -> Opening:
     """What a driver brings that counts rows by a text."""
     return Opening(
         state=state,
         type=kind,
-        serializer="json",
+        serializer=serializer,
         keys=(KeyField("k", "string"),),
         fields=FIELDS,
         owner=owner,
@@ -34,31 +49,29 @@ def opening(state: str, kind: StateType, owner: str = "query", on_new_owner: OnN
 
 
 class CountingQuery:
-    """A driver of a state, from its start until a newer one starts. ``records_of`` as in the contract."""
+    """A driver of a state, from its start until a newer one starts."""
 
     def __init__(
         self,
         store: Any,
-        records_of: RecordsOf,
-        state: str,
+        how: HowToWrite,
         kind: StateType = "opaque",
         *,
         owner: str = "query",
         on_new_owner: OnNewOwner = "refuse",
     ) -> None:
         self._store = store
-        self._records_of = records_of
+        self._how = how
         self._kind = kind
-        self.ledger = Ledger.open(store, opening(state, kind, owner, on_new_owner))
+        self.ledger = Ledger.open(store, opening(how.state, kind, how.serializer, owner, on_new_owner))
 
     def begin(self, batch_id: int) -> Attempt | None:
         """An attempt at a batch; None where it counts already."""
         begun = self.ledger.begin(batch_id)
         if isinstance(begun, AlreadyCommitted):
             return None
-        store = self._store
-        writer = store.writer(begun.token) if isinstance(store, FencedWrites) else store
-        return Attempt(self.ledger, begun, writer, self._records_of(writer, self._kind, FIELDS), self._kind)
+        writer = self._how.writer_of(self._store, begun.token)
+        return Attempt(self.ledger, begun, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind)
 
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
         """A whole batch."""

@@ -45,10 +45,10 @@ def swap_once(store: Any, record: bytes, fence: FenceToken) -> tuple[bytes | Non
     return found and found[0], store.swap(record, version, fence) is not None
 
 
-def put_fenced(store: Any, token: FenceToken, keys: list[str], records: list[Any]) -> bool:
+def put_fenced(store: Any, writes_through: str, token: FenceToken, keys: list[str], records: list[Any]) -> bool:
     """Whether a writer with this token may put."""
     try:
-        store.writer(token).multi_put(keys, records)
+        getattr(store, writes_through)(token).multi_put(keys, records)
     except FencedError:
         return False
     return True

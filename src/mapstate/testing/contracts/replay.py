@@ -25,7 +25,7 @@ class ReplayContract(BackendContract):
 
     def query(self, store: Any, kind: StateType = "opaque", **options: Any) -> CountingQuery:
         """A driver that starts now."""
-        return CountingQuery(store, self.records_of, self.state, kind, **options)
+        return CountingQuery(store, self, kind, **options)
 
     def seen(self, backend: Backend, *keys: str) -> list[int | None]:
         """What a reader sees that comes now."""
@@ -98,7 +98,7 @@ class ReplayContract(BackendContract):
         self.query(other, "transactional").run(1, {"a": 1, "b": 1})
         assert self.seen(backend, "a", "b") == [2, 2]
 
-    @needs("fenced_writes", "conditional_writes")
+    @needs("guarded_writes", "conditional_writes")
     def test_a_task_that_goes_on_after_its_attempt_was_begun_anew_changes_nothing(
         self, backend: Backend, store: Any, other: Any
     ) -> None:
@@ -110,7 +110,7 @@ class ReplayContract(BackendContract):
             late.add({"a": 1000})
         assert self.seen(backend, "a") == [11]
 
-    @needs("fenced_writes", "conditional_writes")
+    @needs("guarded_writes", "conditional_writes")
     def test_what_a_late_task_writes_to_a_new_key_never_counts(self, backend: Backend, store: Any, other: Any) -> None:
         self.query(store).run(0, {"a": 1})
         late = self.query(store).begin(1)
@@ -120,9 +120,9 @@ class ReplayContract(BackendContract):
         try:
             late.add({"new": 1000})
         except FencedError:
-            assert "whole_fence" not in self.lacking() or store.multi_get(["new"]) == [None]
+            assert "fenced_writes" not in self.lacking() or store.multi_get(["new"]) == [None]
         else:
-            assert "whole_fence" in self.lacking()  # it is dead, by the one rule
+            assert "fenced_writes" in self.lacking()  # it is dead, by the one rule
         late.end()
         assert self.seen(backend, "new") == [None]
         query.run(2, {"new": 5})
@@ -168,7 +168,7 @@ class ReplayContract(BackendContract):
         with open_reader(backend, self.state) as reader:
             assert dict(reader.scan(7)) == {(f"k{at}",): {"n": at} for at in range(50)}
 
-    @needs("scan", "fenced_writes", "conditional_writes")
+    @needs("scan", "guarded_writes", "conditional_writes")
     def test_a_vacuum_changes_nothing_that_a_reader_sees(self, backend: Backend, store: Any) -> None:
         query = self.query(store)
         query.run(0, {"a": 1, "b": 1})
@@ -185,7 +185,7 @@ class ReplayContract(BackendContract):
         again.run(2, {"a": 1, "new": 1})
         assert self.seen(backend, "a", "b", "new") == [2, 2, 1]
 
-    @instead_of("fenced_writes")
+    @instead_of("guarded_writes")
     def test_a_vacuum_is_refused(self, backend: Backend, store: Any) -> None:
         self.query(store).run(0, {"a": 1})
         with pytest.raises(UsageError, match="vacuum"):

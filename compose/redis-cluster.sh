@@ -2,13 +2,14 @@
 # Three masters of a Redis cluster in one container, from port FIRST_PORT on. Ends when one of them does.
 set -eu
 
+data=${DATA:-/data}
 nodes=
 for number in 0 1 2; do
     port=$((FIRST_PORT + number))
-    mkdir -p "/data/$port"
-    redis-server --port "$port" --dir "/data/$port" --cluster-enabled yes --cluster-announce-ip 127.0.0.1 \
-        --cluster-port "$((port + 10000))" --appendonly yes --maxmemory-policy noeviction --protected-mode no \
-        --daemonize yes --logfile "/data/$port/log"
+    mkdir -p "$data/$port"
+    redis-server --port "$port" --dir "$data/$port" --cluster-enabled yes --cluster-announce-ip 127.0.0.1 \
+        --appendonly yes --maxmemory-policy noeviction --protected-mode no --daemonize yes \
+        --logfile "$data/$port/log"
     until redis-cli -p "$port" ping >/dev/null 2>&1; do sleep 0.1; done
     nodes="$nodes 127.0.0.1:$port"
 done
