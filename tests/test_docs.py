@@ -32,7 +32,7 @@ def test_links_lead_somewhere():
 
 @pytest.mark.spark
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
-def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any):
+def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, request: Any, monkeypatch: Any):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "visits.csv").write_text("user-42,500\nuser-7,1\nuser-42,10\nuser-42,2\n")
@@ -42,6 +42,9 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any):
         "logs": str(logs),
         "checkpoint": str(tmp_path / "checkpoint"),
     }
+    if "postgresql_url" in page.read_text():
+        names["postgresql_url"] = request.getfixturevalue("postgresql_url")
+        monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
     if page.name != "README.md":  # other pages speak of the state that the README makes
         for code in blocks(ROOT / "README.md"):
             exec(code, dict(names))

@@ -1,4 +1,4 @@
-"""The SQLite store: files, processes, forks, locks, full disks and damage."""
+"""The SQLite store: files, processes, forks, locks, full disks and damage; the rest is in test_contract_sqlite.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend, SqliteStore
-from mapstate.backing_map import Backend, Claims, FencedWrites, FenceToken, IBackingMap, LedgerReads, LedgerStore, Scan
+from mapstate.backing_map import Backend, FenceToken
 from mapstate.errors import (
     ConfigurationError,
     FencedError,
@@ -33,7 +33,6 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
     TooLargeError,
-    UsageError,
 )
 from mapstate.ledger import Ledger
 from mapstate.transitions import Commit, Opening
@@ -167,17 +166,6 @@ def test_a_parameter_that_is_unknown_or_wrong_is_named(query, named):
         resolve(f"sqlite:////data/v.db?{query}")
 
 
-def test_there_is_no_ttl(backend):
-    with pytest.raises(ConfigurationError, match="expiry"):
-        backend.open("s", ttl=60)
-
-
-def test_it_offers_all_that_a_store_may_offer(store):
-    for capability in (IBackingMap, LedgerStore, LedgerReads, FencedWrites, Claims, Scan):
-        assert isinstance(store, capability)
-    assert isinstance(store.writer(TOKEN), IBackingMap)
-
-
 # Records
 
 
@@ -187,34 +175,6 @@ def test_what_is_put_is_there_for_others_and_in_the_file(backend, store, path):
         assert other.multi_get(["a", "no", "b", "a"]) == [b"1", None, b"2", b"1"]
     assert rows(path) == [("a", b"1"), ("b", b"2")]
     assert rows(path, "PRAGMA journal_mode") == [("wal",)]
-
-
-def test_states_in_one_file_do_not_see_each_other(backend, store):
-    with contextlib.closing(backend.open("t")) as other:
-        store.multi_put(["a"], [b"1"])
-        other.multi_put(["a", "b"], [b"2", b"3"])
-        store.swap(b"ledger", None, TOKEN)
-        assert store.multi_get(["a", "b"]) == [b"1", None]
-        assert (store.load()[0], other.load()) == (b"ledger", None)
-        assert list(store.scan(10)) == [["a"]]
-        with pytest.raises(FencedError):
-            other.writer(TOKEN).multi_put(["a"], [b"4"])
-        store.claim(1, 0, "mine")
-        assert other.claim(1, 0, "its") == "its"
-        assert other.swap(b"its", None, TOKEN) is not None
-        assert store.claim(1, 0, "late") == "mine"
-
-
-def test_of_a_repeated_key_the_last_value_stays(store):
-    store.multi_put(["a", "b", "a"], [b"1", b"2", b"3"])
-    assert store.multi_get(["a", "b"]) == [b"3", b"2"]
-
-
-def test_lists_of_unequal_lengths_are_refused_and_write_nothing(store):
-    for put in (store.multi_put, store.writer(TOKEN).multi_put):
-        with pytest.raises(UsageError):
-            put(["a", "b"], [b"1"])
-    assert store.multi_get(["a"]) == [None]
 
 
 def test_more_keys_than_a_statement_can_hold_are_read_in_order(store):
@@ -355,19 +315,6 @@ def opening(session="one", **changes):
     return Opening(**(fields | {"clock_txid": 1000, "session": session} | changes))
 
 
-def test_a_swap_needs_the_version_that_is_there(store):
-    assert store.swap(b"one", b"none", TOKEN) is None
-    version = store.swap(b"one", None, TOKEN)
-    assert store.load() == (b"one", version)
-    assert store.swap(b"two", None, CLOSED) is None
-    assert store.swap(b"two", b"wrong", CLOSED) is None
-    store.writer(TOKEN).multi_put(["a"], [b"1"])  # the fence did not move
-    assert store.swap(b"two", version, CLOSED) is not None
-    with pytest.raises(FencedError):
-        store.writer(TOKEN).multi_put(["a"], [b"2"])
-    assert store.load()[0] == b"two"
-
-
 def test_an_attempt_is_not_committed_to_a_copy_that_was_put_in_its_place(store, path):
     """The copy has the ledger with the attempt in flight, but not what the attempt wrote."""
     ledger = Ledger.open(store, opening())
@@ -385,24 +332,6 @@ def test_an_attempt_is_not_committed_to_a_copy_that_was_put_in_its_place(store, 
     store.writer(again.token).multi_put(["a"], [b"1"])
     ledger.commit(msgspec.structs.replace(done, txid=again.txid))
     assert ledger.record.dead == ((attempt.txid, attempt.txid),)
-
-
-def test_only_the_open_fence_lets_write_and_all_else_writes_nothing(store):
-    with pytest.raises(FencedError):
-        store.writer(TOKEN).multi_put(["a"], [b"1"])
-    store.swap(b"ledger", None, TOKEN)
-    for token in (FenceToken(1, 4), FenceToken(1, 6), FenceToken(0, 5), FenceToken(2, 5), CLOSED):
-        with pytest.raises(FencedError) as caught:
-            store.writer(token).multi_put(["a"], [b"1"])
-        assert caught.value.txid == token.txid
-    assert store.multi_get(["a"]) == [None]
-    writer = store.writer(TOKEN)
-    writer.multi_put(["a"], [b"1"])
-    assert writer.multi_get(["a"]) == [b"1"]
-    store.swap(b"committed", store.load()[1], CLOSED)
-    with pytest.raises(FencedError):
-        store.writer(CLOSED).multi_put(["a"], [b"2"])
-    assert store.multi_get(["a"]) == [b"1"]
 
 
 def test_the_first_claim_stands_until_the_next_swap(store):

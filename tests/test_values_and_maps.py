@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from mapstate.aggregators.built_in import Count
 from mapstate.aggregators.fields import Fields
-from mapstate.backends.memory import MemoryBackend
-from mapstate.backends.sqlite import SqliteBackend
 from mapstate.backing_map import IBackingMap
 from mapstate.errors import LedgerLostError, StaleBatchError, StoreUnavailableError, UsageError
 from mapstate.keys import GLOBAL_KEY
@@ -24,8 +22,6 @@ from mapstate.maps import (
     TransactionalMap,
     TransactionStatus,
 )
-from mapstate.maps.serialized import SerializedMap
-from mapstate.serializers import RecordCodec, serializer
 from mapstate.transitions import Field
 from mapstate.values import Committed, OpaqueValue, TransactionalValue
 
@@ -65,79 +61,6 @@ def add(state, number, key="a"):
 
 def get(state, key="a"):
     return state.multi_get([key])[0]
-
-
-# What lies under a map state, from a bare dict to everything there is. The goldens hold on all of it.
-
-
-def serialized(kind, store):
-    codec = RecordCodec(serializer("json"), "s", kind, [Field("n", "Count", "bigint")], [(0, 1)])
-    return SerializedMap(store, codec)
-
-
-UNDER = {
-    "dict": lambda kind, path: DictMap(),
-    "cached": lambda kind, path: CachedMap(DictMap(), 10),
-    "cached with one entry": lambda kind, path: CachedMap(DictMap(), 1),
-    "micro-batched": lambda kind, path: MicroBatchBackingMap(DictMap(), 1),
-    "cached, serialized, sqlite": lambda kind, path: CachedMap(
-        serialized(kind, SqliteBackend(str(path / "goldens.db")).open("s")), 10
-    ),
-    "serialized, memory": lambda kind, path: serialized(kind, MemoryBackend(str(path)).open("s")),
-}
-
-
-@pytest.fixture(params=list(UNDER))
-def under(request, tmp_path):
-    return lambda kind: UNDER[request.param](kind, tmp_path)
-
-
-def test_tridents_goldens_of_an_opaque_map(under):
-    state = OpaqueMap(under("opaque"))
-    state.begin_commit(1)
-    assert get(state) is None
-    assert add(state, 1) == 1
-    assert add(state, 2) == 3
-    state.commit(1)
-    state.begin_commit(1)
-    assert get(state) is None
-    assert add(state, 2) == 2
-    state.commit(1)
-    state.begin_commit(2)
-    assert get(state) == 2
-    assert add(state, 3) == 5
-    assert add(state, 1) == 6
-    state.commit(2)
-    assert get(state) == 6
-
-
-def test_tridents_goldens_of_a_transactional_map(under):
-    state = TransactionalMap(under("transactional"))
-    state.begin_commit(1)
-    assert get(state) is None
-    assert add(state, 1) == 1
-    assert add(state, 2) == 3
-    state.commit(1)
-    state.begin_commit(1)
-    assert get(state) == 3
-    assert add(state, 1) == 3
-    assert add(state, 2) == 3
-    state.commit(1)
-    state.begin_commit(2)
-    assert get(state) == 3
-    assert add(state, 3) == 6
-    assert add(state, 1) == 7
-    state.commit(2)
-    assert get(state) == 7
-
-
-def test_a_non_transactional_map_counts_a_replay_again(under):
-    state = NonTransactionalMap(under("non-transactional"))
-    for expected in (1, 2):
-        state.begin_commit(1)
-        assert add(state, 1) == expected
-        state.commit(1)
-    assert get(state) == 2
 
 
 # The one rule

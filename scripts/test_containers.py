@@ -1,0 +1,71 @@
+"""Runs the tests of every store against the servers of docker-compose.yml, which have to be up.
+
+make test-containers
+make test-containers ARGS="-k fence -x"
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def defaults() -> dict[str, str]:
+    """The variables of docker-compose.yml: those of .env.example, of .env, and of the environment above both."""
+    found = {}
+    for name in (".env.example", ".env"):
+        if (ROOT / name).exists():
+            lines = [line.strip() for line in (ROOT / name).read_text().splitlines()]
+            found |= dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    return found | {name: value for name, value in os.environ.items() if name in found}
+
+
+def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], list[str]]]:
+    """Which tests run with which server: a name, the environment that they take it from, and their files."""
+    redis = ["tests/test_contract_redis.py", "tests/test_redis.py"]
+    return [
+        ("redis", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_REDIS_PORT']}/0"}, redis),
+        ("valkey", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_VALKEY_PORT']}/0"}, redis),
+        (
+            "redis-cluster",
+            {
+                "MAPSTATE_TEST_REDIS_CLUSTER_URL": f"redis+cluster://127.0.0.1:{variables['MAPSTATE_REDIS_CLUSTER_PORT']}"
+            },
+            ["tests/test_contract_redis_cluster.py", "tests/test_redis_cluster.py"],
+        ),
+        (
+            "aerospike",
+            {"MAPSTATE_TEST_AEROSPIKE_HOSTS": "127.0.0.1:3000"},
+            ["tests/test_contract_aerospike.py", "tests/test_aerospike.py"],
+        ),
+        (
+            "postgresql",
+            {
+                "MAPSTATE_TEST_POSTGRESQL_URL": "postgresql://postgres:postgres@127.0.0.1:"
+                f"{variables['MAPSTATE_POSTGRESQL_PORT']}/postgres"
+            },
+            ["tests/test_postgresql_example.py"],
+        ),
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Runs them one after the other, all of them, and says which failed."""
+    failed = []
+    for name, environment, files in runs(defaults()):
+        there = [file for file in files if (ROOT / file).exists()]
+        print(f"== {name}: {', '.join(there)}", flush=True)
+        command = [sys.executable, "-m", "pytest", *there, *arguments]
+        environment |= {"CI": "true"}  # nothing is skipped for want of a server
+        if not there or subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode:
+            failed.append(name)
+    print(f"failed: {', '.join(failed)}" if failed else "every store's tests passed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,375 @@
+"""The contract of what opens a store: recipes, live instances, processes, expiry and scans."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from threading import Thread
+from typing import Any, ClassVar
+
+import pytest
+
+from mapstate.backing_map import (
+    Backend,
+    Claims,
+    FencedWrites,
+    FenceToken,
+    IBackingMap,
+    LedgerReads,
+    LedgerStore,
+    Reports,
+    Rewrites,
+    Scan,
+)
+from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
+from mapstate.ledger import Ledger, record_pages
+from mapstate.reader import open_reader
+from mapstate.spec import opaque
+from mapstate.testing.contracts.backing_map import BackingMapContract
+from mapstate.testing.contracts.capabilities import instead_of, needs
+from mapstate.testing.contracts.driver import opening
+from mapstate.testing.contracts.other_process import elsewhere, forked_after_use, put_and_get
+from mapstate.testing.contracts.side_door import SideDoor
+
+__all__ = ["BackendContract", "closing", "scanned"]
+
+_PATIENCE = 10.0  # seconds that a store may take to drop what has expired
+
+
+def closing(stack: ExitStack, store: Any) -> Any:
+    """The store, to be closed in the end if it can be."""
+    if hasattr(store, "close"):
+        stack.callback(store.close)
+    return store
+
+
+def scanned(store: Any, page_size: int = 100) -> list[str]:
+    """The keys that a scan lists, each once, in order."""
+    return sorted({key for page in record_pages(store, page_size) for key in page})
+
+
+class BackendContract(BackingMapContract):
+    """What a `Backend` opens. Fixtures: ``backend``, which names an empty store, and ``side_door``.
+
+    ``unreachable``     a fixture too: a backend whose server does not answer. For a store without ``outages``, none
+    ``secret``          a password that ``unreachable`` holds, if the store has any: it must not be shown
+    ``shortest_ttl``    seconds, for the tests of expiry
+    ``writes_through``  the method of a store that gives an attempt its guarded writer
+    """
+
+    secret: ClassVar[str | None] = None
+    shortest_ttl: ClassVar[float] = 1.0
+    writes_through: ClassVar[str] = "writer"
+
+    def writer_of(self, store: Any, token: FenceToken) -> Any:
+        """What an attempt writes through: the store's guarded writer, or the store itself."""
+        return getattr(store, self.writes_through)(token) if hasattr(store, self.writes_through) else store
+
+    def move(self, store: Any, fence: FenceToken) -> Any:
+        """Changes the ledger, and with it the fence, as a driver does; the new version. No two ledgers are equal.
+
+        To override where a fence is moved in another way.
+        """
+        found = store.load()
+        version = store.swap(f"ledger {secrets.token_hex(8)}".encode(), None if found is None else found[1], fence)
+        assert version is not None, "nobody else changes it here"
+        return version
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        """Names a store without any state. To override."""
+        raise NotImplementedError("the contract of a store needs a fixture `backend`")
+
+    @pytest.fixture
+    def unreachable(self) -> Backend:
+        """Names a store that cannot be reached; gives up within seconds. To override, or be without outages."""
+        raise NotImplementedError("a store that can be out of reach needs a fixture `unreachable`")
+
+    @pytest.fixture
+    def opened(self) -> Iterator[ExitStack]:
+        """Closes what a test opens."""
+        with ExitStack() as stack:
+            yield stack
+
+    @pytest.fixture
+    def store(self, backend: Backend, opened: ExitStack) -> IBackingMap[str, Any]:
+        """The state named ``state``."""
+        return closing(opened, backend.open(self.state))  # type: ignore[no-any-return]
+
+    @pytest.fixture
+    def other(self, backend: Backend, opened: ExitStack) -> Any:
+        """A second live instance of the same state."""
+        return closing(opened, backend.open(self.state))
+
+    # What is declared
+
+    def test_it_offers_what_it_declares_and_nothing_else(self, backend: Backend, store: Any) -> None:
+        lacking = self.lacking()
+        assert isinstance(backend, Backend)
+        assert isinstance(store, IBackingMap)
+        for name, protocol in (
+            ("conditional_writes", LedgerStore),
+            ("claims", Claims),
+            ("fenced_writes", FencedWrites),
+            ("ledger_reads", LedgerReads),
+            ("reports", Reports),
+            ("scan", Scan),
+        ):
+            assert isinstance(store, protocol) == (name not in lacking), f"{name}: {protocol.__name__}"
+        assert backend.shared_between_processes == ("shared_between_processes" not in lacking)
+        assert hasattr(store, self.writes_through) == ("guarded_writes" not in lacking)
+        if isinstance(store, FencedWrites):
+            writer = store.writer(FenceToken(1, 1))
+            assert isinstance(writer, IBackingMap)
+            assert isinstance(writer, Rewrites) == ("rewrites" not in lacking)
+
+    # Live instances
+
+    def test_two_live_instances_agree(self, store: Any, other: Any) -> None:
+        store.multi_put(["a", "b"], [self.a_record(1), self.a_record(2)])
+        assert other.multi_get(["b", "a"]) == [self.a_record(2), self.a_record(1)]
+        other.multi_put(["a"], [self.a_record(3)])
+        assert store.multi_get(["a", "b"]) == [self.a_record(3), self.a_record(2)]
+
+    def test_what_others_write_is_seen_at_once(self, store: Any, side_door: SideDoor) -> None:
+        assert store.multi_get(["a"]) == [None]
+        store.multi_put(["b"], [self.a_record(1)])
+        for number in (2, 3):
+            for key in ("a", "b"):
+                side_door.write(self.state, key, self.a_record(number))
+            assert store.multi_get(["a", "b"]) == [self.a_record(number)] * 2
+
+    def test_states_do_not_mix(self, backend: Backend, opened: ExitStack, side_door: SideDoor) -> None:
+        names = [self.state, self.state + "2", self.state[:-1], f"{self.state}.a", f"{self.state}-a", "a", "A", "aa"]
+        stores = [closing(opened, backend.open(name)) for name in names]
+        for at, store in enumerate(stores):
+            assert store.multi_get(["k", f"k{at}"]) == [None, None], names[at]
+            store.multi_put(["k", f"k{at}"], [self.a_record(at)] * 2)
+        for at, store in enumerate(stores):
+            assert store.multi_get(["k"]) == [self.a_record(at)], names[at]
+            assert side_door.read(names[at], "k") == self.a_record(at)
+            assert store.multi_get([f"k{other}" for other in range(len(names)) if other != at]) == [None] * 7
+
+    def test_threads_with_a_store_each_do_not_disturb_each_other(self, backend: Backend, store: Any) -> None:
+        wrong: list[str] = []
+
+        def work(name: str) -> None:
+            own: Any = backend.open(self.state)
+            try:
+                for at in range(20):
+                    keys = [f"{name}-{at}-{part}" for part in range(5)]
+                    own.multi_put(keys, [self.a_record(at)] * 5)
+                    if own.multi_get(keys) != [self.a_record(at)] * 5:
+                        wrong.append(f"{name}-{at}")
+            except MapStateError as error:
+                wrong.append(repr(error))
+            finally:
+                getattr(own, "close", lambda: None)()
+
+        threads = [Thread(target=work, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        keys = [f"{name}-{at}-{part}" for name in "abcd" for at in range(20) for part in range(5)]
+        assert None not in store.multi_get(keys)
+
+    def test_a_put_after_close_is_stored_or_refused_and_never_lost(
+        self, backend: Backend, other: Any, side_door: SideDoor
+    ) -> None:
+        store: Any = backend.open(self.state)
+        store.multi_put(["a"], [self.a_record(1)])
+        close = getattr(store, "close", None)
+        if close is not None:
+            close()
+            close()  # closing twice is no error
+        assert other.multi_get(["a"]) == [self.a_record(1)]  # nor does it close others
+        try:
+            store.multi_put(["a"], [self.a_record(2)])
+        except MapStateError:
+            assert side_door.read(self.state, "a") == self.a_record(1)
+        else:
+            assert side_door.read(self.state, "a") == self.a_record(2)
+            assert store.multi_get(["a"]) == [self.a_record(2)]
+        if close is not None:
+            close()
+
+    # The recipe
+
+    def test_a_recipe_travels_and_compares(self, backend: Backend) -> None:
+        again = pickle.loads(pickle.dumps(backend))
+        assert again == backend
+        assert hash(again) == hash(backend)
+        assert repr(again) == repr(backend)
+        spec = opaque(backend, name=self.state)
+        assert pickle.loads(pickle.dumps(spec)) == spec
+
+    def test_a_recipe_is_the_same_after_it_was_used_and_holds_no_client(self, backend: Backend) -> None:
+        before = pickle.dumps(backend)
+        store: Any = backend.open(self.state)
+        store.multi_put(["a"], [self.a_record(1)])
+        store.multi_get(["a"])
+        assert pickle.dumps(backend) == before
+        getattr(store, "close", lambda: None)()
+        assert pickle.dumps(backend) == before
+
+    # Processes
+
+    @needs("shared_between_processes")
+    def test_a_recipe_that_is_opened_in_a_spawned_process_sees_the_same_state(
+        self, backend: Backend, store: Any, side_door: SideDoor
+    ) -> None:
+        store.multi_put(["a"], [self.a_record(1)])
+        found = elsewhere(put_and_get, backend, self.state, ["b"], [self.a_record(2)], ["b", "x", "a"])
+        assert found == [self.a_record(2), None, self.a_record(1)]
+        assert store.multi_get(["a", "b"]) == [self.a_record(1), self.a_record(2)]
+        assert side_door.read(self.state, "b") == self.a_record(2)
+
+    @needs("shared_between_processes")
+    def test_a_fork_after_use_shares_nothing_that_mixes_answers(self, backend: Backend, store: Any) -> None:
+        names = ("parent", "one", "two")
+        records = {name: [self.a_record(1000 * number + at) for at in range(50)] for number, name in enumerate(names)}
+        wrong = elsewhere(forked_after_use, backend, self.state, records)
+        assert wrong == {"parent": [], "one": [], "two": [], "afterwards": []}
+        assert store.multi_get(["one-49", "two-49"]) == [records["one"][49], records["two"][49]]
+
+    @instead_of("shared_between_processes")
+    def test_a_store_of_one_process_is_refused_to_executors(self, backend: Backend) -> None:
+        with pytest.raises(ConfigurationError, match="one process"):
+            opaque(backend, name=self.state, apply_on="executors")
+
+    # Outages
+
+    @needs("outages")
+    def test_a_store_that_cannot_be_reached_says_so_at_each_call(self, unreachable: Backend, opened: ExitStack) -> None:
+        store = closing(opened, unreachable.open(self.state))
+        calls = [
+            ("multi_get", (["a"],)),
+            ("multi_put", (["a"], [self.a_record(1)])),
+            ("load", ()),
+            ("swap", (b"{}", None, FenceToken(1, 1))),
+            ("claim", (1, 0, "me")),
+            ("multi_get_with_ledger", (["a"],)),
+        ]
+        for name, arguments in calls:
+            if hasattr(store, name):
+                with pytest.raises(StoreError) as caught:
+                    getattr(store, name)(*arguments)
+                self._shows_no_secret(str(caught.value), name)
+        if hasattr(store, "scan"):
+            with pytest.raises(StoreError):
+                list(store.scan(10))
+        with pytest.raises(StoreError):
+            self.writer_of(store, FenceToken(1, 1)).multi_put(["a"], [self.a_record(1, 1)])
+
+    @needs("outages")
+    def test_a_recipe_shows_no_password(self, unreachable: Backend) -> None:
+        self._shows_no_secret(repr(unreachable), "its repr")
+        self._shows_no_secret(str(unreachable), "its text")
+        self._shows_no_secret(repr(opaque(unreachable, name=self.state)), "a recipe's repr")
+        self._shows_no_secret(repr(unreachable.open(self.state)), "its store's repr")
+
+    def _shows_no_secret(self, text: str, where: str) -> None:
+        assert self.secret is None or self.secret not in text, f"{where} shows the password"
+
+    # Expiry
+
+    @needs("ttl")
+    def test_records_expire(self, backend: Backend, opened: ExitStack, side_door: SideDoor) -> None:
+        store = closing(opened, backend.open(self.state, ttl=self.shortest_ttl))
+        store.multi_put(["a", "b"], [self.a_record(1), self.a_record(2)])
+        assert _within(_PATIENCE + self.shortest_ttl, lambda: store.multi_get(["a", "b"]) == [None, None])
+        assert side_door.read(self.state, "a") is None
+
+    @needs("ttl", "guarded_writes", "conditional_writes")
+    def test_records_of_an_attempt_expire_and_its_ledger_does_not(self, backend: Backend, opened: ExitStack) -> None:
+        store = closing(opened, backend.open(self.state, ttl=self.shortest_ttl))
+        token = FenceToken(1, 7)
+        self.move(store, token)
+        writer = self.writer_of(store, token)
+        writer.multi_get(["a"])
+        writer.multi_put(["a"], [self.a_record(1, 7)])
+        assert _within(_PATIENCE + self.shortest_ttl, lambda: store.multi_get(["a"]) == [None])
+        assert store.load() is not None
+        self.writer_of(store, token).multi_put(["b"], [self.a_record(2, 7)])  # the fence is there too
+
+    @needs("ttl")
+    def test_each_put_of_a_record_prolongs_its_life(self, backend: Backend, opened: ExitStack) -> None:
+        store = closing(opened, backend.open(self.state, ttl=self.shortest_ttl))
+        store.multi_put(["once", "again"], [self.a_record(1), self.a_record(1)])
+        end = time.monotonic() + _PATIENCE + self.shortest_ttl
+        while time.monotonic() < end:
+            written = time.monotonic()
+            store.multi_put(["again"], [self.a_record(2)])
+            once, again = store.multi_get(["once", "again"])
+            if time.monotonic() - written < self.shortest_ttl / 2:  # else this machine was too slow to tell
+                assert again == self.a_record(2)
+                if once is None:
+                    return
+            time.sleep(self.shortest_ttl / 20)
+        pytest.fail("what was written once did not expire")
+
+    @needs("ttl")
+    def test_without_a_ttl_records_stay(self, backend: Backend, store: Any, opened: ExitStack) -> None:
+        store.multi_put(["stays"], [self.a_record(1)])
+        brief = closing(opened, backend.open("brief", ttl=self.shortest_ttl))
+        brief.multi_put(["goes"], [self.a_record(1)])
+        assert _within(_PATIENCE + self.shortest_ttl, lambda: brief.multi_get(["goes"]) == [None])
+        assert store.multi_get(["stays"]) == [self.a_record(1)]
+
+    @instead_of("ttl")
+    def test_a_ttl_is_refused_when_the_state_is_opened(self, backend: Backend) -> None:
+        with pytest.raises(ConfigurationError):
+            backend.open(self.state, ttl=60)
+
+    # Scan
+
+    @needs("scan")
+    @pytest.mark.parametrize("page_size", [1, 7, 1000])
+    def test_a_scan_lists_every_key_of_its_state_and_no_other(
+        self, backend: Backend, store: Any, opened: ExitStack, page_size: int
+    ) -> None:
+        keys = [f"k{at:03}" for at in range(100)] + ["é", "a\\|b", "*", "%", "'"]
+        store.multi_put(keys, [self.a_record(1)] * len(keys))
+        for name in (f"{self.state}2", self.state[:-1]):
+            closing(opened, backend.open(name)).multi_put(["no"], [self.a_record(1)])
+        if isinstance(store, LedgerStore):
+            assert store.swap(b"{}", None, FenceToken(1, 1)) is not None
+        if isinstance(store, Claims):
+            store.claim(1, 0, "me")
+        assert scanned(store, page_size) == sorted(keys)
+        assert all(store.scan(page_size)), "no page is empty"
+
+    @needs("scan")
+    def test_a_scan_of_an_empty_state_has_no_page(self, store: Any) -> None:
+        assert list(store.scan(10)) == []
+
+    @needs("scan")
+    def test_a_scan_lists_what_is_there_throughout_though_others_write_meanwhile(self, store: Any, other: Any) -> None:
+        keys = [f"k{at:03}" for at in range(100)]
+        store.multi_put(keys, [self.a_record(1)] * 100)
+        seen: set[str] = set()
+        for number, page in enumerate(store.scan(7)):
+            seen.update(page)
+            other.multi_put([f"a{number}", f"z{number}", *keys], [self.a_record(2)] * 102)
+        assert set(keys) <= seen
+
+    @instead_of("scan")
+    def test_a_reader_is_told_that_the_store_cannot_be_scanned(self, backend: Backend, store: Any) -> None:
+        Ledger.open(store, opening(self.state, "opaque", self.serializer))
+        with open_reader(backend, self.state) as reader, pytest.raises(UsageError, match="scanned"):
+            reader.scan()
+
+
+def _within(seconds: float, true: Any) -> bool:
+    """Whether it comes true in this time."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,470 @@
+"""The contract of a store's ledger: compare-and-set, the fence that moves with it, and claims."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import ExitStack
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from mapstate.backing_map import Backend, Claims, FenceToken, LedgerStore, Scan
+from mapstate.errors import FencedError, MapStateError, StoreUnavailableError, UsageError
+from mapstate.ledger import Ledger, now
+from mapstate.testing.contracts.backend import BackendContract, closing, scanned
+from mapstate.testing.contracts.capabilities import instead_of, needs
+from mapstate.testing.contracts.driver import opening
+from mapstate.testing.contracts.other_process import elsewhere, put_fenced, swap_once
+from mapstate.testing.contracts.side_door import SideDoor
+from mapstate.testing.faults import Begins, Commits, Fail, FaultyStore
+from mapstate.transitions import Begun, Commit
+
+__all__ = ["LedgerContract"]
+
+OPEN = FenceToken(1, 7)
+LATER = FenceToken(1, 8)
+CLOSED = FenceToken(1, 7, closed=True)
+NO_LONGER = [LATER, FenceToken(2, 7), FenceToken(2, 8), CLOSED, FenceToken(2, 6, closed=True)]
+
+
+class LedgerContract(BackendContract):
+    """How a driver holds a state. Tests as of `BackendContract` come with it; the same fixtures."""
+
+    # Compare-and-set
+
+    @needs("conditional_writes")
+    def test_there_is_no_ledger_at_first(self, store: Any) -> None:
+        store.multi_put(["a"], [self.a_record(1)])
+        assert store.load() is None
+
+    @needs("conditional_writes")
+    def test_a_ledger_that_was_made_is_there_for_all_with_its_version(self, store: Any, other: Any) -> None:
+        version = store.swap(b"one", None, OPEN)
+        assert version is not None
+        assert store.load() == other.load() == (b"one", version)
+        newer = other.swap(b"two", version, LATER)
+        assert newer is not None
+        assert newer != version
+        assert store.load() == other.load() == (b"two", newer)
+
+    @needs("conditional_writes")
+    def test_a_ledger_is_not_made_twice(self, store: Any, other: Any) -> None:
+        version = store.swap(b"mine", None, OPEN)
+        assert other.swap(b"theirs", None, LATER) is None
+        assert store.load() == (b"mine", version)
+
+    @needs("conditional_writes")
+    def test_of_two_drivers_with_one_version_one_changes_the_ledger(self, store: Any, other: Any) -> None:
+        version = store.swap(b"1", None, OPEN)
+        newer = other.swap(b"2", version, OPEN)
+        assert newer is not None
+        assert store.swap(b"late", version, LATER) is None
+        assert store.load() == (b"2", newer)
+
+    @needs("conditional_writes")
+    def test_a_ledger_that_was_never_there_is_not_replaced(
+        self, store: Any, backend: Backend, opened: ExitStack
+    ) -> None:
+        version = closing(opened, backend.open("another")).swap(b"another", None, OPEN)
+        assert store.swap(b"mine", version, OPEN) is None
+        assert store.load() is None
+
+    @needs("conditional_writes")
+    def test_no_change_is_lost_among_many_drivers(self, backend: Backend, store: Any) -> None:
+        rounds, drivers = 15, 4
+        problems: list[str] = []
+
+        def count_up() -> None:
+            own: Any = backend.open(self.state)
+            done = 0
+            try:
+                while done < rounds:
+                    found = own.load()
+                    number, version = (0, None) if found is None else (int(found[0]), found[1])
+                    done += own.swap(b"%d" % (number + 1), version, OPEN) is not None
+            except MapStateError as error:
+                problems.append(repr(error))
+            finally:
+                getattr(own, "close", lambda: None)()
+
+        threads = [Thread(target=count_up) for _ in range(drivers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert problems == []
+        assert store.load()[0] == b"%d" % (rounds * drivers)
+
+    @needs("conditional_writes")
+    def test_a_ledger_may_be_large_and_hold_any_text(self, store: Any, other: Any) -> None:
+        record = '{"é\\u0000": "日本\U0001f600"}'.encode() + b" " * 100_000
+        assert store.swap(record, None, OPEN) is not None
+        assert other.load()[0] == record
+
+    @needs("conditional_writes")
+    def test_a_ledger_is_no_record_of_its_state(self, store: Any) -> None:
+        store.multi_put(["a"], [self.a_record(1)])
+        self.move(store, OPEN)
+        assert store.multi_get(["a", "ledger", "fence", ""])[0] == self.a_record(1)
+        if isinstance(store, Scan):
+            assert scanned(store) == ["a"]
+
+    @needs("conditional_writes")
+    def test_ledgers_of_two_states_do_not_mix(self, store: Any, backend: Backend, opened: ExitStack) -> None:
+        another = closing(opened, backend.open(f"{self.state}2"))
+        version = self.move(store, OPEN)
+        assert another.load() is None
+        assert another.swap(b"another", None, LATER) is not None
+        found = store.load()
+        assert found[1] == version
+        assert found[0] != b"another"
+
+    @needs("conditional_writes", "shared_between_processes")
+    def test_a_ledger_is_changed_by_another_process(self, backend: Backend, store: Any) -> None:
+        version = store.swap(b"first", None, OPEN)
+        assert elsewhere(swap_once, backend, self.state, b"theirs", LATER) == (b"first", True)
+        assert store.swap(b"mine", version, LATER) is None
+        assert store.load()[0] == b"theirs"
+
+    @needs("ledger_reads", "conditional_writes")
+    def test_a_reader_gets_ledger_and_records_in_one_call(self, store: Any) -> None:
+        assert store.multi_get_with_ledger(["a"]) == (None, [None], None)
+        store.multi_put(["a", "b"], [self.a_record(1), self.a_record(2)])
+        self.move(store, OPEN)
+        ledger = store.load()[0]
+        records = [self.a_record(2), None, self.a_record(1)]
+        assert store.multi_get_with_ledger(["b", "x", "a"]) == (ledger, records, ledger)
+        assert store.multi_get_with_ledger([]) == (ledger, [], ledger)
+
+    @needs("reports", "conditional_writes")
+    def test_reports_come_newest_first_and_the_oldest_go(self, store: Any, other: Any) -> None:
+        assert store.reports() == []
+        self.move(store, OPEN)
+        for number in range(5):
+            store.keep_report(b"%d" % number, 3)
+        assert other.reports() == [b"4", b"3", b"2"]
+
+    # The fence
+
+    @needs("fenced_writes", "conditional_writes")
+    @pytest.mark.parametrize("fence", NO_LONGER, ids=str)
+    def test_an_attempt_that_is_not_the_fence_writes_nothing(
+        self, store: Any, other: Any, side_door: SideDoor, fence: FenceToken
+    ) -> None:
+        self.move(store, OPEN)
+        fresh, has_read = self.writer_of(store, OPEN), self.writer_of(store, OPEN)
+        has_read.multi_get(["a", "b"])
+        self.move(other, fence)
+        for writer in (fresh, has_read):
+            for _ in range(2):
+                with pytest.raises(FencedError) as caught:
+                    writer.multi_put(["a", "b"], [self.a_record(1, 7), self.a_record(2, 7)])
+                assert caught.value.txid == OPEN.txid
+        assert [side_door.read(self.state, key) for key in "ab"] == [None, None]
+
+    @needs("fenced_writes")
+    def test_without_a_ledger_no_attempt_writes(self, store: Any, side_door: SideDoor) -> None:
+        with pytest.raises(FencedError):
+            self.writer_of(store, OPEN).multi_put(["a"], [self.a_record(1, 7)])
+        assert side_door.read(self.state, "a") is None
+
+    @needs("fenced_writes", "conditional_writes")
+    def test_a_closed_token_lets_nobody_write(self, store: Any, side_door: SideDoor) -> None:
+        self.move(store, CLOSED)
+        for token in (OPEN, CLOSED):
+            with pytest.raises(FencedError):
+                self.writer_of(store, token).multi_put(["a"], [self.a_record(1, 7)])
+        assert side_door.read(self.state, "a") is None
+
+    @needs("fenced_writes", "conditional_writes")
+    def test_an_attempt_of_the_same_number_but_another_name_writes_nothing(
+        self, store: Any, side_door: SideDoor
+    ) -> None:
+        """A store that was put back gives out the same epoch and txid again."""
+        self.move(store, FenceToken(1, 7, nonce="new"))
+        with pytest.raises(FencedError):
+            self.writer_of(store, FenceToken(1, 7, nonce="lost")).multi_put(["a"], [self.a_record(1, 7)])
+        assert side_door.read(self.state, "a") is None
+        self.writer_of(store, FenceToken(1, 7, nonce="new")).multi_put(["a"], [self.a_record(1, 7)])
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_an_attempt_that_is_the_fence_writes_chunk_after_chunk(self, store: Any, other: Any) -> None:
+        self.move(store, OPEN)
+        writer = self.writer_of(other, OPEN)
+        writer.multi_put(["a"], [self.a_record(1, 7)])  # without a get before it
+        for number in range(3):
+            keys = [f"{number}-{at}" for at in range(10)]
+            assert writer.multi_get(keys) == [None] * 10
+            writer.multi_put(keys, [self.a_record(number, 7)] * 10)
+            assert writer.multi_get(keys) == [self.a_record(number, 7)] * 10
+        writer.multi_get(["read and left"])
+        assert writer.multi_get([]) == []
+        writer.multi_put([], [])
+        getattr(writer, "close", lambda: None)()
+        assert store.multi_get(["a", "2-9"]) == [self.a_record(1, 7), self.a_record(2, 7)]
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_a_writer_reads_and_writes_as_its_store_does(self, store: Any, side_door: SideDoor) -> None:
+        self.move(store, OPEN)
+        one, two, three = (self.a_record(number, 7) for number in (1, 2, 3))
+        writer = self.writer_of(store, OPEN)
+        assert writer.multi_get(["a", "b", "c"]) == [None, None, None]
+        writer.multi_put(["c", "a", "b", "a"], [three, two, two, one])
+        assert writer.multi_get(["b", "x", "a", "c", "b"]) == [two, None, one, three, two]
+        assert [side_door.read(self.state, key) for key in "abc"] == [one, two, three]
+        keys = [f"{'k' * (at % 23)}{at}" for at in range(1000)]
+        writer.multi_get(keys)
+        writer.multi_put(keys, [self.a_record(at, 7) for at in range(1000)])
+        assert writer.multi_get(keys[::-1]) == [self.a_record(at, 7) for at in reversed(range(1000))]
+        getattr(writer, "close", lambda: None)()
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_a_writers_put_of_unequal_lengths_is_refused(self, store: Any, side_door: SideDoor) -> None:
+        self.move(store, OPEN)
+        with pytest.raises(UsageError):
+            self.writer_of(store, OPEN).multi_put(["a", "b"], [self.a_record(1, 7)])
+        assert side_door.read(self.state, "a") is None
+
+    @needs("fenced_writes", "conditional_writes")
+    def test_each_chunk_of_a_writer_is_guarded(self, store: Any, other: Any) -> None:
+        self.move(store, OPEN)
+        writer = self.writer_of(store, OPEN)
+        writer.multi_get(["a"])
+        writer.multi_put(["a"], [self.a_record(1, 7)])
+        writer.multi_get(["b"])
+        writer.multi_get(["c"])  # a chunk without a put
+        self.move(other, LATER)
+        with pytest.raises(FencedError):
+            writer.multi_put(["b"], [self.a_record(2, 7)])
+        assert store.multi_get(["a", "b"]) == [self.a_record(1, 7), None]
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_an_older_attempt_never_replaces_what_a_later_one_wrote(
+        self, store: Any, other: Any, side_door: SideDoor
+    ) -> None:
+        self.move(store, OPEN)
+        late = self.writer_of(store, OPEN)
+        late.multi_get(["a"])
+        self.move(other, LATER)
+        self.writer_of(other, LATER).multi_put(["a"], [self.a_record(8, 8)])
+        with pytest.raises(FencedError):
+            late.multi_put(["a"], [self.a_record(7, 7)])
+        assert side_door.read(self.state, "a") == self.a_record(8, 8)
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_writers_of_one_attempt_work_side_by_side(self, store: Any, other: Any) -> None:
+        self.move(store, OPEN)
+        writers = [self.writer_of(one, OPEN) for one in (store, other, store, other)]
+        for at, writer in enumerate(writers):
+            writer.multi_get([f"k{at}"])
+        for at, writer in enumerate(writers):
+            writer.multi_put([f"k{at}"], [self.a_record(at, 7)])
+        assert store.multi_get([f"k{at}" for at in range(4)]) == [self.a_record(at, 7) for at in range(4)]
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_of_concurrent_writers_none_writes_once_the_fence_has_moved(
+        self, backend: Backend, store: Any, side_door: SideDoor
+    ) -> None:
+        """Threads write as the old attempt while it ends; afterwards each of them tries once more."""
+        keys = ["a", "b", "c"]
+        self.move(store, OPEN)
+        started, moved = [Event() for _ in range(3)], Event()
+        fenced: list[str] = []
+
+        def write(at: int) -> None:
+            own: Any = backend.open(self.state)
+            try:
+                last_try = False
+                while not last_try:
+                    last_try = moved.is_set()
+                    writer = self.writer_of(own, OPEN)
+                    writer.multi_get(keys)
+                    writer.multi_put(keys, [self.a_record(at, 7)] * 3)
+                    started[at].set()
+            except FencedError:
+                fenced.append("fenced")
+            except MapStateError as error:
+                fenced.append(repr(error))
+            finally:
+                started[at].set()
+                getattr(own, "close", lambda: None)()
+
+        threads = [Thread(target=write, args=(at,)) for at in range(3)]
+        for thread in threads:
+            thread.start()
+        for one in started:
+            one.wait(60)
+        self.move(store, LATER)
+        self.writer_of(store, LATER).multi_put(keys, [self.a_record(8, 8)] * 3)
+        moved.set()
+        for thread in threads:
+            thread.join()
+        assert [side_door.read(self.state, key) for key in keys] == [self.a_record(8, 8)] * 3
+        assert fenced == ["fenced"] * 3
+
+    @needs("guarded_writes", "conditional_writes", "shared_between_processes")
+    def test_an_attempt_in_another_process_writes_until_it_is_fenced(self, backend: Backend, store: Any) -> None:
+        self.move(store, OPEN)
+        assert elsewhere(put_fenced, backend, self.state, self.writes_through, OPEN, ["a"], [self.a_record(1, 7)])
+        assert store.multi_get(["a"]) == [self.a_record(1, 7)]
+        self.move(store, LATER)
+        self.writer_of(store, LATER).multi_put(["a"], [self.a_record(8, 8)])
+        assert not elsewhere(put_fenced, backend, self.state, self.writes_through, OPEN, ["a"], [self.a_record(2, 7)])
+        assert store.multi_get(["a"]) == [self.a_record(8, 8)]
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_a_swap_that_loses_moves_no_fence(self, store: Any, other: Any) -> None:
+        version = self.move(store, OPEN)
+        self.move(other, OPEN)
+        assert store.swap(b"late", version, LATER) is None
+        self.writer_of(store, OPEN).multi_put(["a"], [self.a_record(1, 7)])
+        assert store.multi_get(["a"]) == [self.a_record(1, 7)]
+
+    @needs("fenced_writes", "conditional_writes")
+    def test_states_have_a_fence_each(self, store: Any, backend: Backend, opened: ExitStack) -> None:
+        another = closing(opened, backend.open(f"{self.state}2"))
+        self.move(store, OPEN)
+        with pytest.raises(FencedError):
+            self.writer_of(another, OPEN).multi_put(["a"], [self.a_record(1, 7)])
+        self.move(another, LATER)
+        self.writer_of(store, OPEN).multi_put(["a"], [self.a_record(1, 7)])
+        assert another.multi_get(["a"]) == [None]
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_what_a_fenced_attempt_is_told_travels_to_the_driver(self, store: Any) -> None:
+        self.move(store, LATER)
+        self.writer_of(store, LATER).multi_put(["a"], [self.a_record(8, 8)])
+        with pytest.raises(FencedError) as caught:
+            self.writer_of(store, OPEN).multi_put(["a"], [self.a_record(7, 7)])
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (str(again), again.facts) == (str(caught.value), caught.value.facts)
+
+    @needs("rewrites", "conditional_writes")
+    def test_a_vacuum_replaces_and_removes_what_is_there_and_makes_nothing(
+        self, store: Any, side_door: SideDoor
+    ) -> None:
+        store.multi_put(["a", "b", "c"], [self.a_record(at) for at in (1, 2, 3)])
+        self.move(store, OPEN)
+        writer: Any = self.writer_of(store, OPEN)
+        writer.multi_get(["a", "b", "gone", "nowhere"])
+        writer.multi_rewrite(["a", "b", "gone", "nowhere"], [self.a_record(9, 7), None, self.a_record(9, 7), None])
+        found = [side_door.read(self.state, key) for key in ("a", "b", "c", "gone", "nowhere")]
+        assert found == [self.a_record(9, 7), None, self.a_record(3), None, None]
+        writer.multi_rewrite([], [])
+        self.move(store, LATER)
+        with pytest.raises(FencedError):
+            writer.multi_rewrite(["a", "c"], [None, None])
+        assert store.multi_get(["a", "c"]) == [self.a_record(9, 7), self.a_record(3)]
+
+    # Claims
+
+    @needs("claims")
+    def test_the_first_holder_of_a_claim_keeps_it(self, store: Any, other: Any) -> None:
+        assert store.claim(7, 0, "me") == "me"
+        assert other.claim(7, 0, "you") == "me"
+        assert store.claim(7, 0, "me") == "me"
+        assert other.claim(7, 1, "you") == "you"
+        assert other.claim(8, 0, "you") == "you"
+        assert store.claim(7, 0, "you") == "me"
+
+    @needs("claims")
+    def test_claims_of_two_states_do_not_mix(self, store: Any, backend: Backend, opened: ExitStack) -> None:
+        another = closing(opened, backend.open(f"{self.state}2"))
+        assert store.claim(7, 0, "me") == "me"
+        assert another.claim(7, 0, "you") == "you"
+        if isinstance(another, LedgerStore):
+            self.move(another, OPEN)
+        assert store.claim(7, 0, "you") == "me"
+
+    @needs("claims")
+    def test_of_many_that_claim_at_once_one_holds(self, backend: Backend) -> None:
+        answers: list[str] = []
+
+        def claim(holder: str) -> None:
+            own: Any = backend.open(self.state)
+            try:
+                answers.append(own.claim(7, 0, holder))
+            except MapStateError as error:
+                answers.append(repr(error))
+            finally:
+                getattr(own, "close", lambda: None)()
+
+        threads = [Thread(target=claim, args=(f"h{at}",)) for at in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 8
+        assert len(set(answers)) == 1
+        assert answers[0] in [f"h{at}" for at in range(8)]
+
+    @needs("claims", "conditional_writes")
+    def test_claims_stand_while_the_ledger_stands(self, store: Any, other: Any) -> None:
+        version = self.move(store, OPEN)
+        assert store.claim(7, 0, "me") == "me"
+        self.move(other, OPEN)
+        assert store.claim(8, 0, "me") == "me"
+        assert store.swap(b"late", version, LATER) is None
+        assert other.claim(8, 0, "you") == "me"
+
+    # The library's own ledger on top
+
+    def test_a_driver_begins_and_commits_and_the_next_one_goes_on(self, store: Any, other: Any) -> None:
+        first = Ledger.open(store, opening(self.state, "opaque", self.serializer))
+        for batch_id in range(2):
+            self._committed(first, first.begin(batch_id))
+        second = Ledger.open(other, opening(self.state, "opaque", self.serializer))
+        assert second.record.epoch == first.record.epoch + 1
+        assert second.record.committed is not None
+        assert second.record.committed.batch_id == 1
+        with pytest.raises(FencedError):
+            first.begin(2)
+        self._committed(second, second.begin(2))
+        assert second.record.owners == {"query": 3}
+
+    @needs("conditional_writes")
+    def test_a_reply_that_was_lost_is_asked_again(self, store: Any) -> None:
+        faulty = FaultyStore(
+            store,
+            Fail(method="swap", where=Begins(1), after=True, error=StoreUnavailableError, name="begin"),
+            Fail(method="swap", where=Commits(1), after=True, error=StoreUnavailableError, name="commit"),
+        )
+        ledger = Ledger.open(faulty, opening(self.state, "opaque", self.serializer))
+        for batch_id in range(3):
+            self._committed(ledger, ledger.begin(batch_id))
+        assert faulty.fired("begin")
+        assert faulty.fired("commit")
+        assert ledger.record.dead == ()
+
+    @needs("conditional_writes")
+    def test_of_two_drivers_that_begin_at_once_the_later_one_commits(self, store: Any, other: Any) -> None:
+        first, attempt = Ledger.open_and_begin(store, opening(self.state, "opaque", self.serializer), 0)
+        second, later = Ledger.open_and_begin(other, opening(self.state, "opaque", self.serializer), 0)
+        with pytest.raises(FencedError):
+            self._committed(first, attempt)
+        self._committed(second, later)
+        assert isinstance(attempt, Begun)
+        assert second.record.dead == ((attempt.txid, attempt.txid),)
+
+    @instead_of("conditional_writes")
+    def test_without_compare_and_set_the_ledger_is_a_record_that_no_reader_sees(self, store: Any) -> None:
+        """And two drivers that open the state at the same moment are not told apart."""
+        assert not isinstance(store, LedgerStore)
+        ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
+        self._committed(ledger, ledger.begin(0))
+        if isinstance(store, Scan):
+            assert scanned(store) == []
+
+    @instead_of("claims")
+    def test_without_claims_a_task_writes_at_once(self, store: Any) -> None:
+        """And a task that is tried twice with other rows can mix both tries in one attempt."""
+        assert not isinstance(store, Claims)
+
+    @instead_of("guarded_writes")
+    def test_without_a_fence_a_late_write_goes_through(self, store: Any) -> None:
+        """And a vacuum is refused, because a late writer could bring dead records back to life."""
+        assert self.writer_of(store, OPEN) is store
+
+    def _committed(self, ledger: Ledger, begun: Any) -> None:
+        ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="query", at=now()))

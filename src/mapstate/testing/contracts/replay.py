@@ -1,0 +1,223 @@
+"""The contract of whole batches over a store: crashes, replays, late tasks, new drivers, and what readers see."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from mapstate.backing_map import Backend
+from mapstate.errors import FencedError, StaleBatchError, StateOwnershipError, UsageError
+from mapstate.reader import open_reader
+from mapstate.testing.contracts.backend import BackendContract
+from mapstate.testing.contracts.capabilities import instead_of, needs
+from mapstate.testing.contracts.driver import CountingQuery
+from mapstate.transitions import StateType
+from mapstate.vacuum import vacuum
+
+__all__ = ["ReplayContract"]
+
+
+class ReplayContract(BackendContract):
+    """Exactly once, read as of whole batches. Fixtures as for `BackendContract`."""
+
+    def query(self, store: Any, kind: StateType = "opaque", **options: Any) -> CountingQuery:
+        """A driver that starts now."""
+        return CountingQuery(store, self, kind, **options)
+
+    def seen(self, backend: Backend, *keys: str) -> list[int | None]:
+        """What a reader sees that comes now."""
+        with open_reader(backend, self.state) as reader:
+            return [None if one is None else one["n"] for one in reader.multi_get(list(keys))]
+
+    def test_batches_add_up(self, backend: Backend, store: Any) -> None:
+        query = self.query(store)
+        query.run(0, {"a": 1, "b": 2})
+        query.run(1, {"b": 3, "c": 4})
+        query.run(2, {})
+        assert self.seen(backend, "a", "b", "c", "d") == [1, 5, 4, None]
+
+    def test_an_attempt_is_seen_by_nobody_until_it_is_committed(self, backend: Backend, store: Any) -> None:
+        query = self.query(store)
+        query.run(0, {"a": 1})
+        attempt = query.begin(1)
+        assert attempt is not None
+        attempt.add({"a": 10, "b": 10})
+        assert self.seen(backend, "a", "b") == [1, None]
+        attempt.commit()
+        assert self.seen(backend, "a", "b") == [11, 10]
+
+    def test_a_replay_that_omits_a_key_leaves_no_phantom(self, backend: Backend, store: Any, other: Any) -> None:
+        self.query(store).run(0, {"a": 10, "b": 20})
+        attempt = self.query(store).begin(1)
+        assert attempt is not None
+        attempt.add({"a": 1, "new": 1})  # and the driver died
+        attempt.end()
+        query = self.query(other)
+        query.run(1, {"b": 1})
+        assert self.seen(backend, "a", "b", "new") == [10, 21, None]
+        query.run(2, {"a": 1, "new": 5})
+        assert self.seen(backend, "a", "b", "new") == [11, 21, 5]
+
+    def test_a_crash_between_two_chunks_counts_nothing_and_its_replay_counts_once(
+        self, backend: Backend, store: Any
+    ) -> None:
+        keys = [f"k{at}" for at in range(100)]
+        query = self.query(store)
+        query.run(0, dict.fromkeys(keys, 1))
+        for written in (0, 50, 99, 100):
+            attempt = query.begin(1)
+            assert attempt is not None
+            if written:
+                attempt.add(dict.fromkeys(keys[:written], 1000))
+            attempt.end()
+            assert self.seen(backend, *keys) == [1] * 100
+        query.run(1, dict.fromkeys(keys, 1))
+        assert self.seen(backend, *keys) == [2] * 100
+
+    def test_a_batch_that_counts_already_is_not_counted_again(self, backend: Backend, store: Any, other: Any) -> None:
+        self.query(store).run(0, {"a": 1})
+        again = self.query(other)
+        assert again.begin(0) is None
+        again.run(0, {"a": 1})
+        assert self.seen(backend, "a") == [1]
+        again.run(1, {"a": 1})
+        assert self.seen(backend, "a") == [2]
+
+    def test_a_transactional_replay_of_the_same_rows_counts_once(
+        self, backend: Backend, store: Any, other: Any
+    ) -> None:
+        query = self.query(store, "transactional")
+        query.run(0, {"a": 1, "b": 1})
+        attempt = query.begin(1)
+        assert attempt is not None
+        attempt.add({"a": 1})  # and the driver died
+        attempt.end()
+        self.query(other, "transactional").run(1, {"a": 1, "b": 1})
+        assert self.seen(backend, "a", "b") == [2, 2]
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_a_task_that_goes_on_after_its_attempt_was_begun_anew_changes_nothing(
+        self, backend: Backend, store: Any, other: Any
+    ) -> None:
+        self.query(store).run(0, {"a": 1})
+        late = self.query(store).begin(1)
+        assert late is not None
+        self.query(other).run(1, {"a": 10})
+        with pytest.raises((FencedError, StaleBatchError)):  # whichever it meets first
+            late.add({"a": 1000})
+        assert self.seen(backend, "a") == [11]
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_what_a_late_task_writes_to_a_new_key_never_counts(self, backend: Backend, store: Any, other: Any) -> None:
+        self.query(store).run(0, {"a": 1})
+        late = self.query(store).begin(1)
+        assert late is not None
+        query = self.query(other)
+        query.run(1, {"a": 10})
+        try:
+            late.add({"new": 1000})
+        except FencedError:
+            assert "fenced_writes" not in self.lacking() or store.multi_get(["new"]) == [None]
+        else:
+            assert "fenced_writes" in self.lacking()  # it is dead, by the one rule
+        late.end()
+        assert self.seen(backend, "new") == [None]
+        query.run(2, {"new": 5})
+        assert self.seen(backend, "new") == [5]
+
+    @needs("conditional_writes")
+    def test_a_driver_that_was_replaced_commits_nothing(self, backend: Backend, store: Any, other: Any) -> None:
+        attempt = self.query(store).begin(0)
+        assert attempt is not None
+        attempt.add({"a": 1})
+        newer = self.query(other)
+        with pytest.raises(FencedError):
+            attempt.commit()
+        newer.run(0, {"a": 5})
+        assert self.seen(backend, "a") == [5]
+
+    def test_another_query_is_refused_unless_it_adopts_or_resets(self, backend: Backend, store: Any) -> None:
+        self.query(store).run(0, {"a": 1, "b": 1})
+        with pytest.raises(StateOwnershipError):
+            self.query(store, owner="another")
+        self.query(store, owner="another", on_new_owner="adopt").run(0, {"a": 1})
+        assert self.seen(backend, "a", "b") == [2, 1]
+        self.query(store, owner="a third", on_new_owner="reset").run(0, {"a": 7})
+        assert self.seen(backend, "a", "b") == [7, None]
+
+    def test_the_last_batch_can_be_rolled_back(self, backend: Backend, store: Any) -> None:
+        query = self.query(store)
+        query.run(0, {"a": 1})
+        query.run(1, {"a": 10, "b": 10})
+        query.ledger.rollback()
+        assert self.seen(backend, "a", "b") == [1, None]
+        query.run(1, {"b": 3})
+        assert self.seen(backend, "a", "b") == [1, 3]
+
+    @needs("scan")
+    def test_a_reader_scans_what_counts(self, backend: Backend, store: Any) -> None:
+        query = self.query(store)
+        query.run(0, {f"k{at}": at for at in range(50)})
+        attempt = query.begin(1)
+        assert attempt is not None
+        attempt.add({"k0": 1000, "new": 1000})
+        attempt.end()
+        with open_reader(backend, self.state) as reader:
+            assert dict(reader.scan(7)) == {(f"k{at}",): {"n": at} for at in range(50)}
+
+    @needs("scan", "guarded_writes", "conditional_writes")
+    def test_a_vacuum_changes_nothing_that_a_reader_sees(self, backend: Backend, store: Any) -> None:
+        query = self.query(store)
+        query.run(0, {"a": 1, "b": 1})
+        dead = query.begin(1)
+        assert dead is not None
+        dead.add({"a": 1000, "new": 1000})
+        dead.end()
+        query.run(1, {"b": 1})
+        assert query.ledger.record.dead
+        vacuum(backend, self.state)
+        assert self.seen(backend, "a", "b", "new") == [1, 2, None]
+        again = self.query(store)
+        assert again.ledger.record.dead == ()
+        again.run(2, {"a": 1, "new": 1})
+        assert self.seen(backend, "a", "b", "new") == [2, 2, 1]
+
+    @instead_of("guarded_writes")
+    def test_a_vacuum_is_refused(self, backend: Backend, store: Any) -> None:
+        self.query(store).run(0, {"a": 1})
+        with pytest.raises(UsageError, match="vacuum"):
+            vacuum(backend, self.state)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_whatever_crashes_and_comes_again_the_sum_is_that_of_the_batches_that_ended(
+        self, backend: Backend, opened: ExitStack, seed: int
+    ) -> None:
+        """A story made at random: replays with other rows, new drivers, crashes in every place."""
+        chance = random.Random(seed)
+        wanted: dict[str, int] = {}
+        store: Any = backend.open(self.state)
+        if hasattr(store, "close"):
+            opened.callback(store.close)
+        query = self.query(store)
+        batch_id = 0
+        for _ in range(30):
+            if chance.random() < 0.2:
+                query = self.query(store)
+            counts = {key: chance.randint(1, 9) for key in chance.sample("abcdef", chance.randint(0, 4))}
+            attempt = query.begin(batch_id)
+            assert attempt is not None
+            chunks = [dict(list(counts.items())[:2]), dict(list(counts.items())[2:])]
+            dies_after = chance.choice([0, 1, 2, 3, 3, 3])
+            for chunk in chunks[:dies_after]:
+                if chunk:
+                    attempt.add(chunk)
+            attempt.end()
+            if dies_after == 3:
+                attempt.commit()
+                batch_id += 1
+                for key, count in counts.items():
+                    wanted[key] = wanted.get(key, 0) + count
+            assert self.seen(backend, *"abcdef") == [wanted.get(key) for key in "abcdef"]

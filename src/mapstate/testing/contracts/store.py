@@ -1,0 +1,13 @@
+"""All that a store has to stand: the class that a store author subclasses."""
+
+from __future__ import annotations
+
+from mapstate.testing.contracts.ledger import LedgerContract
+from mapstate.testing.contracts.map_state import MapStateContract
+from mapstate.testing.contracts.replay import ReplayContract
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(LedgerContract, MapStateContract, ReplayContract):
+    """The whole contract. Fixtures: ``backend`` and ``side_door``, and ``unreachable`` where it can be."""

@@ -1,0 +1,269 @@
+"""Servers in Docker, as far as it can be seen without one: the compose file, its scripts, and the public helpers."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from servers import find_redis, free_port, wait_until
+
+from mapstate.backends import resolve
+from mapstate.errors import ConfigurationError, MissingDriverError, StoreUnavailableError
+from mapstate.testing import containers
+from mapstate.testing.containers import aerospike_container, redis_container, valkey_container
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+SERVICES = yaml.safe_load(COMPOSE)["services"]
+
+
+# The compose file
+
+
+def test_there_is_a_server_of_each_kind():
+    assert set(SERVICES) == {"redis", "valkey", "redis-cluster", "aerospike", "postgresql"}
+
+
+@pytest.mark.parametrize("service", list(SERVICES))
+def test_an_image_is_pinned_by_a_variable_with_a_default(service):
+    match = re.fullmatch(r"\$\{(MAPSTATE_\w+_IMAGE):-([\w./-]+:[\w.-]+)\}", SERVICES[service]["image"])
+    assert match, SERVICES[service]["image"]
+    assert not match[2].endswith(":latest")
+
+
+@pytest.mark.parametrize("service", list(SERVICES))
+def test_a_server_says_when_it_is_ready_and_is_reached_from_this_machine_only(service):
+    """`docker compose up --wait` waits for what has a health check, and for nothing else."""
+    check = SERVICES[service]["healthcheck"]
+    assert check["test"][0] in ("CMD", "CMD-SHELL")
+    assert {"interval", "timeout", "retries"} <= check.keys()
+    assert SERVICES[service]["ports"]
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[service]["ports"])
+
+
+def test_each_variable_has_the_same_default_in_the_example_of_an_env_file():
+    used = dict(re.findall(r"\$\{(\w+):-([^}]+)\}", COMPOSE))
+    example = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert used == example
+    assert "$" not in re.sub(r"\$\{\w+:-[^}]+\}|\$\$", "", COMPOSE), "a variable without a default"
+
+
+def test_what_is_mounted_is_there():
+    for service in SERVICES.values():
+        for mount in service.get("volumes", ()):
+            assert (ROOT / mount.partition(":")[0]).is_file(), mount
+
+
+def test_the_library_starts_the_images_of_the_compose_file():
+    source = Path(containers.__file__).read_text()
+    for name in ("REDIS", "VALKEY", "AEROSPIKE"):
+        [image] = re.findall(rf'"MAPSTATE_{name}_IMAGE", "([^"]+)"', source)
+        assert f"${{MAPSTATE_{name}_IMAGE:-{image}}}" in COMPOSE
+
+
+def test_aerospike_is_configured_so_that_records_may_have_a_ttl():
+    for conf in ((ROOT / "compose" / "aerospike.conf").read_text(), containers._AEROSPIKE_CONF):
+        [seconds] = re.findall(r"^\s*nsup-period (\d+)$", conf, re.MULTILINE)
+        assert int(seconds) > 0
+        assert conf.count("{") == conf.count("}")
+        assert not re.findall(r"\{[^\n]+|[^\n\s][^\n]*\}", conf), "one brace a line: the server reads it so"
+
+
+def test_docker_compose_itself_takes_the_file():
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no docker compose here")
+    subprocess.run(["docker", "compose", "config", "--quiet"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "compose").glob("*.sh")), ids=lambda path: path.name)
+def test_a_script_is_one(script):
+    shell = "bash" if "bash" in script.read_text().partition("\n")[0] else "sh"
+    subprocess.run([shell, "-n", script], check=True)
+
+
+@pytest.mark.parametrize(("answer", "healthy"), [(b"status\tok\n", True), (b"status\tERROR::\n", False), (b"", False)])
+def test_aerospikes_health_is_what_it_says_of_itself(answer, healthy):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asked = []
+
+        def serve():
+            conn, _ = listener.accept()
+            with conn:
+                asked.append(conn.recv(100))
+                conn.sendall(b"\2\1" + len(answer).to_bytes(6, "big") + answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        environment = os.environ | {"AEROSPIKE_PORT": str(listener.getsockname()[1])}
+        ran = subprocess.run(["bash", ROOT / "compose" / "aerospike-status.sh"], env=environment, check=False)
+        server.join()
+    assert asked == [b"\2\1\0\0\0\0\0\7status\n"]
+    assert (ran.returncode == 0) == healthy
+
+
+def redis_tools():
+    """The directory of redis-server and redis-cli; None where one of them is missing."""
+    server = shutil.which("redis-server") or find_redis()
+    place = None if server in (None, "docker") else Path(server).parent
+    return place if place is not None and (place / "redis-cli").exists() else None
+
+
+@pytest.mark.redis
+@pytest.mark.skipif(redis_tools() is None, reason="there is no redis-cli beside a redis-server here")
+def test_the_clusters_script_makes_a_cluster_and_ends_with_its_nodes(tmp_path):
+    first = free_cluster_ports()
+    environment = os.environ | {"PATH": f"{redis_tools()}:{os.environ['PATH']}", "DATA": str(tmp_path)}
+    command = ["sh", ROOT / "compose" / "redis-cluster.sh"]
+    options = {"env": environment | {"FIRST_PORT": str(first)}, "stdout": subprocess.DEVNULL}
+
+    def ask(port, *words):
+        command = [redis_tools() / "redis-cli", "-p", str(port), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    with subprocess.Popen(command, **options) as script:
+        try:
+            for at in range(3):
+                wait_until(lambda at=at: "cluster_state:ok" in ask(first + at, "cluster", "info"), "the cluster is up")
+            assert "cluster_known_nodes:3" in ask(first, "cluster", "info")
+        finally:
+            for at in range(3):
+                ask(first + at, "shutdown", "nosave")
+            script.terminate()
+    wait_until(lambda: "PONG" not in ask(first, "ping"), "the nodes are gone")
+
+
+def free_cluster_ports():
+    """The first of three ports; a node also takes the one that is 10,000 above."""
+    while True:
+        first = free_port() % 20_000 + 20_000
+        try:
+            for port in (first, first + 1, first + 2):
+                for one in (port, port + 10_000):
+                    socket.create_server(("127.0.0.1", one)).close()
+        except OSError:
+            continue
+        return first
+
+
+def test_make_test_containers_gives_each_store_its_server(monkeypatch):
+    script = runpy.run_path(str(ROOT / "scripts" / "test_containers.py"))
+    runs = {name: environment for name, environment, _ in script["runs"](script["defaults"]())}
+    assert set(runs) == set(SERVICES)
+    assert runs["redis"] == {"MAPSTATE_TEST_REDIS_URL": "redis://127.0.0.1:16379/0"}
+    monkeypatch.setenv("MAPSTATE_POSTGRESQL_PORT", "5433")
+    assert "127.0.0.1:5433" in str(script["runs"](script["defaults"]()))
+
+
+# The public helpers
+
+
+class FakeContainer:
+    """What the helpers do with a container; in place of a server, a socket that answers."""
+
+    image = "fake:1"
+
+    def __init__(self, answer=b"+PONG\r\n"):
+        self.answer = answer
+        self.stopped = 0
+        self.command = self.listener = None
+
+    def with_command(self, command):
+        self.command = command
+        return self
+
+    def with_exposed_ports(self, port):
+        assert port == 6379
+        return self
+
+    def start(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            try:
+                conn, _ = self.listener.accept()
+            except OSError:
+                return
+            with conn:
+                conn.recv(100)
+                conn.sendall(self.answer)
+
+    def stop(self):
+        self.stopped += 1
+        if self.listener is not None:
+            self.listener.shutdown(socket.SHUT_RDWR)
+            self.listener.close()
+
+    def get_container_host_ip(self):
+        return "127.0.0.1"
+
+    def get_exposed_port(self, _):
+        return self.listener.getsockname()[1]
+
+    def get_logs(self):
+        return b"out of luck", b""
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    container = FakeContainer()
+    monkeypatch.setattr(containers, "_container", lambda image: container)
+    return container
+
+
+@pytest.mark.parametrize(("start", "server"), [(redis_container, "redis-server"), (valkey_container, "valkey-server")])
+def test_a_container_gives_a_url_and_ends_with_its_test(fake, start, server):
+    with start() as url:
+        assert resolve(url).port == fake.get_exposed_port(6379)
+        assert fake.command[0] == server
+        assert "noeviction" in fake.command
+        assert not fake.stopped
+    assert fake.stopped == 1
+
+
+def test_a_container_ends_with_a_test_that_fails(fake):
+    def fails():
+        with redis_container():
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert fake.stopped == 1
+
+
+def test_a_server_that_does_not_answer_is_an_error_with_its_log_and_is_ended(fake):
+    fake.answer = b"-LOADING\r\n"
+    said = r"fake:1 does not answer within 0\.3 s; its log ends: out of luck"
+    with pytest.raises(StoreUnavailableError, match=said), redis_container(seconds=0.3):
+        pytest.fail("it is not ready")
+    assert fake.stopped == 1
+
+
+@pytest.mark.parametrize("start", [redis_container, valkey_container, aerospike_container])
+def test_where_there_is_no_docker_the_error_says_what_to_do(start, monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    said = r"no Docker answers here.*docker info.*DOCKER_HOST.*the URL of a server"
+    with pytest.raises(ConfigurationError, match=said), start():
+        pytest.fail("there is a Docker after all")
+
+
+def test_where_testcontainers_is_missing_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "testcontainers.core.container", None)
+    with pytest.raises(MissingDriverError, match=r"mapstate\[testing\]"), redis_container():
+        pytest.fail("it cannot be there")
+
+
+def test_where_aerospikes_client_is_missing_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aerospike", None)
+    with pytest.raises(MissingDriverError, match=r"mapstate\[aerospike\]"), aerospike_container():
+        pytest.fail("it cannot be there")

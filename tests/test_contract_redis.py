@@ -1,0 +1,32 @@
+"""The contract of a store, on a real Redis server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from servers import free_port
+from side_doors import RedisSideDoor
+
+from mapstate.backends.redis import RedisBackend
+from mapstate.testing.contracts import StoreContract
+
+
+@pytest.mark.redis
+class TestRedis(StoreContract):
+    max_value_bytes = 2_000_000
+    secret = "hunter2"
+    shortest_ttl = 0.3
+
+    @pytest.fixture
+    def backend(self, redis_url):
+        return replace(RedisBackend.from_url(redis_url), max_value_bytes=self.max_value_bytes)
+
+    @pytest.fixture
+    def side_door(self, redis_server, backend):
+        with redis_server.client() as client:
+            yield RedisSideDoor(client, backend.prefix)
+
+    @pytest.fixture
+    def unreachable(self):
+        return RedisBackend(port=free_port(), username="user", password=self.secret, retries=0)
