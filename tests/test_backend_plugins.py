@@ -79,7 +79,9 @@ def test_an_executor_needs_no_entry_point(install, tmp_path):
 
 def test_a_scheme_that_nobody_has_lists_what_there_is(install):
     install("mapstate-nix", ("nix", "mapstate_nix:from_url"))
-    with pytest.raises(UnknownSchemeError, match=r"nosuch://; there is aerospike://, memory://, nix://, redis://") as caught:
+    with pytest.raises(
+        UnknownSchemeError, match=r"nosuch://; there is aerospike://, memory://, nix://, redis://"
+    ) as caught:
         resolve("nosuch://user:hunter2@host")
     assert caught.value.scheme == "nosuch"
     assert "hunter2" not in str(caught.value)
