@@ -27,9 +27,11 @@ def test_in_no_state_of_a_small_world_does_a_count_go_wrong(world):
 def test_each_protection_is_needed(mutant):
     wrong = explore(mutant.world, mutant.protocol(mutant.world.type), limit=200_000)
     assert wrong.violation is not None, f"{mutant.name}: no counterexample in {wrong.states} states"
+    assert mutant.shows in wrong.violation
     assert wrong.trace
     right = explore(mutant.world, limit=200_000)
     assert right.violation is None, str(right)
+    assert right.complete
 
 
 @pytest.mark.parametrize("world", WIDE, **by_name)

@@ -61,7 +61,7 @@ class Drivers:
     def _owned(self, state: State, query: int, policy: str) -> State:
         """The audit of an opening: a reset by a new owner starts empty."""
         if state.owner not in (None, query) and policy == "reset":
-            state = state._replace(truth=(None,) * self.world.keys, before=None, last=None)
+            state = state._replace(truth=(None,) * self.world.keys, history=())
             if self.protocol.reset_deletes:
                 state = state._replace(records=(None,) * self.world.keys)
         return state._replace(owner=query)
@@ -186,9 +186,9 @@ class Drivers:
         for operations in driver.reports:
             for key, operation in operations:
                 truth[key] = None if operation == REMOVE else (truth[key] or 0) + operation
+        left = self.world.rollbacks - state.used.rollbacks
         return state._replace(
             truth=tuple(truth),
-            before=state.truth,
-            last=(query, batch),
+            history=(*state.history, (state.truth, query, batch))[-left:] if left else (),
             counted=with_item(state.counted, query, batch + 1),
         )

@@ -19,11 +19,12 @@ __all__ = ["MUTANTS", "Mutant"]
 
 
 class Mutant(NamedTuple):
-    """A protocol with one thing wrong, and a world in which that shows."""
+    """A protocol with one thing wrong, a world in which that shows, and what the counterexample has to say."""
 
     name: str
     protocol: type[Protocol]
     world: World
+    shows: str = "reads as"
 
 
 class _TridentsRule(Protocol):
@@ -120,26 +121,27 @@ class _OneNextBatchForAllOwners(Protocol):
 
 
 class _RollbackAfterALaterAttempt(Protocol):
+    """What is in flight is left behind, and what it wrote reads as the batch that was taken back."""
+
     def rollback(self, ledger: int) -> int | Refused:
         record = self.ledger(ledger)
         if record.committed is None:
             return Refused("RollbackError")
-        record = msgspec.structs.replace(record, in_flight=None, next_txid=record.committed.txid + 1)
-        after = super().rollback(self.number(record))
+        nothing_later = msgspec.structs.replace(record, in_flight=None, next_txid=record.committed.txid + 1)
+        after = super().rollback(self.number(nothing_later))
         if isinstance(after, Refused):
             return after
-        kept = self.ledger(ledger)
-        return self.number(
-            msgspec.structs.replace(self.ledger(after), in_flight=kept.in_flight, next_txid=kept.next_txid)
-        )
+        return self.number(msgspec.structs.replace(self.ledger(after), next_txid=record.next_txid))
 
 
-class _RollbackTwiceInARow(Protocol):
+class _RollbackTwiceInARow(_RollbackAfterALaterAttempt):
+    """The second time there is one batch less in the ledger, and none in the records."""
+
     def rollback(self, ledger: int) -> int | Refused:
         record = self.ledger(ledger)
         if record.committed is not None and record.previous is None and record.in_flight is None:
-            return super().rollback(self.number(msgspec.structs.replace(record, next_txid=record.committed.txid + 1)))
-        return super().rollback(ledger)
+            return super().rollback(ledger)
+        return Protocol.rollback(self, ledger)
 
 
 class _VacuumBesideTasks(Protocol):
@@ -260,25 +262,26 @@ MUTANTS: tuple[Mutant, ...] = (
             put_failures=1,
         ),
     ),
-    Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED),
-    Mutant("one next batch for all owners", _OneNextBatchForAllOwners, _ADOPTED),
+    Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED, "goes on behind"),
+    Mutant("one next batch for all owners", _OneNextBatchForAllOwners, _ADOPTED, "goes on behind"),
     Mutant("rollback after a later attempt began", _RollbackAfterALaterAttempt, _ROLLED_BACK),
     Mutant("rollback twice in a row", _RollbackTwiceInARow, _ROLLED_BACK),
     Mutant("vacuum beside running tasks", _VacuumBesideTasks, World(name="a vacuum", vacuums=1)),
-    Mutant("readers learn of a vacuum at its end", _VacuumCountsAtItsEnd, _PURGED),
+    Mutant("readers learn of a vacuum at its end", _VacuumCountsAtItsEnd, _PURGED, "a reader found"),
     Mutant(
         "reset by deleting",
         _ResetDeletes,
         World(name="a second query resets", drivers=((0, "refuse"), (1, "reset")), reads=1),
+        "a reader found",
     ),
     Mutant("a removed key deleted", _RemovedKeysAreDeleted, World(name="removals", plans=((1,), (2,)))),
-    Mutant("redo of a committed batch", _RedoOfACommittedBatch, _RESTARTED),
+    Mutant("redo of a committed batch", _RedoOfACommittedBatch, _RESTARTED, "is committed where"),
     Mutant(
         "a cluster fence set unconditionally",
         _ClusterFenceSetUnconditionally,
         World(name="a cluster", store="cluster", plans=((1,),), lost_replies=1),
     ),
-    Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ),
-    Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED),
+    Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ, "a reader found"),
+    Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED, "a reader found"),
     Mutant("a key written twice in one attempt", _KeysWrittenTwice, World(name="one driver", drivers=((0, "refuse"),))),
 )

@@ -73,5 +73,5 @@ def _walks(world: World, walks: int) -> Iterator[Explored]:
 def _mutant(mutant: Mutant, limit: int) -> tuple[bool, int, str]:
     wrong = explore(mutant.world, mutant.protocol(mutant.world.type), limit=limit)
     right = explore(mutant.world, limit=limit)
-    found_out = wrong.violation is not None and right.violation is None
+    found_out = mutant.shows in (wrong.violation or "") and right.violation is None
     return found_out, wrong.states + right.states, f"MUTANT {mutant.name}: {wrong}"

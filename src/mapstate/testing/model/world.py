@@ -134,8 +134,7 @@ class World:
             late=(),
             caches=(None,) * (self.tasks * max(self.workers, len(self.drivers)) if self.cache else 0),
             truth=(None,) * self.keys,
-            before=None,
-            last=None,
+            history=(),
             counted=(0,) * self.queries,
             owner=None,
             saved=None,
@@ -237,7 +236,7 @@ class State(NamedTuple):
     """Everything at one moment. From ``truth`` on it is the audit, which the protocol does not see.
 
     ``truth``    by key: the sum of what is in the batches that count
-    ``before``   the same without the last batch; ``last`` is that batch and its query
+    ``history``  of the last batches, as many as may still be rolled back: the truth in front of it, its query, its id
     ``counted``  by query: how many batches count
     ``owner``    the query that opened the state last
     ``late``     fences that were sent twice, and arrive a second time some day
@@ -256,8 +255,7 @@ class State(NamedTuple):
     late: tuple[tuple[int, FenceToken], ...]
     caches: tuple[tuple[int, tuple[Any, ...]] | None, ...]
     truth: tuple[int | None, ...]
-    before: tuple[int | None, ...] | None
-    last: tuple[int, int] | None
+    history: tuple[tuple[tuple[int | None, ...], int, int], ...]
     counted: tuple[int, ...]
     owner: int | None
     saved: tuple[Any, ...] | None
