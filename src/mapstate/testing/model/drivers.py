@@ -134,15 +134,7 @@ class Drivers:
             return
         if (lost or used.failures < world.failures) and used.attempts < world.attempts:
             again = state if lost else state._replace(used=used._replace(failures=used.failures + 1))
-            label = (f"driver {at}", "begins anew batch", driver.batch)
-            if state.ledger == 0:
-                yield from self._begun(again, at, driver, Refused("StoreLostError"), label)
-            else:
-                answer = self.protocol.begin(state.ledger, at, driver.batch, used.attempts)
-                committed_by_another = isinstance(answer, int)
-                yield from self._begun(
-                    again, at, driver, Refused("FencedError") if committed_by_another else answer, label
-                )
+            yield from self._begin_anew(again, at, driver, (f"driver {at}", "begins anew batch", driver.batch))
         if used.copies < world.copies:
             copied = state._replace(used=used._replace(copies=used.copies + 1))
             plans = world.plans if world.type == "opaque" else (world.plans[driver.batch % len(world.plans)],)
@@ -153,17 +145,30 @@ class Drivers:
                         copy = self._tasks.new(at, driver, partition, worker, plan, holder)
                         yield (f"driver {at}", "tries task again", partition, plan), copied.with_tries(copy)
 
+    def _begin_anew(self, state: State, at: int, driver: Driver, label: Label) -> Iterator[tuple[Label, State]]:
+        """The same batch once more, by the driver that has opened the state."""
+        answer: Any = Refused("StoreLostError")
+        if state.ledger:
+            answer = self.protocol.begin(state.ledger, at, driver.batch, state.used.attempts)
+            if isinstance(answer, int):
+                answer = Refused("FencedError")  # committed by another driver meanwhile
+        yield from self._begun(state, at, driver, answer, label)
+
     def _commit(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
         label = (f"driver {at}", "commits batch", driver.batch, driver.txid)
         if state.ledger == 0:
             yield (*label, "StoreLostError"), state.with_driver(at, driver.gone())
             return
-        if not self.protocol.may_commit(begun_in=driver.life, life=state.used.losses):
-            yield (*label, "StoreRestartedError"), state.with_driver(at, driver.gone())
-            return
         answer = self.protocol.commit(state.ledger, at, driver.query, driver.batch, driver.txid)
         if isinstance(answer, Refused):
             yield (*label, answer.error), state.with_driver(at, driver.gone())
+            return
+        if answer != state.ledger and not self.protocol.may_commit(begun_in=driver.life, life=state.used.losses):
+            label = (*label, "StoreRestartedError")
+            if state.used.attempts < self.world.attempts:
+                yield from self._begin_anew(state, at, driver, (*label, "begins anew"))
+            else:
+                yield label, state.with_driver(at, driver.gone())
             return
         if answer != state.ledger:
             claims = () if self.world.store == "fenced" else state.claims

@@ -232,7 +232,9 @@ _ADOPTED = World(name="a second query adopts", drivers=((0, "refuse"), (1, "adop
 _ROLLED_BACK = World(name="a rollback", drivers=((0, "refuse"),), rollbacks=2, batches=3, attempts=4)
 _READ = World(name="a reader", drivers=((0, "refuse"),), partitions=(0, 1), plans=((1, 1), (0, 1)), batches=3, reads=1)
 _PURGED = World(name="a reader and a vacuum", drivers=((0, "refuse"),), plans=((1,), (2,)), reads=1, vacuums=1)
-_PUT_BACK = World(name="a store that is put back", drivers=((0, "refuse"),) * 3, losses=1, loss="back", batches=1)
+_PUT_BACK = World(
+    name="a store that is put back", drivers=((0, "refuse"),), losses=1, loss="back", batches=1, failures=2
+)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
