@@ -155,7 +155,7 @@ class Drivers:
         yield from self._begun(state, at, driver, answer, label)
 
     def _commit(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
-        label = (f"driver {at}", "commits batch", driver.batch, driver.txid)
+        label: Label = (f"driver {at}", "commits batch", driver.batch, driver.txid)
         if state.ledger == 0:
             yield (*label, "StoreLostError"), state.with_driver(at, driver.gone())
             return

@@ -210,6 +210,11 @@ class _ReaderDoesNotLookAgain(Protocol):
         return False
 
 
+class _ReaderMindsNoNewLedger(Protocol):
+    def purged(self, ledger: int) -> tuple[int, ...]:
+        return (self.ledger(ledger).rewrites,)
+
+
 class _KeysWrittenTwice(Protocol):
     writes_keys_twice = True
 
@@ -285,5 +290,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ, "a reader found"),
     Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED, "a reader found"),
+    Mutant(
+        "a reader that takes an emptied and begun state for the old one",
+        _ReaderMindsNoNewLedger,
+        World(
+            name="a store that is emptied, with a reader",
+            batches=1,
+            attempts=2,
+            plans=((1,),),
+            losses=1,
+            reads=1,
+        ),
+        "a reader found",
+    ),
     Mutant("a key written twice in one attempt", _KeysWrittenTwice, World(name="one driver", drivers=((0, "refuse"),))),
 )

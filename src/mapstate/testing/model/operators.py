@@ -121,7 +121,7 @@ class Operators:
             yield ("a copy of the store is made",), state._replace(saved=saved)
         else:
             back = dict(zip(_SAVED, state.saved, strict=True))
-            yield ("the copy is put back",), state._replace(**back, used=used)
+            yield ("the copy is put back",), state._replace(**back, reader=None, used=used)
 
     def _expiry(self, state: State) -> Iterator[tuple[Label, State]]:
         """A record that counts, and that nobody is working on, reaches the end of its ttl."""

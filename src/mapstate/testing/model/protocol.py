@@ -255,7 +255,11 @@ class Protocol:
 
     def looks_again(self, before: int, after: int, *, absent: bool) -> bool:
         """Whether a reader that found a key ``absent`` has to start over."""
-        return absent and (after == 0 or self.ledger(before).rewrites != self.ledger(after).rewrites)
+        return absent and (after == 0 or self.purged(before) != self.purged(after))
+
+    def purged(self, ledger: int) -> tuple[int, ...]:
+        """What differs between two ledgers if records may have gone from one to the other. See `mapstate.reader`."""
+        return self.ledger(ledger).first_txid, self.ledger(ledger).rewrites
 
     minds_stale_records = True
     reset_deletes = False
