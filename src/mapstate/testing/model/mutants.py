@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mapstate import transitions
 from mapstate.backing_map import FenceToken
 from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Record, Refused
 from mapstate.testing.model.world import World
@@ -74,6 +75,19 @@ class _FenceWithoutNonce(Protocol):
 class _CommitsToACopy(Protocol):
     def may_commit(self, *, begun_in: int, life: int) -> bool:
         return True
+
+
+class _OpeningKeepsTheEpoch(Protocol):
+    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        return after if ledger is None else msgspec.structs.replace(after, epoch=ledger.epoch)
+
+
+class _GapsAreAccepted(Protocol):
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        return transitions.begin(ledger, session, batch, "accept", nonce)
 
 
 class _NoClaims(Protocol):
@@ -248,6 +262,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a fence of the epoch alone", _FenceOfAnEpoch, _FAILING),
     Mutant("a fence without the attempt's nonce", _FenceWithoutNonce, _PUT_BACK),
     Mutant("a commit to a store that was put back", _CommitsToACopy, _PUT_BACK),
+    Mutant(
+        "batches that are missing are no error",
+        _GapsAreAccepted,
+        World(name="a store that is emptied", plans=((1,),), losses=1),
+        "is committed where",
+    ),
+    Mutant(
+        "an opening that keeps the epoch",
+        _OpeningKeepsTheEpoch,
+        World(name="a transactional cluster", store="cluster", type="transactional", plans=((1,),)),
+        "is refused for ever",
+    ),
     Mutant("no claims", _NoClaims, _COPIED),
     Mutant("no claims by empty tasks", _EmptyTasksDoNotClaim, _COPIED),
     Mutant("no cache lease", _NoLease, _CACHED),

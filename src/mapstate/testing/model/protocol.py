@@ -97,13 +97,13 @@ class Protocol:
 
         def first_write() -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
             opened = self.opened(self._ledgers[ledger], opening)
-            return self.begun(opened, opening.session, batch, f"n{serial}")
+            return self.begun(opened, opening.session, batch, _nonce(serial))
 
         return self._begun(first_write)
 
     def begin(self, ledger: int, session: int, batch: int, serial: int) -> Attempt | int | Refused:
         """A later attempt of a driver that has opened the state."""
-        return self._begun(lambda: self.begun(self.ledger(ledger), f"s{session}", batch, f"n{serial}"))
+        return self._begun(lambda: self.begun(self.ledger(ledger), f"s{session}", batch, _nonce(serial)))
 
     def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
         """See `transitions.open_ledger`."""
@@ -271,6 +271,11 @@ _REMEMBERED = (
     *("open_and_begin", "begin", "commit", "rollback", "begin_vacuum", "commit_vacuum"),
     *("view", "newest", "last", "fence", "applied", "shown", "swept"),
 )
+
+
+def _nonce(serial: int) -> str:
+    """The name of an attempt. It is random, so nothing may rest on its order: here the later one is the lower."""
+    return f"n{999_999 - serial}"
 
 
 class _OneRecord:

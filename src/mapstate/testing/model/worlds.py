@@ -39,6 +39,7 @@ SMALL: tuple[World, ...] = (
     World(name="a vacuum", vacuums=1),
     World(name="a filtered store", store="filtered", plans=_MAY_BE_REMOVED),
     World(name="a cluster", store="cluster", lost_replies=1),
+    World(name="a transactional cluster", store="cluster", type="transactional", plans=((1,),), failures=1),
     World(name="transactional", type="transactional", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(name="workers with caches", drivers=_ALONE, batches=4, attempts=4, cache="lease", workers=2),
     World(
