@@ -113,9 +113,18 @@ def test_the_whole_program_tells_what_it_looked_at():
     mutant = run_program("--only", "a key written twice", "--processes", "2")
     assert mutant.returncode == 0, mutant.stderr
     assert "MUTANT a key written twice in one attempt: one driver: key 0 reads as" in mutant.stdout
+    assert "0 wrong, 0 cut off" in mutant.stdout.splitlines()[-1]
     wide = run_program("--only", "a wide cluster", "--walks", "2", "--processes", "1")
     assert wide.returncode == 0, wide.stderr
     assert "2 random ways" in wide.stdout
+
+
+def test_a_world_that_is_cut_off_never_looks_complete():
+    program = run_program("--only", "a second query is refused", "--limit", "10", "--processes", "1")
+    assert program.returncode == 1, program.stderr
+    world, last = program.stdout.splitlines()
+    assert world.startswith("CUT OFF a second query is refused: the first ")
+    assert last.endswith("0 wrong, 1 cut off by --limit and not explored whole")
 
 
 def test_the_whole_program_refuses_a_name_that_nothing_has():
