@@ -28,8 +28,8 @@ class Mutant(NamedTuple):
     shows: str = "reads as"
 
 
-class _TridentsRule(Protocol):
-    """A txid per batch, and ``curr`` counts unless the record is of this very batch."""
+class _TxidPerBatch(Protocol):
+    """A batch that is begun again has the txid that it had."""
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str
@@ -41,6 +41,10 @@ class _TridentsRule(Protocol):
         flight = InFlight(txid=again.txid, epoch=after.epoch, batch_id=batch, nonce=nonce)
         after = msgspec.structs.replace(after, next_txid=ledger.next_txid, in_flight=flight)
         return after, Begun(batch, again.txid, begun.view, after.fence())
+
+
+class _TridentsRule(_TxidPerBatch):
+    """And ``curr`` counts unless the record is of this very batch."""
 
     def applied(self, view: int, txid: int, record: Record | None, operation: int) -> Record | Refused | None:
         base = None
@@ -257,6 +261,7 @@ _PUT_BACK = World(
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
+    Mutant("a txid per batch", _TxidPerBatch, _RESTARTED),
     Mutant("nothing is dead", _NothingIsDead, _RESTARTED),
     Mutant("no fence", _NoFence, _RESTARTED),
     Mutant("a fence of the epoch alone", _FenceOfAnEpoch, _FAILING),
