@@ -27,9 +27,11 @@ def test_in_no_state_of_a_small_world_does_a_count_go_wrong(world):
 def test_each_protection_is_needed(mutant):
     wrong = explore(mutant.world, mutant.protocol(mutant.world.type), limit=200_000)
     assert wrong.violation is not None, f"{mutant.name}: no counterexample in {wrong.states} states"
+    assert mutant.shows in wrong.violation
     assert wrong.trace
     right = explore(mutant.world, limit=200_000)
     assert right.violation is None, str(right)
+    assert right.complete
 
 
 @pytest.mark.parametrize("world", WIDE, **by_name)
@@ -87,6 +89,7 @@ def test_everything_that_is_modelled_happens_somewhere():
         "expires",
         "the reader was overtaken",
         "the reader looks at the ledger again",
+        "the reader is told LedgerLostError",
     ):
         assert any(happening in one for one in said), happening
 
@@ -110,9 +113,18 @@ def test_the_whole_program_tells_what_it_looked_at():
     mutant = run_program("--only", "a key written twice", "--processes", "2")
     assert mutant.returncode == 0, mutant.stderr
     assert "MUTANT a key written twice in one attempt: one driver: key 0 reads as" in mutant.stdout
+    assert "0 wrong, 0 cut off" in mutant.stdout.splitlines()[-1]
     wide = run_program("--only", "a wide cluster", "--walks", "2", "--processes", "1")
     assert wide.returncode == 0, wide.stderr
     assert "2 random ways" in wide.stdout
+
+
+def test_a_world_that_is_cut_off_never_looks_complete():
+    program = run_program("--only", "a second query is refused", "--limit", "10", "--processes", "1")
+    assert program.returncode == 1, program.stderr
+    world, last = program.stdout.splitlines()
+    assert world.startswith("CUT OFF a second query is refused: the first ")
+    assert last.endswith("0 wrong, 1 cut off by --limit and not explored whole")
 
 
 def test_the_whole_program_refuses_a_name_that_nothing_has():

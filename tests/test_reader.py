@@ -381,6 +381,36 @@ def test_a_key_purged_while_it_was_read_is_never_reported_absent_against_its_own
         assert between.store.reads == 2
 
 
+class PieceByPiece(PlainStore):
+    """Asks for one key after the other; something may happen ahead of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.ahead_of = {}
+
+    def multi_get(self, keys):
+        return [self._get(key) for key in keys]
+
+    def _get(self, key):
+        self.ahead_of.pop(key, bool)()
+        return self.records.get(key)
+
+
+def test_a_state_that_was_emptied_and_begun_anew_while_it_was_read_is_never_shown_in_pieces():
+    backend = PlainBackend()
+    backend.store = store = PieceByPiece()
+    job = Job(backend)
+    job.batch({"a": 1, "b": 1})
+
+    def empty_and_begin_anew():
+        store.records.clear()
+        Job(backend, clock_txid=2 * START).batch({"c": 1})
+
+    with open_reader(backend, STATE) as reader:
+        store.ahead_of[job.keys.encode("b")] = empty_and_begin_anew
+        assert counts(reader, "a", "b") == [None, None]
+
+
 def test_fields_added_while_a_reader_reads_are_no_damage(backend):
     Job(backend).batch({"a": 1, "b": 1})
     between = InterleavedBackend(backend)

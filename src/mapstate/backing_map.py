@@ -124,7 +124,11 @@ class LedgerReads(Protocol):
     """Reads the ledger together with records, to spare readers a round trip."""
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
-        """The ledger, then the records, then the ledger again, read in this order."""
+        """The ledger, then the records, then the ledger again, read in this order.
+
+        All of it from one life of the store (see `LedgerStore.load`): a replica that took over in between, or a copy
+        that was put back, is asked for everything again.
+        """
         ...
 
 

@@ -135,7 +135,7 @@ class StateReader:
         """Values of some keys as of one ledger.
 
         Read once more where the ledger was overtaken: a record newer than all it has given out; or
-        where a key is absent and a vacuum came between, which may have purged it.
+        where a key is absent and a vacuum came between, which may have purged it, or another life of the state.
         """
         for _ in range(_TRIES):
             before, data, after = self._fetch(texts)
@@ -149,7 +149,7 @@ class StateReader:
                 if self._changed(opened):
                     continue  # of a field that was added meanwhile
                 raise
-            if None not in data or before == after or self._with(after).ledger.rewrites == opened.ledger.rewrites:
+            if None not in data or before == after or _purged(self._with(after).ledger) == _purged(opened.ledger):
                 return opened, values
         raise StaleBatchError(
             f"state {self._state!r} holds records newer than its ledger, {_TRIES} reads in a row: the ledger was put "
@@ -198,3 +198,8 @@ class _Opened:
             same.codec if same else RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.layouts)
         )
         self.fields: Fields = same.fields if same else results_of(ledger.fields, aggregators)
+
+
+def _purged(ledger: LedgerRecord) -> tuple[int, int]:
+    """What differs between two ledgers if records may have gone from one to the other."""
+    return ledger.first_txid, ledger.rewrites

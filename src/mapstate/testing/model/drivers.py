@@ -49,9 +49,13 @@ class Drivers:
         label = (f"driver {at}", "begins batch", driver.batch)
         if driver.phase == "start":
             policy = world.policy(at, driver.query)
+            life = 1 if world.clock_stands else 1 + used.losses
             answer = self.protocol.open_and_begin(
-                state.ledger, driver.query, at, driver.batch, policy, 1 + used.losses, used.attempts
+                state.ledger, driver.query, at, driver.batch, policy, life, used.attempts
             )
+            made = state.ledger == 0 and not isinstance(answer, Refused)
+            if made and not self.protocol.may_make_ledger(state.records):
+                answer = Refused("LedgerLostError")
             if not isinstance(answer, Refused):
                 state = self._owned(state, driver.query, policy)
         elif state.ledger == 0:
@@ -63,7 +67,7 @@ class Drivers:
     def _owned(self, state: State, query: int, policy: str) -> State:
         """The audit of an opening: a reset by a new owner starts empty."""
         if state.owner not in (None, query) and policy == "reset":
-            state = state._replace(truth=(None,) * self.world.keys, before=None, last=None)
+            state = state._replace(truth=(None,) * self.world.keys, history=())
             if self.protocol.reset_deletes:
                 state = state._replace(records=(None,) * self.world.keys)
         return state._replace(owner=query)
@@ -152,15 +156,7 @@ class Drivers:
             return
         if (lost or used.failures < world.failures) and used.attempts < world.attempts:
             again = state if lost else state._replace(used=used._replace(failures=used.failures + 1))
-            label = (f"driver {at}", "begins anew batch", driver.batch)
-            if state.ledger == 0:
-                yield from self._begun(again, at, driver, Refused("StoreLostError"), label)
-            else:
-                answer = self.protocol.begin(state.ledger, at, driver.batch, used.attempts)
-                committed_by_another = isinstance(answer, int)
-                yield from self._begun(
-                    again, at, driver, Refused("FencedError") if committed_by_another else answer, label
-                )
+            yield from self._begin_anew(again, at, driver, (f"driver {at}", "begins anew batch", driver.batch))
         if used.copies < world.copies:
             copied = state._replace(used=used._replace(copies=used.copies + 1))
             plans = world.plans if world.type == "opaque" else (world.plans[driver.batch % len(world.plans)],)
@@ -187,18 +183,31 @@ class Drivers:
         fences = with_item(state.fences, bucket, closed)
         yield label, state._replace(fences=fences).with_driver(at, driver._replace(raised=bucket + 1))
 
+    def _begin_anew(self, state: State, at: int, driver: Driver, label: Label) -> Iterator[tuple[Label, State]]:
+        """The same batch once more, by the driver that has opened the state."""
+        answer: Any = Refused("StoreLostError")
+        if state.ledger:
+            answer = self.protocol.begin(state.ledger, at, driver.batch, state.used.attempts)
+            if isinstance(answer, int):
+                answer = Refused("FencedError")  # committed by another driver meanwhile
+        yield from self._begun(state, at, driver, answer, label)
+
     def _commit(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
-        label = (f"driver {at}", "commits batch", driver.batch, driver.txid)
+        label: Label = (f"driver {at}", "commits batch", driver.batch, driver.txid)
         if state.ledger == 0:
             yield (*label, "StoreLostError"), state.with_driver(at, driver.gone())
-            return
-        life = state.used.losses if self.world.loss != "node" else 0
-        if not self.protocol.may_commit(begun_in=driver.life, life=life):
-            yield (*label, "StoreRestartedError"), state.with_driver(at, driver.gone())
             return
         answer = self.protocol.commit(state.ledger, at, driver.query, driver.batch, driver.txid)
         if isinstance(answer, Refused):
             yield (*label, answer.error), state.with_driver(at, driver.gone())
+            return
+        life = state.used.losses if self.world.loss != "node" else 0
+        if answer != state.ledger and not self.protocol.may_commit(begun_in=driver.life, life=life):
+            label = (*label, "StoreRestartedError")
+            if state.used.attempts < self.world.attempts:
+                yield from self._begin_anew(state, at, driver, (*label, "begins anew"))
+            else:
+                yield label, state.with_driver(at, driver.gone())
             return
         if answer != state.ledger:
             claims = () if self.world.store == "fenced" else state.claims
@@ -231,9 +240,9 @@ class Drivers:
         for operations in driver.reports:
             for key, operation in operations:
                 truth[key] = None if operation == REMOVE else (truth[key] or 0) + operation
+        left = self.world.rollbacks - state.used.rollbacks
         return state._replace(
             truth=tuple(truth),
-            before=state.truth,
-            last=(query, batch),
+            history=(*state.history, (state.truth, query, batch))[-left:] if left else (),
             counted=with_item(state.counted, query, batch + 1),
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mapstate import transitions
 from mapstate.backing_map import FenceToken
 from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Record, Refused
 from mapstate.testing.model.world import World
@@ -19,15 +20,16 @@ __all__ = ["MUTANTS", "Mutant"]
 
 
 class Mutant(NamedTuple):
-    """A protocol with one thing wrong, and a world in which that shows."""
+    """A protocol with one thing wrong, a world in which that shows, and what the counterexample has to say."""
 
     name: str
     protocol: type[Protocol]
     world: World
+    shows: str = "reads as"
 
 
-class _TridentsRule(Protocol):
-    """A txid per batch, and ``curr`` counts unless the record is of this very batch."""
+class _TxidPerBatch(Protocol):
+    """A batch that is begun again has the txid that it had."""
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str
@@ -39,6 +41,10 @@ class _TridentsRule(Protocol):
         flight = InFlight(txid=again.txid, epoch=after.epoch, batch_id=batch, nonce=nonce)
         after = msgspec.structs.replace(after, next_txid=ledger.next_txid, in_flight=flight)
         return after, Begun(batch, again.txid, begun.view, after.fence())
+
+
+class _TridentsRule(_TxidPerBatch):
+    """And ``curr`` counts unless the record is of this very batch."""
 
     def applied(self, view: int, txid: int, record: Record | None, operation: int) -> Record | Refused | None:
         base = None
@@ -70,9 +76,27 @@ class _FenceWithoutNonce(Protocol):
         )
 
 
+class _MakesLedgersOverRecords(Protocol):
+    def may_make_ledger(self, records: object) -> bool:
+        return True
+
+
 class _CommitsToACopy(Protocol):
     def may_commit(self, *, begun_in: int, life: int) -> bool:
         return True
+
+
+class _OpeningKeepsTheEpoch(Protocol):
+    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        return after if ledger is None else msgspec.structs.replace(after, epoch=ledger.epoch)
+
+
+class _GapsAreAccepted(Protocol):
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        return transitions.begin(ledger, session, batch, "accept", nonce)
 
 
 class _NoClaims(Protocol):
@@ -120,26 +144,27 @@ class _OneNextBatchForAllOwners(Protocol):
 
 
 class _RollbackAfterALaterAttempt(Protocol):
+    """What is in flight is left behind, and what it wrote reads as the batch that was taken back."""
+
     def rollback(self, ledger: int) -> int | Refused:
         record = self.ledger(ledger)
         if record.committed is None:
             return Refused("RollbackError")
-        record = msgspec.structs.replace(record, in_flight=None, next_txid=record.committed.txid + 1)
-        after = super().rollback(self.number(record))
+        nothing_later = msgspec.structs.replace(record, in_flight=None, next_txid=record.committed.txid + 1)
+        after = super().rollback(self.number(nothing_later))
         if isinstance(after, Refused):
             return after
-        kept = self.ledger(ledger)
-        return self.number(
-            msgspec.structs.replace(self.ledger(after), in_flight=kept.in_flight, next_txid=kept.next_txid)
-        )
+        return self.number(msgspec.structs.replace(self.ledger(after), next_txid=record.next_txid))
 
 
-class _RollbackTwiceInARow(Protocol):
+class _RollbackTwiceInARow(_RollbackAfterALaterAttempt):
+    """The second time there is one batch less in the ledger, and none in the records."""
+
     def rollback(self, ledger: int) -> int | Refused:
         record = self.ledger(ledger)
         if record.committed is not None and record.previous is None and record.in_flight is None:
-            return super().rollback(self.number(msgspec.structs.replace(record, next_txid=record.committed.txid + 1)))
-        return super().rollback(ledger)
+            return super().rollback(ledger)
+        return Protocol.rollback(self, ledger)
 
 
 class _VacuumBesideTasks(Protocol):
@@ -222,6 +247,11 @@ class _ReaderDoesNotLookAgain(Protocol):
         return False
 
 
+class _ReaderMindsNoNewLedger(Protocol):
+    def purged(self, ledger: int) -> tuple[int, ...]:
+        return (self.ledger(ledger).rewrites,)
+
+
 class _KeysWrittenTwice(Protocol):
     writes_keys_twice = True
 
@@ -244,18 +274,44 @@ _ADOPTED = World(name="a second query adopts", drivers=((0, "refuse"), (1, "adop
 _ROLLED_BACK = World(name="a rollback", drivers=((0, "refuse"),), rollbacks=2, batches=3, attempts=4)
 _READ = World(name="a reader", drivers=((0, "refuse"),), partitions=(0, 1), plans=((1, 1), (0, 1)), batches=3, reads=1)
 _PURGED = World(name="a reader and a vacuum", drivers=((0, "refuse"),), plans=((1,), (2,)), reads=1, vacuums=1)
-_PUT_BACK = World(name="a store that is put back", drivers=((0, "refuse"),) * 3, losses=1, loss="back", batches=1)
+_PUT_BACK = World(
+    name="a store that is put back", drivers=((0, "refuse"),), losses=1, loss="back", batches=1, failures=2
+)
 _FAILED_OVER = World(
     name="a node that fails over", store="cluster", drivers=((0, "refuse"),), plans=((1,),), losses=1, loss="node"
 )
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
+    Mutant("a txid per batch", _TxidPerBatch, _RESTARTED),
     Mutant("nothing is dead", _NothingIsDead, _RESTARTED),
     Mutant("no fence", _NoFence, _RESTARTED),
     Mutant("a fence of the epoch alone", _FenceOfAnEpoch, _FAILING),
     Mutant("a fence without the attempt's nonce", _FenceWithoutNonce, _PUT_BACK),
     Mutant("a commit to a store that was put back", _CommitsToACopy, _PUT_BACK),
+    Mutant(
+        "a ledger made over records, by a clock that was set back",
+        _MakesLedgersOverRecords,
+        World(
+            name="a ledger that is lost, a clock that stands",
+            drivers=((0, "refuse"), (1, "refuse")),
+            losses=1,
+            loss="ledger",
+            clock_stands=True,
+        ),
+    ),
+    Mutant(
+        "batches that are missing are no error",
+        _GapsAreAccepted,
+        World(name="a store that is emptied", plans=((1,),), losses=1),
+        "is committed where",
+    ),
+    Mutant(
+        "an opening that keeps the epoch",
+        _OpeningKeepsTheEpoch,
+        World(name="a transactional cluster", store="cluster", type="transactional", plans=((1,),)),
+        "is refused for ever",
+    ),
     Mutant("no claims", _NoClaims, _COPIED),
     Mutant("no claims by empty tasks", _EmptyTasksDoNotClaim, _COPIED),
     Mutant("no cache lease", _NoLease, _CACHED),
@@ -277,19 +333,20 @@ MUTANTS: tuple[Mutant, ...] = (
             put_failures=1,
         ),
     ),
-    Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED),
-    Mutant("one next batch for all owners", _OneNextBatchForAllOwners, _ADOPTED),
+    Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED, "goes on behind"),
+    Mutant("one next batch for all owners", _OneNextBatchForAllOwners, _ADOPTED, "goes on behind"),
     Mutant("rollback after a later attempt began", _RollbackAfterALaterAttempt, _ROLLED_BACK),
     Mutant("rollback twice in a row", _RollbackTwiceInARow, _ROLLED_BACK),
     Mutant("vacuum beside running tasks", _VacuumBesideTasks, World(name="a vacuum", vacuums=1)),
-    Mutant("readers learn of a vacuum at its end", _VacuumCountsAtItsEnd, _PURGED),
+    Mutant("readers learn of a vacuum at its end", _VacuumCountsAtItsEnd, _PURGED, "a reader found"),
     Mutant(
         "reset by deleting",
         _ResetDeletes,
         World(name="a second query resets", drivers=((0, "refuse"), (1, "reset")), reads=1),
+        "a reader found",
     ),
     Mutant("a removed key deleted", _RemovedKeysAreDeleted, World(name="removals", plans=((1,), (2,)))),
-    Mutant("redo of a committed batch", _RedoOfACommittedBatch, _RESTARTED),
+    Mutant("redo of a committed batch", _RedoOfACommittedBatch, _RESTARTED, "is committed where"),
     Mutant(
         "a cluster fence set unconditionally",
         _ClusterFenceSetUnconditionally,
@@ -298,7 +355,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a cluster that commits with its fences open", _ClusterCommitsWithFencesOpen, _FAILED_OVER),
     Mutant("a cluster that looks at no fence before it begins", _ClusterLooksAtNoFence, _FAILED_OVER),
     Mutant("a cluster that minds no failover within an attempt", _CommitsToACopy, _FAILED_OVER),
-    Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ),
-    Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED),
+    Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ, "a reader found"),
+    Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED, "a reader found"),
+    Mutant(
+        "a reader that takes an emptied and begun state for the old one",
+        _ReaderMindsNoNewLedger,
+        World(
+            name="a store that is emptied, with a reader",
+            batches=1,
+            attempts=2,
+            plans=((1,),),
+            losses=1,
+            reads=1,
+        ),
+        "a reader found",
+    ),
     Mutant("a key written twice in one attempt", _KeysWrittenTwice, World(name="one driver", drivers=((0, "refuse"),))),
 )

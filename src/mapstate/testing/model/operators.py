@@ -96,17 +96,16 @@ class Operators:
         answer = self.protocol.rollback(state.ledger)
         if isinstance(answer, Refused):
             return
-        if state.before is None or state.last is None:
-            raise ViolationError("a rollback where there is no batch to go back to")
-        query, batch = state.last
+        if not state.history:
+            raise ViolationError("a rollback where no batch counts")
+        truth, query, batch = state.history[-1]
         yield (
             ("the last batch is rolled back",),
             state._replace(
                 ledger=answer,
                 claims=state.claims if self.world.store == "filtered" else (),
-                truth=state.before,
-                before=None,
-                last=None,
+                truth=truth,
+                history=state.history[:-1],
                 counted=with_item(state.counted, query, batch),
                 checkpoints=with_item(state.checkpoints, query, min(state.checkpoints[query], batch)),
                 used=state.used._replace(rollbacks=state.used.rollbacks + 1),
@@ -117,7 +116,7 @@ class Operators:
         used = state.used._replace(losses=state.used.losses + 1)
         nobody = (None,) * self.world.keys
         gone = state._replace(
-            ledger=0, truth=nobody, before=None, last=None, counted=(0,) * self.world.queries, owner=None, used=used
+            ledger=0, truth=nobody, history=(), counted=(0,) * self.world.queries, owner=None, used=used
         )
         if self.world.loss == "node":
             yield from self._node_loss(state, used)
@@ -133,7 +132,7 @@ class Operators:
             yield ("a copy of the store is made",), state._replace(saved=saved)
         else:
             back = dict(zip(_SAVED, state.saved, strict=True))
-            yield ("the copy is put back",), state._replace(**back, used=used)
+            yield ("the copy is put back",), state._replace(**back, reader=None, used=used)
 
     def _node_loss(self, state: State, used: Used) -> Iterator[tuple[Label, State]]:
         """A replica that lagged behind takes the place of the node with one key, its record and its fence."""
@@ -165,10 +164,12 @@ class Operators:
                     state._replace(
                         records=with_item(state.records, key, None),
                         truth=with_item(state.truth, key, None),
-                        before=None if state.before is None else with_item(state.before, key, None),
+                        history=tuple(
+                            (with_item(truth, key, None), query, batch) for truth, query, batch in state.history
+                        ),
                         used=used,
                     ),
                 )
 
 
-_SAVED = ("ledger", "fences", "records", "claims", "truth", "before", "last", "counted", "owner")
+_SAVED = ("ledger", "fences", "records", "claims", "truth", "history", "counted", "owner")

@@ -8,7 +8,7 @@ keep, when a reader looks again) is a method here, and the steps ask it; a mutan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -97,13 +97,14 @@ class Protocol:
 
         def first_write() -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
             opened = self.opened(self._ledgers[ledger], opening)
-            return self.begun(opened, opening.session, batch, f"n{serial:04}")
+            return self.begun(opened, opening.session, batch, _nonce(opening.session, serial))
 
         return self._begun(first_write)
 
     def begin(self, ledger: int, session: int, batch: int, serial: int) -> Attempt | int | Refused:
         """A later attempt of a driver that has opened the state."""
-        return self._begun(lambda: self.begun(self.ledger(ledger), f"s{session}", batch, f"n{serial:04}"))
+        own = f"s{session}"
+        return self._begun(lambda: self.begun(self.ledger(ledger), own, batch, _nonce(own, serial)))
 
     def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
         """See `transitions.open_ledger`."""
@@ -239,6 +240,10 @@ class Protocol:
 
     closes_fences = True
 
+    def may_make_ledger(self, records: Sequence[Record | None]) -> bool:
+        """Whether a state without a ledger gets one, with these records in its store."""
+        return all(record is None for record in records)
+
     def may_commit(self, *, begun_in: int, life: int) -> bool:
         """Whether the store is the one that the attempt wrote to, and not a copy put back; atomic with the commit."""
         return begun_in == life
@@ -261,7 +266,11 @@ class Protocol:
 
     def looks_again(self, before: int, after: int, *, absent: bool) -> bool:
         """Whether a reader that found a key ``absent`` has to start over."""
-        return absent and (after == 0 or self.ledger(before).rewrites != self.ledger(after).rewrites)
+        return absent and (after == 0 or self.purged(before) != self.purged(after))
+
+    def purged(self, ledger: int) -> tuple[int, ...]:
+        """What differs between two ledgers if records may have gone from one to the other. See `mapstate.reader`."""
+        return self.ledger(ledger).first_txid, self.ledger(ledger).rewrites
 
     minds_stale_records = True
     reset_deletes = False
@@ -273,6 +282,11 @@ _REMEMBERED = (
     *("open_and_begin", "begin", "commit", "rollback", "begin_vacuum", "commit_vacuum"),
     *("view", "newest", "last", "fence", "applied", "shown", "swept"),
 )
+
+
+def _nonce(session: str, serial: int) -> str:
+    """The name of an attempt. It is random but for its order within a session; here the later session's is lower."""
+    return f"n{99 - int(session[1:]):02}{serial:04}"
 
 
 class _OneRecord:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mapstate.testing.model.protocol import STALE, Protocol
+from mapstate.testing.model.protocol import LOST, STALE, Protocol
 from mapstate.testing.model.world import Label, Reader, State, ViolationError, World
 
 __all__ = ["Readers"]
 
 
 class Readers:
-    """A snapshot, one key after the other. See `mapstate.reader`."""
+    """A snapshot, one key after the other. See `mapstate.reader`.
+
+    Ledger and keys are of one life of the store: when a copy is put back the reader starts over, as its connection
+    to a Redis does, and as SQLite has one snapshot for all of it.
+    """
 
     def __init__(self, world: World, protocol: Protocol) -> None:
         self.world = world
@@ -33,6 +37,9 @@ class Readers:
             if found == STALE:
                 yield ("the reader was overtaken at key", key), state._replace(reader=None)
                 return
+            if found == LOST and state.used.losses:
+                yield ("the reader is told LedgerLostError at key", key), self._ended(state)
+                return
             after = reader._replace(found=(*reader.found, found), absent=reader.absent or record is None)
             yield ("the reader gets key", key, found), state._replace(reader=after)
             return
@@ -42,4 +49,7 @@ class Readers:
             return
         if reader.found != reader.expected:
             raise ViolationError(f"a reader found {reader.found} where {reader.expected} was committed")
-        yield label, state._replace(reader=None, used=state.used._replace(reads=state.used.reads + 1))
+        yield label, self._ended(state)
+
+    def _ended(self, state: State) -> State:
+        return state._replace(reader=None, used=state.used._replace(reads=state.used.reads + 1))

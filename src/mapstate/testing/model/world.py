@@ -64,6 +64,7 @@ class World:
     ``reads``       snapshots that a reader takes, one key after the other
     ``losses``      the store is emptied, loses its ledger alone, or is put back to a copy; or a cluster's node with one
                     key and its fence is
+    ``clock_stands``  a new ledger would give out the txids of the one that was lost
     ``cache``       "lease": what `mapstate.spark.cache_lease` does. "process": one process that writes alone and
                     keeps its `CachedMap` as long as it lives
     ``put_failures``  puts that fail and write nothing
@@ -85,6 +86,7 @@ class World:
     rollbacks: int = 0
     losses: int = 0
     loss: Loss = "flush"
+    clock_stands: bool = False
     expiries: int = 0
     cache: Caching | None = None
     workers: int = 1
@@ -135,8 +137,7 @@ class World:
             late=(),
             caches=(None,) * (self.tasks * max(self.workers, len(self.drivers)) if self.cache else 0),
             truth=(None,) * self.keys,
-            before=None,
-            last=None,
+            history=(),
             counted=(0,) * self.queries,
             owner=None,
             saved=None,
@@ -246,7 +247,7 @@ class State(NamedTuple):
     """Everything at one moment. From ``truth`` on it is the audit, which the protocol does not see.
 
     ``truth``    by key: the sum of what is in the batches that count
-    ``before``   the same without the last batch; ``last`` is that batch and its query
+    ``history``  of the last batches, as many as may still be rolled back: the truth in front of it, its query, its id
     ``counted``  by query: how many batches count
     ``owner``    the query that opened the state last
     ``late``     fences that were sent twice, and arrive a second time some day
@@ -266,8 +267,7 @@ class State(NamedTuple):
     late: tuple[tuple[int, FenceToken], ...]
     caches: tuple[tuple[int, tuple[Any, ...]] | None, ...]
     truth: tuple[int | None, ...]
-    before: tuple[int | None, ...] | None
-    last: tuple[int, int] | None
+    history: tuple[tuple[tuple[int | None, ...], int, int], ...]
     counted: tuple[int, ...]
     owner: int | None
     saved: tuple[Any, ...] | None
