@@ -89,7 +89,6 @@ def test_everything_that_is_modelled_happens_somewhere():
         "expires",
         "the reader was overtaken",
         "the reader looks at the ledger again",
-        "the reader is told LedgerLostError",
     ):
         assert any(happening in one for one in said), happening
 
