@@ -217,7 +217,9 @@ def test_a_redis_server_is_judged_by_what_it_can_lose(info, config, others, subj
 def test_where_config_or_info_is_forbidden_it_says_what_it_cannot_see():
     assert severities(judge(GOOD._replace(config={}), 60))["eviction"] == "ok"
     blind = severities(judge(GOOD._replace(config={}, info={}), 60))
-    assert blind["server"] == "warning"
+    assert blind["server"] == "error"
+    assert severities(judge(GOOD._replace(clock=None), 60))["clock"] == "warning"
+    assert severities(judge(GOOD._replace(ledger_ttl=None), 60))["ledger"] == "warning"
     assert "eviction" not in blind
     unknown = GOOD.info | {"aof_enabled": "0"}
     assert severities(judge(GOOD._replace(config={}, info=unknown), 60))["persistence"] == "warning"
@@ -236,7 +238,10 @@ def test_a_real_server_that_evicts_and_forgets_is_an_error(start_redis):
         assert (found["version"], found["clock"], found["ledger"], found["memory"]) == ("ok", "ok", "ok", "ok")
         assert severities(examine(server.url, "s", replay_horizon=10))["ttl"] == "ok"
         plain = replace(resolve(server.url), username="plain", password="s3cret")
-        assert severities(examine(plain, "s"))["server"] == "warning"  # INFO is dangerous, too
+        assert severities(examine(plain, "s"))["server"] == "error"  # INFO is dangerous, too
+        client.execute_command("ACL", "SETUSER", "plain", "-time", "-pttl", "-scan")
+        blind = severities(examine(plain, "s"))
+        assert (blind["clock"], blind["ledger"]) == ("warning", "warning")
         client.execute_command("ACL", "SETUSER", "plain", "+info")
         assert severities(examine(plain, "s"))["eviction"] == "error"
         client.pexpire("s!ledger", 100_000)

@@ -723,7 +723,7 @@ def test_an_attempt_is_not_committed_to_a_server_that_was_started_again(start_re
     assert ledger.record.dead == ((attempt.txid, attempt.txid),)
 
 
-def test_a_user_that_may_not_ask_for_the_servers_life_commits_all_the_same(start_redis):
+def test_a_user_that_may_not_ask_for_the_servers_life_commits_all_the_same_and_is_warned(start_redis, caplog):
     server = start_redis()
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "job", "on", f">{SECRET}", "~*", "+@all", "-info")
@@ -731,6 +731,8 @@ def test_a_user_that_may_not_ask_for_the_servers_life_commits_all_the_same(start
         ledger = Ledger.open(store, OPENING)
         ledger.commit(Commit(batch_id=0, txid=ledger.begin(0).txid, owner="q"))
         assert store.load()[1][1] is None
+    warnings = [one.getMessage() for one in caplog.records if "may not run INFO" in one.getMessage()]
+    assert len(warnings) == 1  # at the begin
 
 
 def test_a_user_of_an_acl_does_what_it_may(start_redis):
@@ -756,7 +758,7 @@ def test_a_user_of_an_acl_does_what_it_may(start_redis):
         lambda: writer(service).multi_put(["a"], [b"2"]),
         lambda: service.claim(7, 1, "me"),
     ):
-        with pytest.raises(StoreAuthError, match="MULTI, EXEC and DISCARD") as caught:
+        with pytest.raises(StoreAuthError, match="MULTI, EXEC, DISCARD and INFO") as caught:
             call()
         assert SECRET not in everything_in(caught.value)
     assert service.multi_get(["a"]) == [b"1"]

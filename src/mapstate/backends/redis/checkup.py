@@ -22,8 +22,8 @@ class RedisFacts(NamedTuple):
 
     info: dict[str, str]
     config: dict[str, str]
-    clock: float
-    ledger_ttl: int
+    clock: float | None
+    ledger_ttl: int | None
     ttls: list[int]
 
 
@@ -31,8 +31,11 @@ def judge(facts: RedisFacts, replay_horizon: float) -> list[Finding]:
     """The findings, those that are well included. Pure."""
     found = [_ledger_ttl(facts), *_record_ttls(facts, replay_horizon), _clock(facts)]
     if not facts.info:
-        unseen = "this user may not run INFO, so eviction, memory and persistence cannot be seen"
-        return [*found, Finding("warning", "server", unseen, "INFO", "Run it as a user that may.")]
+        unseen = (
+            "this user may not run INFO, so eviction, memory and persistence cannot be seen; and a job of this user "
+            "does not notice a server that was started again, or failed over, within a batch"
+        )
+        return [*found, Finding("error", "server", unseen, "INFO", "Allow the user INFO.")]
     return [_version(facts), _eviction(facts), _memory(facts), *_persistence(facts), *_replicas(facts), *found]
 
 
@@ -123,6 +126,10 @@ def _replicas(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def _clock(facts: RedisFacts) -> Finding:
+    if facts.clock is None:
+        return Finding(
+            "warning", "clock", "it cannot be seen: this user may not run TIME", "at most 5 s off", "Allow TIME."
+        )
     off = abs(facts.clock) > 5
     found = f"the server's clock is {abs(facts.clock):.1f} s {'ahead' if facts.clock > 0 else 'behind'}"
     advice = "Synchronize the clocks (ntp): a ttl and a new ledger's first txid are taken from them." if off else ""
@@ -130,6 +137,10 @@ def _clock(facts: RedisFacts) -> Finding:
 
 
 def _ledger_ttl(facts: RedisFacts) -> Finding:
+    if facts.ledger_ttl is None:
+        return Finding(
+            "warning", "ledger", "its ttl cannot be seen: this user may not run PTTL", "no ttl", "Allow PTTL."
+        )
     if facts.ledger_ttl < 0:
         return Finding("ok", "ledger", "its key does not expire", "no ttl")
     found = f"its key expires in {facts.ledger_ttl / 1000:.0f} s, and the state with it"

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisClusterStore"]
 
-_SAMPLE = 20  # records of each node that a checkup looks at
+_SAMPLE = 20  # records that a checkup looks at
+_LOOK = 10_000  # keys of a node that it passes over in one request, to find them
 
 
 class RedisClusterStore:
@@ -169,7 +170,7 @@ class RedisClusterStore:
         """See `Checkup.checkup`: of each master. What the user may not ask is left out, and said."""
         found = []
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
-        page = next(self.scan(_SAMPLE), [])[:_SAMPLE]
+        page = (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE]
         groups = in_groups(page, len(self._buckets))
         asked = [
             Request(self._buckets[one.bucket].slot, tuple(self._buckets[one.bucket].ttl_of(key) for key in one.keys))
@@ -178,7 +179,7 @@ class RedisClusterStore:
         ttls = [ttl for reply in allowed(lambda: self._cluster.ask(asked)) or [] for ttl in reply.found]
         for node in self._cluster.shape().masters:
             facts = facts_of(lambda asked, node=node: self._allowed(node, asked), [])  # type: ignore[misc]
-            facts = facts._replace(ledger_ttl=-1 if ledger_ttl is None else ledger_ttl, ttls=ttls)
+            facts = facts._replace(ledger_ttl=ledger_ttl, ttls=ttls)
             found += [
                 one._replace(subject=f"{shown_address(node)} {one.subject}") for one in judge(facts, replay_horizon)
             ]

@@ -49,8 +49,8 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
     if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED")):
         advice = (
             "refused the user, the password or a command. A reader's ACL needs GET, MGET and SCAN (and LRANGE for "
-            "batch reports), a job's also SET, MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, LTRIM, MULTI, EXEC and "
-            "DISCARD; docs/redis.md has those for a hash and for a cluster."
+            "batch reports), a job's also SET, MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, LTRIM, MULTI, EXEC, "
+            "DISCARD and INFO; docs/redis.md has those for a hash and for a cluster."
         )
         return StoreAuthError, advice, False
     if isinstance(error, driver.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):

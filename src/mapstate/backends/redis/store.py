@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ Version = tuple[bytes, bytes | None]
 """The ledger, and the life of the server that it was read in."""
 
 _SAMPLE = 20  # records that a checkup looks at
+_LOOK = 10_000  # keys of the server that it passes over in one request, to find them
+_log = logging.getLogger("mapstate")
 _NAMES = ("!ledger", "!fence", "!claims", "!reports")
 
 
@@ -80,6 +83,12 @@ class RedisStore:
         if (None if found is None else (found, lived)) != expected:
             server.unwatch(conn)
             return None
+        if lived is None and not fence.closed:  # an attempt begins
+            _log.warning(
+                "state %s: this user of Redis may not run INFO, so a server that restarts, or fails over, within a "
+                "batch goes unnoticed, and may lose a part of it: allow it INFO",
+                self._state,
+            )
         ledger = command(b"SET", self._ledger, record) + command(b"SET", self._fence, token_text(fence))
         change = MULTI + ledger + command(b"DEL", self._claims) + EXEC
         done = server.retrying(lambda: server.finish(conn, change, 5), retries=0)[-1]
@@ -120,7 +129,7 @@ class RedisStore:
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. What the user may not ask is left out, and said."""
-        page = next(self.scan(_SAMPLE), [])[:_SAMPLE]
+        page = (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE]
         ttls = [command(b"PTTL", self._ledger), *(self._layout.ttl_of(key) for key in page)]
         return judge(facts_of(self._allowed, ttls), replay_horizon)
 
@@ -157,7 +166,7 @@ def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:
     return RedisFacts(
         info=dict(line.split(":", 1) for line in info if ":" in line),
         config=dict(zip(texts[::2], texts[1::2], strict=True)),
-        clock=0.0 if clock is None else int(clock[0]) + int(clock[1]) / 1e6 - middle,
-        ledger_ttl=-1 if not found or found[0] is None else found[0],
+        clock=None if clock is None else int(clock[0]) + int(clock[1]) / 1e6 - middle,
+        ledger_ttl=found[0] if found else None,
         ttls=[ttl for ttl in found[1:] if ttl is not None],
     )
