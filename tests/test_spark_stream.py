@@ -602,7 +602,7 @@ BAD = [
     ),
     (lambda s: s.groupBy("k").persistentAggregate("memory://", n=Count()), errors.ConfigurationError, "opaque"),
     (lambda s: s.groupBy("k").persistentAggregate(opaque("memory://"), K=Count()), errors.DuplicateNameError, "'k'"),
-    (lambda s: opaque("redis://:s3[cret@host/0"), errors.ConfigurationError, "no URL like"),
+    (lambda s: opaque("redis://:s3[cret@host:port/0"), errors.ConfigurationError, "no URL like"),
     (lambda s: opaque("memory://", ttl="5"), errors.ConfigurationError, "ttl"),
     (lambda s: opaque("memory://", name=5), errors.ConfigurationError, "5 cannot name"),
     (lambda s: opaque("nix://there"), errors.UnknownSchemeError, "nix://.*memory://"),
