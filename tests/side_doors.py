@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from typing import Any
+from zlib import crc32
 
 import redis
 
 from mapstate.backends import memory
+from mapstate.backends.redis import RedisClusterBackend
 
-__all__ = ["MemorySideDoor", "RedisSideDoor", "SqliteSideDoor"]
+__all__ = ["MemorySideDoor", "RedisClusterSideDoor", "RedisHashSideDoor", "RedisSideDoor", "SqliteSideDoor"]
 
 
 class MemorySideDoor:
@@ -51,7 +54,7 @@ class SqliteSideDoor:
 
 
 class RedisSideDoor:
-    """With redis-py's GET and SET; a cluster's client has them too."""
+    """With redis-py's GET and SET."""
 
     def __init__(self, client: redis.Redis, prefix: str = "") -> None:
         self._client = client
@@ -62,3 +65,35 @@ class RedisSideDoor:
 
     def write(self, state: str, key: str, record: bytes) -> None:
         self._client.set(f"{self._prefix}{state}:{key}", record)
+
+
+class RedisClusterSideDoor:
+    """With GET and SET of redis-py's cluster client. A key's bucket is its CRC-32, as docs/redis.md has it."""
+
+    def __init__(self, client: redis.RedisCluster, backend: RedisClusterBackend) -> None:
+        self._client: Any = client
+        self._prefix = backend.prefix
+        self._buckets = backend.buckets
+
+    def read(self, state: str, key: str) -> bytes | None:
+        return self._client.get(self._name(state, key))
+
+    def write(self, state: str, key: str, record: bytes) -> None:
+        self._client.set(self._name(state, key), record)
+
+    def _name(self, state: str, key: str) -> str:
+        return f"{self._prefix}{state}:{{{crc32(key.encode()) % self._buckets}}}:{key}"
+
+
+class RedisHashSideDoor:
+    """With redis-py's HGET and HSET: the state's name is that of the hash."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self._client: Any = client
+        self._prefix = prefix
+
+    def read(self, state: str, key: str) -> bytes | None:
+        return self._client.hget(self._prefix + state, key)
+
+    def write(self, state: str, key: str, record: bytes) -> None:
+        self._client.hset(self._prefix + state, key, record)
