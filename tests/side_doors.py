@@ -7,12 +7,21 @@ import sqlite3
 from typing import Any
 from zlib import crc32
 
+import aerospike
 import redis
+from aerospike.exception import RecordNotFound
 
 from mapstate.backends import memory
 from mapstate.backends.redis import RedisClusterBackend
 
-__all__ = ["MemorySideDoor", "RedisClusterSideDoor", "RedisHashSideDoor", "RedisSideDoor", "SqliteSideDoor"]
+__all__ = [
+    "AerospikeSideDoor",
+    "MemorySideDoor",
+    "RedisClusterSideDoor",
+    "RedisHashSideDoor",
+    "RedisSideDoor",
+    "SqliteSideDoor",
+]
 
 
 class MemorySideDoor:
@@ -97,3 +106,22 @@ class RedisHashSideDoor:
 
     def write(self, state: str, key: str, record: bytes) -> None:
         self._client.hset(self._prefix + state, key, record)
+
+
+class AerospikeSideDoor:
+    """With the client's own get and put. ``sets`` stands before each state's name in that of its set."""
+
+    def __init__(self, client: Any, namespace: str, sets: str = "") -> None:
+        self._client = client
+        self._namespace = namespace
+        self._sets = sets
+
+    def read(self, state: str, key: str) -> Any:
+        with contextlib.suppress(RecordNotFound):
+            return self._client.get(self._place(state, key))[2]["record"]
+
+    def write(self, state: str, key: str, record: Any) -> None:
+        self._client.put(self._place(state, key), {"record": record}, {}, {"key": aerospike.POLICY_KEY_SEND})
+
+    def _place(self, state: str, key: str) -> tuple[str, str, str]:
+        return self._namespace, self._sets + state, key
