@@ -123,6 +123,7 @@ class BackendContract(BackingMapContract):
             ("scan", Scan),
         ):
             assert isinstance(store, protocol) == (name not in lacking), f"{name}: {protocol.__name__}"
+        assert isinstance(store, SpreadFences) == ("fence_with_ledger" in lacking and "fenced_writes" not in lacking)
         assert backend.shared_between_processes == ("shared_between_processes" not in lacking)
         assert hasattr(store, self.writes_through) == ("guarded_writes" not in lacking)
         if isinstance(store, FencedWrites):
