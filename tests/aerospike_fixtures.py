@@ -15,7 +15,7 @@ from servers import docker_answers, wait_until
 from mapstate.backends.aerospike import AerospikeBackend
 from mapstate.backends.aerospike_store import CLAIMS
 
-IMAGE = f"aerospike/aerospike-server:{os.environ.get('MAPSTATE_TEST_AEROSPIKE_TAG', '8.1')}"
+IMAGE = os.environ.get("MAPSTATE_AEROSPIKE_IMAGE", "aerospike/aerospike-server:8.1.0.0")
 SERVER_NAMESPACE = os.environ.get("MAPSTATE_TEST_AEROSPIKE_NAMESPACE", "test")
 
 

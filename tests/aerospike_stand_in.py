@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
@@ -80,9 +81,10 @@ class Fault:
 
 @dataclass
 class Cluster:
-    """The records of one namespace, and a clock that a test moves."""
+    """The records of one namespace, and a clock that a test moves; where it ``ticks``, it goes on by itself too."""
 
     ttl_allowed: bool = True
+    ticks: bool = False
     key: str = "A1B2C3"
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, int]] = field(default_factory=list)
@@ -90,6 +92,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.records: dict[tuple[str, bytes], Record] = {}
+        self._made = time.monotonic()
         self.lock = threading.Lock()
         self._listener = Listener(("127.0.0.1", 0), authkey=_SECRET, backlog=64)
         self.port: int = self._listener.address[1]  # type: ignore[assignment]
@@ -128,6 +131,10 @@ class Cluster:
                 return one
         return None
 
+    def each(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """The answers to a call with each of these: what a batch is."""
+        return [getattr(self, name)(*one) for one in arguments]
+
     def get(self, place: tuple[str, bytes]) -> tuple[dict[str, int], dict[str, Any]] | None:
         """Meta and bins."""
         record = self._live(place)
@@ -156,7 +163,7 @@ class Cluster:
         elif ttl != aerospike.TTL_DONT_UPDATE:
             if not self.ttl_allowed:
                 return FORBIDDEN
-            expires = self.now + (ttl or DEFAULT_TTL)
+            expires = self._time() + (ttl or DEFAULT_TTL)
         kept = record.user_key if record else None
         sent = policy.get("key") == aerospike.POLICY_KEY_SEND
         gen = (record.gen if record else 0) % 65_535 + 1
@@ -180,15 +187,18 @@ class Cluster:
             return f"{command}\t{facts};storage-engine=memory;strong-consistency=false\n"
         return f"{command}\tERROR\n"
 
+    def _time(self) -> float:
+        return self.now + (time.monotonic() - self._made if self.ticks else 0)
+
     def _live(self, place: tuple[str, bytes]) -> Record | None:
         record = self.records.get(place)
-        if record is not None and record.expires is not None and record.expires <= self.now:
+        if record is not None and record.expires is not None and record.expires <= self._time():
             del self.records[place]
             return None
         return record
 
     def _meta(self, record: Record) -> dict[str, int]:
-        left = aerospike.TTL_NEVER_EXPIRE if record.expires is None else int(record.expires - self.now)
+        left = aerospike.TTL_NEVER_EXPIRE if record.expires is None else int(record.expires - self._time())
         return {"gen": record.gen, "ttl": left}
 
 
@@ -266,8 +276,8 @@ class StandInClient:
         fault = self._ask("fault", "batch_read", len(keys))
         if fault is not None and fault.record is None:
             return _failed(batch, fault)
-        for at, one in enumerate(records):
-            found = self._ask("get", _place(one.key))
+        answers = self._ask("each", "get", [(_place(key),) for key in keys])
+        for at, (one, found) in enumerate(zip(records, answers, strict=True)):
             if fault is not None and at == fault.record:
                 one.result = fault.code
             elif found is None:
@@ -287,11 +297,15 @@ class StandInClient:
         fault = self._ask("fault", "batch_write", len(wanted))
         if fault is not None and fault.record is None:
             return _failed(batch, fault)
+        puts = []
         for at, (one, (bins, asked)) in reversed(list(enumerate(zip(batch.batch_records, wanted, strict=True)))):
             if fault is not None and at == fault.record:
                 one.result = fault.code
             else:
-                one.result = self._ask("put", _place(one.key), _user_key(one.key), bins, asked)
+                puts.append((one, (_place(one.key), _user_key(one.key), bins, asked)))
+        results = self._ask("each", "put", [put for _, put in puts])
+        for (one, _), result in zip(puts, results, strict=True):
+            one.result = result
         return _judged(batch)
 
     def query(self, namespace: str, name_of_set: str) -> StandInQuery:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mapstate.backends.memory import MemoryStore
-from mapstate.backing_map import check_lengths
+from mapstate.backing_map import Fence, FenceToken, check_lengths
 from mapstate.errors import ConfigurationError, StoreUnavailableError, TooLargeError
 from mapstate.testing.contracts import StoreContract
 
@@ -122,6 +122,49 @@ class ExpiringStore(RightStore):
                 self.ends[key] = time.monotonic() + self.ttl
 
 
+class SpreadStore(RightStore):
+    """Three fences apart from the ledger, each for a part of the records. Passes everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.at: list[FenceToken | None] = [None] * 3
+
+    def swap(self, record, expected, fence):
+        claims = dict(self._claims)
+        version = super().swap(record, expected, fence)
+        if not fence.closed:
+            self._claims = claims
+        return version
+
+    def fences(self):
+        return [Fence(one) for one in self.at]
+
+    def move_fences(self, before, after):
+        self.at = [after if one == was else one for one, was in zip(self.at, before, strict=True)]
+        return self.fences()
+
+    def part_of(self, key):
+        return len(key) and ord(key[-1]) % 3
+
+    def put_fenced(self, token, keys, values):
+        check_lengths(keys, values, "values")
+        self.check(keys, values)
+        with self._lock:
+            self.check_parts(token, keys)
+            self._records.update(zip(keys, values, strict=True))
+
+    def rewrite_fenced(self, token, keys, values):
+        with self._lock:
+            self.check_parts(token, keys)
+            self._fence = token
+        super().rewrite_fenced(token, keys, values)
+
+    def check_parts(self, token, keys):
+        for key in keys:
+            self._fence = self.at[self.part_of(key)]
+            self._check_fence(token)
+
+
 class Base(StoreContract):
     store_class: type[MemoryStore] = RightStore
     backend_class = MadeBackend
@@ -151,6 +194,11 @@ class Base(StoreContract):
 
 class TestRight(Base):
     pass
+
+
+class TestSpread(Base):
+    store_class = SpreadStore
+    without = Base.without | {"fence_with_ledger": "three fences"}
 
 
 class TestExpiring(Base):
@@ -559,6 +607,43 @@ class IgnoresTheNonce(RightStore):
 
 class TestIgnoresTheNonce(Base):
     store_class = IgnoresTheNonce
+
+
+class OrdersTheTokens(RightStore):
+    def _check_fence(self, token):
+        if token.closed or self._fence is None or self._fence.txid >= token.txid:
+            super()._check_fence(token)
+
+
+class TestOrdersTheTokens(Base):
+    store_class = OrdersTheTokens
+
+
+class MovesFencesWithoutComparing(SpreadStore):
+    def move_fences(self, before, after):
+        return super().move_fences(self.at, after)
+
+
+class TestMovesFencesWithoutComparing(TestSpread):
+    store_class = MovesFencesWithoutComparing
+
+
+class OneFenceGuardsAll(SpreadStore):
+    def part_of(self, key):
+        return 0
+
+
+class TestOneFenceGuardsAll(TestSpread):
+    store_class = OneFenceGuardsAll
+
+
+class DropsClaimsTooEarly(SpreadStore):
+    def swap(self, record, expected, fence):
+        return RightStore.swap(self, record, expected, fence)
+
+
+class TestDropsClaimsTooEarly(TestSpread):
+    store_class = DropsClaimsTooEarly
 
 
 class ClaimsAlwaysGranted(RightStore):

@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psycopg
 import pytest
 from postgresql_server import find_postgresql, running_postgresql
 from redis.exceptions import RedisError
-from redis_groups import RedisCluster, SentinelPair
+from redis_groups import GivenCluster, RedisCluster, SentinelPair
 from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
 
 pytest_plugins = ["spark_fixtures", "aerospike_fixtures"]
@@ -79,16 +79,47 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
 
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[RedisCluster]:
-    """Three masters that all tests share. A test leaves the slots where they were."""
-    _need_binary()
-    with RedisCluster() as cluster:
-        yield cluster
+    """Masters that all tests share: those of MAPSTATE_TEST_REDIS_CLUSTER_URL, on this machine, or three of our own.
+
+    A test leaves the slots where they were.
+    """
+    url = os.environ.get("MAPSTATE_TEST_REDIS_CLUSTER_URL")
+    if url:
+        try:
+            given = GivenCluster(url)
+        except RedisError as error:
+            what = f"MAPSTATE_TEST_REDIS_CLUSTER_URL names a cluster that does not answer: {error!r}"
+            pytest.fail(what, pytrace=False)
+        yield given
+    else:
+        _need_binary()
+        with RedisCluster() as cluster:
+            yield cluster
 
 
 @pytest.fixture
-def cluster_url(redis_cluster: RedisCluster) -> str:
+def cluster_url(redis_cluster: RedisCluster) -> Iterator[str]:
+    """A URL with a prefix that no other test has. What is below it is deleted afterwards."""
+    prefix = f"test-{secrets.token_hex(6)}/"
+    yield f"{redis_cluster.url}{'&' if '?' in redis_cluster.url else '?'}prefix={prefix}"
+    client: Any = redis_cluster.client()
+    with client:
+        for key in client.scan_iter(f"{prefix}*", count=10_000):
+            client.delete(key)
+
+
+@pytest.fixture(scope="session")
+def sentinel_pair() -> Iterator[SentinelPair]:
+    """A primary, its replica and sentinels that all tests share: none is so slow that its replica takes over."""
+    _need_binary()
+    with SentinelPair(down_after=60_000) as pair:
+        yield pair
+
+
+@pytest.fixture
+def sentinel_url(sentinel_pair: SentinelPair) -> str:
     """A URL with a prefix that no other test has."""
-    return f"{redis_cluster.url}?prefix=test-{secrets.token_hex(6)}/"
+    return f"{sentinel_pair.url}?prefix=test-{secrets.token_hex(6)}/"
 
 
 @pytest.fixture

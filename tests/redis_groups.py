@@ -9,10 +9,13 @@ import random
 import socket
 from contextlib import ExitStack, suppress
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import redis
 from redis.exceptions import RedisError
-from servers import RedisServer, wait_until
+from servers import GivenRedis, RedisServer, wait_until
+
+from mapstate.backends.redis import RedisClusterBackend
 
 SLOTS = 16384
 
@@ -138,10 +141,42 @@ class RedisCluster:
                 )
 
 
-class SentinelPair:
-    """A primary, its replica, and sentinels that know them as "mymaster". A context manager."""
+class GivenCluster(RedisCluster):
+    """A cluster that somebody else runs, on this machine. Raises RedisError where it does not answer."""
 
-    def __init__(self, sentinels: int = 3, **config: str) -> None:
+    def __init__(self, url: str) -> None:
+        self._stack = ExitStack()
+        self._url = url
+        self._backend = RedisClusterBackend.from_url(url)
+        with self.client() as client:
+            ports = [node.port for node in client.get_primaries()]
+        self.masters, self.replicas = [self._server(port) for port in ports], []
+
+    @property
+    def url(self) -> str:
+        """As it was given."""
+        return self._url
+
+    def client(self, **options: Any) -> redis.RedisCluster:
+        """See `RedisCluster.client`."""
+        host, port = self._backend.nodes[0]
+        login = {"username": self._backend.username, "password": self._backend.password}
+        return redis.RedisCluster(host=host, port=port, **login, **options)
+
+    def _server(self, port: int) -> Any:
+        user, at, _ = urlsplit(self._url).netloc.rpartition("@")
+        server = GivenRedis(f"redis://{user}{at}127.0.0.1:{port}/0")
+        server.port = port
+        return server
+
+
+class SentinelPair:
+    """A primary, its replica, and sentinels that know them as "mymaster". A context manager.
+
+    ``down_after`` in milliseconds: how long a primary is silent before the sentinels take another.
+    """
+
+    def __init__(self, sentinels: int = 3, *, down_after: int = 300, **config: str) -> None:
         self._stack = ExitStack()
         settings = {"repl_diskless_sync": "yes", "repl_diskless_sync_delay": "0"} | config
         try:
@@ -154,7 +189,7 @@ class SentinelPair:
                 client.replicaof("127.0.0.1", str(self.primary.port))
             wait_until(self._linked, "the replica is in step")
             watched = [f"monitor mymaster 127.0.0.1 {self.primary.port} {sentinels // 2 + 1}"]
-            watched += ["down-after-milliseconds mymaster 300", "failover-timeout mymaster 1500"]
+            watched += [f"down-after-milliseconds mymaster {down_after}", "failover-timeout mymaster 1500"]
             if self._password:
                 watched.append(f"auth-pass mymaster {self._password}")
             self.sentinels = [self._stack.enter_context(Sentinel(watched).start()) for _ in range(sentinels)]

@@ -94,6 +94,8 @@ def free_port() -> int:
 class GivenRedis:
     """A Redis that somebody else runs."""
 
+    port: int
+
     def __init__(self, url: str) -> None:
         self.url = url
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from typing import Any
+from zlib import crc32
 
+import aerospike
 import redis
+from aerospike.exception import RecordNotFound
 
 from mapstate.backends import memory
+from mapstate.backends.redis import RedisClusterBackend
 
-__all__ = ["MemorySideDoor", "RedisSideDoor", "SqliteSideDoor"]
+__all__ = [
+    "AerospikeSideDoor",
+    "MemorySideDoor",
+    "RedisClusterSideDoor",
+    "RedisHashSideDoor",
+    "RedisSideDoor",
+    "SqliteSideDoor",
+]
 
 
 class MemorySideDoor:
@@ -51,7 +63,7 @@ class SqliteSideDoor:
 
 
 class RedisSideDoor:
-    """With redis-py's GET and SET; a cluster's client has them too."""
+    """With redis-py's GET and SET."""
 
     def __init__(self, client: redis.Redis, prefix: str = "") -> None:
         self._client = client
@@ -62,3 +74,54 @@ class RedisSideDoor:
 
     def write(self, state: str, key: str, record: bytes) -> None:
         self._client.set(f"{self._prefix}{state}:{key}", record)
+
+
+class RedisClusterSideDoor:
+    """With GET and SET of redis-py's cluster client. A key's bucket is its CRC-32, as docs/redis.md has it."""
+
+    def __init__(self, client: redis.RedisCluster, backend: RedisClusterBackend) -> None:
+        self._client: Any = client
+        self._prefix = backend.prefix
+        self._buckets = backend.buckets
+
+    def read(self, state: str, key: str) -> bytes | None:
+        return self._client.get(self._name(state, key))
+
+    def write(self, state: str, key: str, record: bytes) -> None:
+        self._client.set(self._name(state, key), record)
+
+    def _name(self, state: str, key: str) -> str:
+        return f"{self._prefix}{state}:{{{crc32(key.encode()) % self._buckets}}}:{key}"
+
+
+class RedisHashSideDoor:
+    """With redis-py's HGET and HSET: the state's name is that of the hash."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self._client: Any = client
+        self._prefix = prefix
+
+    def read(self, state: str, key: str) -> bytes | None:
+        return self._client.hget(self._prefix + state, key)
+
+    def write(self, state: str, key: str, record: bytes) -> None:
+        self._client.hset(self._prefix + state, key, record)
+
+
+class AerospikeSideDoor:
+    """With the client's own get and put. ``sets`` stands before each state's name in that of its set."""
+
+    def __init__(self, client: Any, namespace: str, sets: str = "") -> None:
+        self._client = client
+        self._namespace = namespace
+        self._sets = sets
+
+    def read(self, state: str, key: str) -> Any:
+        with contextlib.suppress(RecordNotFound):
+            return self._client.get(self._place(state, key))[2]["record"]
+
+    def write(self, state: str, key: str, record: Any) -> None:
+        self._client.put(self._place(state, key), {"record": record}, {}, {"key": aerospike.POLICY_KEY_SEND})
+
+    def _place(self, state: str, key: str) -> tuple[str, str, str]:
+        return self._namespace, self._sets + state, key

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 CAUGHT_BY = {
     "TestRight": set(),
     "TestExpiring": set(),
+    "TestSpread": set(),
     "TestRepeatedKeysAnsweredOnce": {
         "test_a_repeated_key_is_answered_at_each_of_its_places",
         "test_a_writer_reads_and_writes_as_its_store_does",
@@ -94,6 +95,13 @@ CAUGHT_BY = {
     },
     "TestChecksTheFenceBeforeItWrites": {"test_of_concurrent_writers_none_writes_once_the_fence_has_moved"},
     "TestIgnoresTheNonce": {"test_an_attempt_of_the_same_number_but_another_name_writes_nothing"},
+    "TestOrdersTheTokens": {"test_tokens_are_compared_and_not_ordered"},
+    "TestMovesFencesWithoutComparing": {
+        "test_a_fence_moves_from_where_it_is_expected_and_else_stays",
+        "test_each_record_is_behind_the_fence_of_its_part",
+    },
+    "TestOneFenceGuardsAll": {"test_each_record_is_behind_the_fence_of_its_part"},
+    "TestDropsClaimsTooEarly": {"test_claims_outlive_the_write_that_begins_the_next_attempt"},
     "TestClaimsAlwaysGranted": {
         "test_the_first_holder_of_a_claim_keeps_it",
         "test_of_many_that_claim_at_once_one_holds",

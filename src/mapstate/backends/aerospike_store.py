@@ -135,7 +135,7 @@ class AerospikeStore:
 
     def scan(self, page_size: int) -> Iterator[list[StoreKey]]:
         """See `Scan.scan`: a query over the set, without the records' values. Needs the user keys, and a server 6.0."""
-        query = self._client.query(self._backend.namespace, self._set)
+        query = self._retrying(lambda: self._client.query(self._backend.namespace, self._set))  # it may connect first
         query.max_records = page_size
         query.paginate()
         while True:

@@ -23,6 +23,7 @@ from mapstate.backing_map import (
     Reports,
     Rewrites,
     Scan,
+    SpreadFences,
 )
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
 from mapstate.ledger import Ledger, record_pages
@@ -71,11 +72,14 @@ class BackendContract(BackingMapContract):
     def move(self, store: Any, fence: FenceToken) -> Any:
         """Changes the ledger, and with it the fence, as a driver does; the new version. No two ledgers are equal.
 
-        To override where a fence is moved in another way.
+        The fences of a store that has them apart from the ledger are moved after it.
         """
         found = store.load()
         version = store.swap(f"ledger {secrets.token_hex(8)}".encode(), None if found is None else found[1], fence)
         assert version is not None, "nobody else changes it here"
+        if isinstance(store, SpreadFences):
+            moved = store.move_fences([one.token for one in store.fences()], fence)
+            assert [one.token for one in moved] == [fence] * len(moved), "nobody else moves them here"
         return version
 
     @pytest.fixture
@@ -119,6 +123,7 @@ class BackendContract(BackingMapContract):
             ("scan", Scan),
         ):
             assert isinstance(store, protocol) == (name not in lacking), f"{name}: {protocol.__name__}"
+        assert isinstance(store, SpreadFences) == ("fence_with_ledger" in lacking and "fenced_writes" not in lacking)
         assert backend.shared_between_processes == ("shared_between_processes" not in lacking)
         assert hasattr(store, self.writes_through) == ("guarded_writes" not in lacking)
         if isinstance(store, FencedWrites):

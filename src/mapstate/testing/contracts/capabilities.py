@@ -16,6 +16,7 @@ CAPABILITIES: Mapping[str, str] = {
     "claims": "of several tries of a task it lets one write",
     "guarded_writes": "a fenced attempt cannot write over what a later one wrote",
     "fenced_writes": "a fenced attempt cannot write anything at all",
+    "fence_with_ledger": "its fence moves with the ledger, in one write",
     "rewrites": "a vacuum replaces and removes records in one write",
     "ledger_reads": "reads ledger and records in one call",
     "reports": "keeps the last batch reports",
@@ -26,7 +27,10 @@ CAPABILITIES: Mapping[str, str] = {
     "outages": "can be out of reach, and says so",
 }
 
-_IMPLIED = {"guarded_writes": ("fenced_writes", "rewrites"), "fenced_writes": ("rewrites",)}
+_IMPLIED = {
+    "guarded_writes": ("fenced_writes", "fence_with_ledger", "rewrites"),
+    "fenced_writes": ("fence_with_ledger", "rewrites"),
+}
 
 
 def needs(*capabilities: str) -> Callable[[F], F]:

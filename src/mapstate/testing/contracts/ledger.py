@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Event, Thread
 from typing import Any
 
@@ -25,7 +25,7 @@ __all__ = ["LedgerContract"]
 OPEN = FenceToken(1, 7)
 LATER = FenceToken(1, 8)
 CLOSED = FenceToken(1, 7, closed=True)
-NO_LONGER = [LATER, FenceToken(2, 7), FenceToken(2, 8), CLOSED, FenceToken(2, 6, closed=True)]
+NO_LONGER = [LATER, FenceToken(2, 7), FenceToken(2, 8), CLOSED]
 
 
 class LedgerContract(BackendContract):
@@ -162,6 +162,16 @@ class LedgerContract(BackendContract):
                     writer.multi_put(["a", "b"], [self.a_record(1, 7), self.a_record(2, 7)])
                 assert caught.value.txid == OPEN.txid
         assert [side_door.read(self.state, key) for key in "ab"] == [None, None]
+
+    @needs("fence_with_ledger", "conditional_writes")
+    def test_tokens_are_compared_and_not_ordered(self, store: Any, other: Any, side_door: SideDoor) -> None:
+        """A driver that opens a transactional state closes it below the attempt that it finds in flight."""
+        self.move(store, OPEN)
+        writer = self.writer_of(store, OPEN)
+        self.move(other, FenceToken(2, 6, closed=True))
+        with pytest.raises(FencedError):
+            writer.multi_put(["a"], [self.a_record(1, 7)])
+        assert side_door.read(self.state, "a") is None
 
     @needs("fenced_writes")
     def test_without_a_ledger_no_attempt_writes(self, store: Any, side_door: SideDoor) -> None:
@@ -356,6 +366,82 @@ class LedgerContract(BackendContract):
         with pytest.raises(FencedError):
             writer.multi_rewrite(["a", "c"], [None, None])
         assert store.multi_get(["a", "c"]) == [self.a_record(9, 7), self.a_record(3)]
+
+    # Fences apart from the ledger
+
+    @needs("fenced_writes", "conditional_writes")
+    @instead_of("fence_with_ledger")
+    def test_the_ledgers_write_leaves_the_fences_alone(self, store: Any, other: Any) -> None:
+        before = store.fences()
+        assert {one.token for one in before} == {None}
+        assert store.swap(b"one", None, OPEN) is not None
+        assert store.fences() == other.fences() == before
+        with pytest.raises(FencedError):
+            self.writer_of(store, OPEN).multi_put(["a"], [self.a_record(1, 7)])
+
+    @needs("fenced_writes", "conditional_writes")
+    @instead_of("fence_with_ledger")
+    @pytest.mark.parametrize(
+        "token", [OPEN, FenceToken(3, 2**53 + 1, nonce="0f"), FenceToken(3, 0, closed=True, nonce="0f")], ids=str
+    )
+    def test_a_fence_is_found_at_the_token_that_it_was_moved_to(
+        self, store: Any, other: Any, token: FenceToken
+    ) -> None:
+        moved = store.move_fences([None] * len(store.fences()), token)
+        assert {one.token for one in moved} == {token}
+        assert store.fences() == other.fences() == moved
+
+    @needs("fenced_writes", "conditional_writes")
+    @instead_of("fence_with_ledger")
+    def test_a_fence_moves_from_where_it_is_expected_and_else_stays(self, store: Any, other: Any) -> None:
+        count = len(store.fences())
+        store.move_fences([None] * count, OPEN)
+        first = [OPEN] + [None] * (count - 1)
+        moved = store.move_fences(first, LATER)
+        assert [one.token for one in moved] == [LATER] + [OPEN] * (count - 1)
+        assert store.move_fences(first, LATER) == moved  # it may be sent twice
+        late = other.move_fences([None] * count, OPEN)
+        assert late == store.fences() == moved
+
+    @needs("fenced_writes", "conditional_writes")
+    @instead_of("fence_with_ledger")
+    def test_each_record_is_behind_the_fence_of_its_part(self, store: Any, other: Any, side_door: SideDoor) -> None:
+        """Each of the two attempts, with one fence moved on, writes what the other one may not."""
+        keys = [f"k{at}" for at in range(300)]
+        self.move(store, OPEN)
+        old, new = self.writer_of(store, OPEN), self.writer_of(other, LATER)
+        old.multi_get(keys)
+        other.move_fences([OPEN] + [None] * (len(store.fences()) - 1), LATER)
+        for writer, record in ((old, self.a_record(7, 7)), (new, self.a_record(8, 8))):
+            with pytest.raises(FencedError):
+                writer.multi_put(keys, [record] * len(keys))
+            for key in keys:
+                with suppress(FencedError):
+                    writer.multi_put([key], [record])
+        found = [side_door.read(self.state, key) for key in keys]
+        assert self.a_record(8, 8) in found, "300 keys, and none in the part of the first fence"
+        assert all(one in (self.a_record(7, 7), self.a_record(8, 8)) for one in found)
+        with pytest.raises(FencedError):
+            old.multi_put([keys[found.index(self.a_record(8, 8))]], [self.a_record(7, 7)])
+
+    @needs("fenced_writes", "conditional_writes", "claims")
+    @instead_of("fence_with_ledger")
+    def test_claims_outlive_the_write_that_begins_the_next_attempt(self, store: Any, other: Any) -> None:
+        """Its fences are still open for the attempt before."""
+        self.move(store, OPEN)
+        assert store.claim(7, 0, "me") == "me"
+        assert store.swap(b"next", store.load()[1], LATER) is not None
+        assert other.claim(7, 0, "you") == "me"
+
+    @needs("fenced_writes", "conditional_writes")
+    @instead_of("fence_with_ledger")
+    def test_a_batch_opens_all_fences_and_its_commit_closes_them(self, store: Any) -> None:
+        ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
+        for batch_id in range(2):
+            begun: Any = ledger.begin(batch_id)
+            assert {one.token for one in store.fences()} == {begun.token}
+            self._committed(ledger, begun)
+            assert {one.token for one in store.fences()} == {begun.token._replace(closed=True)}
 
     # Claims
 
