@@ -1,4 +1,4 @@
-"""The contract of a store, on a real Redis server."""
+"""The contract of a store, on a real Redis server: a state's records as keys, and in one hash."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from servers import free_port
-from side_doors import RedisSideDoor
+from side_doors import RedisHashSideDoor, RedisSideDoor
 
 from mapstate.backends.redis import RedisBackend
 from mapstate.testing.contracts import StoreContract
@@ -30,3 +30,20 @@ class TestRedis(StoreContract):
     @pytest.fixture
     def unreachable(self):
         return RedisBackend(port=free_port(), username="user", password=self.secret, retries=0)
+
+
+class TestRedisHash(TestRedis):
+    without = {"ttl": "Redis expires a hash as a whole"}
+
+    @pytest.fixture
+    def backend(self, redis_url):
+        return replace(RedisBackend.from_url(redis_url), layout="hash", max_value_bytes=self.max_value_bytes)
+
+    @pytest.fixture
+    def side_door(self, redis_server, backend):
+        with redis_server.client() as client:
+            yield RedisHashSideDoor(client, backend.prefix)
+
+    @pytest.fixture
+    def unreachable(self):
+        return RedisBackend(port=free_port(), username="user", password=self.secret, retries=0, layout="hash")

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mapstate.backends.redis.scripts import rewrite_hash
 from mapstate.backends.redis.wire import command, interleaved, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
 
@@ -182,18 +183,14 @@ class HashLayout(Layout):
         return put, 1
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
-        """HSET of those that stay and HDEL of the others.
-
-        There is no HSET that only replaces: a field that somebody deletes by hand meanwhile comes back.
-        """
+        """One script: there is no HSET that only replaces."""
+        texts = self.encoded(keys)
         kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-        removed = [key for key, value in zip(keys, values, strict=True) if value is None]
-        packed, replies = self.put(list(kept), list(kept.values())) if kept else (b"", 0)
-        if removed:
-            texts = self.encoded(removed)
-            packed += self._packed(b"HDEL", len(texts), sizes(texts), texts)
-            replies += 1
-        return packed, replies
+        if kept:
+            self.check_sizes("the record of key", list(kept), list(kept.values()))
+        rewrite = rewrite_hash(self._name, texts, values)
+        self.check_whole(f"the {len(keys)} records of one page", rewrite, keys[0])
+        return rewrite, 1
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
         """HSCAN; records come with their keys."""

@@ -1,4 +1,4 @@
-"""What a cluster's nodes run by themselves: few, short, and with every key declared.
+"""What Redis runs by itself, in a cluster and for the vacuum of a hash: few, short, and with every key declared.
 
 A transaction under WATCH guards one slot per connection: EXEC ends all its watches. A node holds many slots of a
 state, so there a put is a script, and as many of them as there are groups go out at once.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from mapstate.backends.redis.wire import command, interleaved, sizes
 
-__all__ = ["claim", "compare_and_set", "guarded_put", "guarded_rewrite", "swap_ledger"]
+__all__ = ["claim", "compare_and_set", "guarded_put", "guarded_rewrite", "rewrite_hash", "swap_ledger"]
 
 _PAIRS = 2000  # Lua's unpack takes 8000 words
 
@@ -49,6 +49,16 @@ return {1}
 """
 )
 
+_REWRITE_HASH = b"""
+for at = 1, #ARGV, 2 do
+  if ARGV[at + 1] == '-' then redis.call('HDEL', KEYS[1], ARGV[at])
+  elseif redis.call('HEXISTS', KEYS[1], ARGV[at]) == 1 then
+    redis.call('HSET', KEYS[1], ARGV[at], string.sub(ARGV[at + 1], 2))
+  end
+end
+return 1
+"""
+
 _COMPARE_AND_SET = b"""
 local found = redis.call('GET', KEYS[1])
 if (found or '') == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]); return ARGV[2] end
@@ -84,8 +94,13 @@ def guarded_put(
 
 def guarded_rewrite(fence: bytes, token: bytes, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
     """Replaces and removes a group's records where its fence is at ``token``. The reply as of `guarded_put`."""
-    marked = [b"-" if value is None else b"+" + value for value in values]
-    return _packed(_REWRITE, fence, keys, [token], marked)
+    return _packed(_REWRITE, fence, keys, [token], _marked(values))
+
+
+def rewrite_hash(name: bytes, fields: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
+    """Replaces and removes fields of a hash that are there. No guard of its own: for a transaction. The reply: 1."""
+    pairs = [word for pair in zip(fields, _marked(values), strict=True) for word in pair]
+    return command(b"EVAL", _REWRITE_HASH, b"1", name, *pairs)
 
 
 def compare_and_set(key: bytes, before: bytes | None, after: bytes) -> bytes:
@@ -107,6 +122,11 @@ def swap_ledger(
 def claim(key: bytes, name: bytes, holder: bytes) -> bytes:
     """Create-if-absent in a hash. The reply: the holder."""
     return command(b"EVAL", _CLAIM, b"1", key, name, holder)
+
+
+def _marked(values: Sequence[bytes | None]) -> list[bytes]:
+    """A word for each: what is removed is told from a record that is empty."""
+    return [b"-" if value is None else b"+" + value for value in values]
 
 
 def _packed(
