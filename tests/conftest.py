@@ -7,23 +7,17 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 import pytest
+from needed_servers import without_server
 from postgresql_server import find_postgresql, running_postgresql
 from redis.exceptions import RedisError
 from redis_groups import GivenCluster, RedisCluster, SentinelPair
 from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
 
 pytest_plugins = ["spark_fixtures", "aerospike_fixtures"]
-
-
-def without_server(what: str) -> NoReturn:
-    """Skips; on CI, where a server has to be there, fails."""
-    if os.environ.get("CI"):
-        pytest.fail(what, pytrace=False)
-    pytest.skip(what)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from conftest import without_server
+from needed_servers import without_server
 from postgresql_server import find_postgresql, running_postgresql
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "mapstate-postgresql"
