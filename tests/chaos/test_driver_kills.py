@@ -26,7 +26,7 @@ def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_die
     urls = {"redis": redis_url, "sqlite": f"sqlite:///{tmp_path}/state.db"}
     kills = rounds(*KILLS[kind])
     chains = {
-        store: Chain(tmp_path / store, url, kind=kind, seed=seed + at, files=4 * kills + 8)
+        store: Chain(tmp_path / store, url, kind=kind, seed=seed + at, files=2 * kills + 20)
         for at, (store, url) in enumerate(urls.items())
     }
     steps = _steps(chains["redis"].steps(), 2 * kills, random.Random(seed))
