@@ -9,7 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import os
-import select
+import selectors
 import shutil
 import signal
 import socket
@@ -40,6 +40,14 @@ def wait_until(true: Callable[[], Any], what: str, deadline: float = DEADLINE) -
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not within {deadline} s")
         time.sleep(0.01)
+
+
+def readable(sockets: list[Any], seconds: float) -> list[Any]:
+    """Those that have something to read, or were hung up on; none after so many seconds. For any number of open files."""
+    with selectors.DefaultSelector() as selector:
+        for one in sockets:
+            selector.register(one, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
 
 
 @cache
@@ -324,7 +332,7 @@ class Forwarder:
 
     def _accept(self) -> None:
         while not self._closed:
-            if select.select([self._listener], [], [], 0.05)[0]:
+            if readable([self._listener], 0.05):
                 client, _ = self._listener.accept()
                 self.accepted += 1
                 self._start(self._serve, client)
@@ -338,7 +346,7 @@ class Forwarder:
 
     def _forward(self, client: Any, server: socket.socket) -> None:
         while not self._closed:
-            for ready in select.select([client, server], [], [], 0.05)[0]:
+            for ready in readable([client, server], 0.05):
                 data = ready.recv(2**16)
                 if not data:
                     return
@@ -360,7 +368,7 @@ class TlsFront(Forwarder):
         client.settimeout(DEADLINE)
         with self._context.wrap_socket(client, server_side=True) as secured:
             while not self._closed:
-                ready = [secured] if secured.pending() else select.select([secured, server], [], [], 0.05)[0]
+                ready = [secured] if secured.pending() else readable([secured, server], 0.05)
                 for one in ready:
                     data = one.recv(2**16)
                     if not data:
@@ -420,7 +428,7 @@ class CuttingProxy(Forwarder):
                     return
                 if direction != self._held:
                     kept[direction] = b""
-            for ready in select.select([client, server], [], [], 0.02)[0]:
+            for ready in readable([client, server], 0.02):
                 direction, to = ("requests", server) if ready is client else ("replies", client)
                 data = ready.recv(2**16)
                 if not data:
@@ -512,7 +520,7 @@ class Tap(Forwarder):
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         tail, how, kept = b"", "pass", b""
         while not self._closed:
-            for ready in select.select([client, server], [], [], 0.02)[0]:
+            for ready in readable([client, server], 0.02):
                 data = ready.recv(2**16)
                 if not data:
                     if ready is client and kept:

@@ -19,7 +19,7 @@ from mapstate.testing.model.mutants import MUTANTS, Mutant
 from mapstate.testing.model.world import World
 from mapstate.testing.model.worlds import LARGE, SMALL, WIDE
 
-__all__ = ["main"]
+__all__ = ["Outcome", "main"]
 
 
 class Outcome(NamedTuple):
