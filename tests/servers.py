@@ -43,7 +43,7 @@ def wait_until(true: Callable[[], Any], what: str, deadline: float = DEADLINE) -
 
 
 def readable(sockets: list[Any], seconds: float) -> list[Any]:
-    """Those that have something to read, or were hung up on; none after so many seconds. However many files are open."""
+    """Those with something to read, or hung up on; none after so many seconds. Any number of files may be open."""
     with selectors.DefaultSelector() as selector:
         for one in sockets:
             selector.register(one, selectors.EVENT_READ)

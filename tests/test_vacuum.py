@@ -182,7 +182,7 @@ class Beside:
 
 
 class Wrapped:
-    """A store with writers of another kind, and one key on a page, as SCAN does not promise."""
+    """A store with writers of another kind, and one key on a page of one, which SCAN does not promise."""
 
     def __init__(self, store: Any, writer: Any) -> None:
         for name in ("multi_get", "multi_put", "load", "swap"):
@@ -193,7 +193,8 @@ class Wrapped:
         return self._writer(self._store.writer(token))
 
     def scan(self, page_size: int) -> Any:
-        return ([key] for page in self._store.scan(page_size) for key in page)
+        pages = self._store.scan(page_size)
+        return ([key] for page in pages for key in page) if page_size == 1 else pages
 
 
 def test_a_batch_that_begins_meanwhile_fences_it_and_loses_nothing(url):
