@@ -298,6 +298,16 @@ def test_a_writer_that_is_dropped_between_get_and_put_leaves_no_connection_behin
     assert not pool._in_use_connections
 
 
+def test_states_that_lie_elsewhere_on_one_server_share_its_connections(redis_url):
+    backends = [
+        resolve(redis_url),
+        resolve(redis_url.replace("prefix=", "prefix=other-")),
+        resolve(f"{redis_url}&layout=hash"),
+    ]
+    assert len({id(one.pool()) for one in backends}) == 1
+    assert resolve(f"{redis_url}&socket_timeout=1").pool() is not backends[0].pool()
+
+
 # The ledger
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
@@ -67,7 +68,12 @@ class OneServer(RedisSettings):
 
     def pool(self) -> ConnectionPool:
         """The connections of this process; see `pool_of`."""
-        return pool_of(self, self._new_pool)
+        return pool_of(self._reached, self._new_pool)
+
+    @cached_property
+    def _reached(self) -> Self:
+        """What is the same wherever on the server the records lie: backends that differ in that share connections."""
+        return replace(self, prefix="", layout="string", records=None)
 
     def _new_pool(self) -> ConnectionPool:
         raise NotImplementedError
@@ -277,7 +283,12 @@ class RedisClusterBackend(RedisSettings):
 
     def pool_to(self, node: Address) -> ConnectionPool:
         """The connections of this process to one node; see `pool_of`."""
-        return pool_of((self, node), lambda: self._new_pool(node))
+        return pool_of((self._reached, node), lambda: self._new_pool(node))
+
+    @cached_property
+    def _reached(self) -> Self:
+        """See `OneServer`."""
+        return replace(self, prefix="", buckets=1)
 
     def _new_pool(self, node: Address) -> ConnectionPool:
         return ConnectionPool(
