@@ -152,8 +152,9 @@ class StateReader:
             if None not in data or before == after or _purged(self._with(after).ledger) == _purged(opened.ledger):
                 return opened, values
         raise StaleBatchError(
-            f"state {self._state!r} holds records newer than its ledger, {_TRIES} reads in a row: the ledger was put "
-            "back from an older copy than the records. Restore both from one backup.",
+            f"state {self._state!r} holds records newer than its ledger, {_TRIES} reads in a row: either the ledger "
+            "was put back from an older copy than the records, then restore both from one backup; or batches come "
+            "faster than so many keys can be read, then read fewer at a time.",
             state=self._state,
         )
 

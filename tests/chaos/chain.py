@@ -27,6 +27,7 @@ KEYS = 16
 RANDOM = "at a random moment"
 DOWNSTREAM = "in downstream"
 GOES_ON = "after a middle put, and the worker goes on"
+WENT_ON = "went-on"
 # What dies where. All but RANDOM: [fault, ...] in terms of the batch and how many keys, and so puts, it has.
 STEPS = (
     "before the ledger's begin",
@@ -69,7 +70,10 @@ def faults(step: str, batch: int, puts: int) -> list[Any]:
         "after a get": [begun, kill("multi_get", after=True, since="begun", call=2)],
         "after the first put": after_puts(1),
         "after a middle put": after_puts(puts // 2),
-        GOES_ON: after_puts(puts // 2, spare_caller=True),
+        GOES_ON: [
+            *after_puts(puts // 2, spare_caller=True),
+            ["Mark", {"after": True, "since": "kill", "name": WENT_ON}],  # a put that went through all the same
+        ],
         "after the last put": after_puts(puts),
         "before the ledger's commit": [kill("swap", **at_commit)],
         "after the ledger's commit": [kill("swap", after=True, **at_commit)],
@@ -108,6 +112,11 @@ class Chain:
     def steps(self) -> list[str]:
         """Where a driver of this state can die; a transactional one makes no claims."""
         return [step for step in STEPS if self._kind == "opaque" or step != "after a claim"]
+
+    @property
+    def went_on(self) -> int:
+        """How many of the kills that spared the worker were outlived by a put."""
+        return len(list(self._folder.glob(f"start-*/{WENT_ON}")))
 
     def kill(self, step: str) -> None:
         """Starts the driver; it has to redo what the last one left, dies at ``step`` of this or the next batch.

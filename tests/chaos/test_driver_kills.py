@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from chain import Chain
+from chain import GOES_ON, Chain
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
 
@@ -37,6 +37,11 @@ def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_die
         ]
         for one in running:
             one.result()
+    spared = sum(chain.kills[GOES_ON] for chain in chains.values())
+    went_on = sum(chain.went_on for chain in chains.values())
+    assert went_on or spared < 5, "no worker wrote anything after its driver's death"
+    if spared:
+        tally(f"driver killed {GOES_ON}", outlived_by_a_put=went_on)
     for store, chain in chains.items():
         for step, number in chain.kills.items():
             tally(f"driver killed {step}", kills=number)

@@ -1,8 +1,9 @@
-"""Four reader processes that never pause, while batches commit, attempts die and drivers are killed.
+"""Four reader processes that never pause, while batches commit, attempts die, keys are purged and drivers are killed.
 
-Every batch that counts adds the same to every key, so at any moment all keys show one value, and it never goes
-down. Attempts that die add garbage. The writer does what a driver and its tasks do, without Spark: Spark's
-batches come too slowly for a million reads under fire; one test at the end is with Spark all the same.
+Every batch that counts adds the same to every user, so at any moment all users show one value, and it never goes
+down. Guests come and go: what one is follows from how many batches count, which is what the users show. Attempts
+that die add garbage, or remove. The writer does what a driver and its tasks do, without Spark: Spark's batches come
+too slowly for a million reads under fire; one test at the end is with Spark all the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,12 @@ from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StateNotFoundError
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import Ledger
+from mapstate.ledger import Ledger, decode_ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.transitions import Begun, Commit, Field, LedgerRecord, Opening
-from mapstate.values import OpaqueValue
+from mapstate.vacuum import vacuum
 
 STATE = "visits"
 USER = (KeyField("user_id", "string"),)
@@ -39,8 +41,27 @@ READERS = 4
 TASKS = 2
 CHUNK = 25
 USERS = [f"u{at}" for at in range(100)]
+GUESTS = [f"guest{at}" for at in range(40)]
+PLACES = {name: at for at, name in enumerate(GUESTS)}
+VACUUM_EVERY = 5  # batches
+LONGEST_PAUSE = 2.0  # of the slow reader, in seconds
+
+Change = tuple[str, int | None]
+"""A key and what is added to it; None removes it."""
 
 processes = multiprocessing.get_context("spawn")
+
+
+def guest(name: str, batches: int) -> int | None:
+    """What a guest is behind so many batches: it comes, is counted once more, is removed, is left alone."""
+    step = (batches + PLACES[name]) % 4
+    return min(step + 1, batches) if batches and step < 2 else None
+
+
+def changes(batch_id: int) -> list[Change]:
+    """What a batch does, to each key once."""
+    steps = [(name, (batch_id + 1 + at) % 4) for name, at in PLACES.items()]
+    return [(user, 1) for user in USERS] + [(name, None if step == 2 else 1) for name, step in steps if step < 3]
 
 
 # The writer
@@ -56,96 +77,152 @@ def write_for_ever(url: str, seed: int) -> None:
     ledger = Ledger.open(backend.open(STATE), opening)
     for batch_id in itertools.count(ledger.record.owners["query"]):
         while chance.random() < 0.3:
-            some = chance.sample(USERS, chance.randrange(1, len(USERS)))
-            attempt(backend, ledger, ledger.begin(batch_id), some, 10**6 + chance.randrange(10**6))
-        begun = ledger.begin(batch_id)
-        attempt(backend, ledger, begun, chance.sample(USERS, len(USERS)), 1)
+            some = chance.sample([*USERS, *GUESTS], chance.randrange(1, len(USERS)))
+            garbage = [(user, chance.choice([None, 10**6 + chance.randrange(10**6)])) for user in some]
+            attempt(backend, ledger, ledger.begin(batch_id), garbage)
+        begun, batch = ledger.begin(batch_id), changes(batch_id)
+        attempt(backend, ledger, begun, chance.sample(batch, len(batch)))
         ledger.commit(Commit(batch_id=batch_id, txid=begun.txid, owner="query"))
-        if chance.random() < 0.1:
-            vacuum(backend, ledger)
+        if batch_id % VACUUM_EVERY == VACUUM_EVERY - 1:
+            vacuum(backend, STATE, page_size=CHUNK)
 
 
-def attempt(backend: Any, ledger: Ledger, begun: Begun, users: list[str], amount: int) -> None:
+def attempt(backend: Any, ledger: Ledger, begun: Begun, batch: list[Change]) -> None:
     """All tasks of an attempt, chunk by chunk by turns."""
-    tasks = [task(backend, ledger.record, begun, at, users[at::TASKS], amount) for at in range(TASKS)]
+    tasks = [task(backend, ledger.record, begun, at, batch[at::TASKS]) for at in range(TASKS)]
     for _ in itertools.zip_longest(*tasks):
         pass
 
 
-def task(
-    backend: Any, record: LedgerRecord, begun: Begun, partition: int, users: list[str], amount: int
-) -> Iterator[None]:
+def task(backend: Any, record: LedgerRecord, begun: Begun, partition: int, batch: list[Change]) -> Iterator[None]:
     store = backend.open(STATE)
     assert store.claim(begun.txid, partition, "holder") == "holder"
     writer = store.writer(begun.token)
     state = OpaqueMap(SerializedMap(writer, codec(record)), begun.view, written_once=True)
     state.begin_commit(begun.txid)
-    texts = [KeyCodec(USER).encode(user) for user in users]
-    for start in range(0, len(texts), CHUNK):
-        some = texts[start : start + CHUNK]
-        state.multi_combine(some, [amount] * len(some), add)
+    keys = KeyCodec(USER)
+    for start in range(0, len(batch), CHUNK):
+        users, amounts = zip(*batch[start : start + CHUNK], strict=True)
+        state.multi_combine([keys.encode(user) for user in users], amounts, add)
         yield
 
 
-def add(bases: list[Any], partials: list[Any]) -> list[Any]:
-    return [(base or 0) + partial for base, partial in zip(bases, partials, strict=True)]
+def add(bases: list[Any], amounts: list[Any]) -> list[Any]:
+    return [None if one is None else (base or 0) + one for base, one in zip(bases, amounts, strict=True)]
 
 
 def codec(record: LedgerRecord) -> RecordCodec:
     return RecordCodec(serializer("json"), STATE, "opaque", record.fields, record.layouts)
 
 
-def vacuum(backend: Any, ledger: Ledger) -> None:
-    """What is dead becomes what it stands for, under a txid that will count."""
-    begun, store = ledger.begin_vacuum(), backend.open(STATE)
-    writer, records = store.writer(begun.token), codec(ledger.record)
-    for page in store.scan(CHUNK):
-        found = records.loads(page, writer.multi_get(page))
-        values = begun.view.values(found, begun.txid)
-        dead = {
-            key: OpaqueValue(begun.txid, value, value)
-            for key, record, value in zip(page, found, values, strict=True)
-            if record[0] not in begun.view
-        }
-        writer.multi_put(list(dead), records.dumps(list(dead.values())))
-    ledger.commit_vacuum(begun.txid)
-
-
 # The readers
 
 
-def read_for_ever(url: str, users: list[str], stop: Any, counted: Any, told: Any) -> None:
-    """Reads all keys again and again, and tells what was wrong, or None; and how many values it saw.
+class Slow:
+    """A backend whose readers ask for ledger and keys one by one, and sleep over a vacuum ahead of the last key.
 
-    ``counted`` goes up by the keys that were read.
+    As a store without `LedgerReads` that consists of several servers. They sleep every other time, because a reader
+    that is overtaken by batches at each of its tries rightly gives up. ``overtaken`` goes up where a key was absent
+    and a vacuum had begun since the ledger was read: what a reader has to notice, and to read again.
     """
-    wrong, seen, highest = None, 0, -1
+
+    shared_between_processes = True
+
+    def __init__(self, url: str, overtaken: Any) -> None:
+        self._url = url
+        self._overtaken = overtaken
+
+    def open(self, state: str, *, ttl: float | None = None) -> SlowStore:
+        return SlowStore(resolve(self._url).open(state, ttl=ttl), self._overtaken)
+
+
+class SlowStore:
+    """See `Slow`. Only for a reader."""
+
+    def __init__(self, inner: Any, overtaken: Any) -> None:
+        self._inner = inner
+        self._overtaken = overtaken
+        self._ledger: LedgerRecord | None = None
+        self._absent = self._awake = False
+        self.close = inner.close
+
+    def load(self) -> Any:
+        found, before = self._inner.load(), self._ledger
+        self._ledger = None if found is None else decode_ledger(found[0], STATE)
+        if self._absent and before is not None and self._ledger is not None:
+            self._overtaken.value += before.rewrites != self._ledger.rewrites
+        self._absent = False
+        return found
+
+    def swap(self, record: bytes, expected: Any, fence: Any) -> Any:
+        raise NotImplementedError
+
+    def multi_get(self, keys: Sequence[str]) -> Any:
+        found = self._inner.multi_get(keys[:-1])
+        self._awake = not self._awake
+        end = time.monotonic() + LONGEST_PAUSE * (not self._awake)
+        while time.monotonic() < end and not self._vacuumed():
+            time.sleep(0.001)
+        found += self._inner.multi_get(keys[-1:])
+        self._absent = None in found
+        return found
+
+    def _vacuumed(self) -> bool:
+        """Whether a vacuum has begun and ended since the ledger was read."""
+        now = decode_ledger(self._inner.load()[0], STATE)
+        at_work = now.in_flight is not None and now.in_flight.batch_id is None
+        return self._ledger is not None and now.rewrites != self._ledger.rewrites and not at_work
+
+
+def read_for_ever(
+    backend: Any, users: list[str], guests: list[str], stop: Any, counted: Any, seen: Any, told: Any
+) -> None:
+    """Reads all keys again and again, or a user and a guest where it is slow; tells what was wrong, or None.
+
+    ``counted`` goes up by the keys that were read, ``seen`` with each state that it had not met.
+    """
+    wrong, highest = None, -1
+    chance = random.Random(0)
     try:
-        with open_reader(url, STATE) as reader:
+        with open_reader(backend, STATE) as reader:
             while wrong is None and not stop.is_set():
-                values = reader.multi_get(users)
-                if any(value != values[0] for value in values):
-                    wrong = f"torn: {values}"
+                if isinstance(backend, Slow):
+                    here, also = chance.sample(users, 1), chance.sample(guests, 1)
+                else:
+                    here, also = users, guests
+                values = reader.multi_get([*here, *also])
                 now = -1 if values[0] is None else values[0]["visits"]
+                if any(value != values[0] for value in values[: len(here)]):
+                    wrong = f"torn: {values}"
+                found = {name: value and value["visits"] for name, value in zip(also, values[len(here) :], strict=True)}
+                if found != {name: guest(name, max(now, 0)) for name in also}:
+                    wrong = f"guests that are not of batch {now}: {found}"
                 if now < highest:
                     wrong = f"went back from {highest} to {now}"
-                seen += now > highest
+                seen.value += now > highest
                 highest = now
-                counted.value += len(users)
+                counted.value += len(values)
     except Exception as error:  # noqa: BLE001  whatever it is, the test has to hear of it
         wrong = repr(error)
-    told.put((wrong, seen))
+    told.put(wrong)
 
 
 class Readers:
-    """Reader processes of one state."""
+    """Reader processes of one state. Where there are guests, the last of them is a slow one."""
 
-    def __init__(self, url: str, users: list[str], readers: int) -> None:
+    def __init__(self, url: str, users: list[str], readers: int, guests: list[str]) -> None:
         self._stop, self._told = processes.Event(), processes.Queue()
         self._counted = [processes.Value("q", 0, lock=False) for _ in range(readers)]
+        self._seen = [processes.Value("q", 0, lock=False) for _ in range(readers)]
+        self._overtaken = processes.Value("q", 0, lock=False)
+        backends: list[Any] = [url] * readers
+        if guests:
+            backends[-1] = Slow(url, self._overtaken)
         self._all = [
-            processes.Process(target=read_for_ever, args=(url, users, self._stop, counted, self._told), daemon=True)
-            for counted in self._counted
+            processes.Process(
+                target=read_for_ever, args=(backend, users, guests, self._stop, counted, seen, self._told), daemon=True
+            )
+            for backend, counted, seen in zip(backends, self._counted, self._seen, strict=True)
         ]
         for one in self._all:
             one.start()
@@ -156,6 +233,16 @@ class Readers:
         return sum(one.value for one in self._counted)
 
     @property
+    def states(self) -> int:
+        """How many different states each has seen so far, together."""
+        return sum(one.value for one in self._seen)
+
+    @property
+    def overtaken(self) -> int:
+        """How often the slow one found a key absent and a vacuum begun meanwhile."""
+        return int(self._overtaken.value)
+
+    @property
     def all_read(self) -> bool:
         return all(one.value for one in self._counted)
 
@@ -163,19 +250,18 @@ class Readers:
     def alive(self) -> bool:
         return all(one.is_alive() for one in self._all)
 
-    def end(self) -> int:
-        """How many different states they saw together. AssertionError where one saw what never was."""
+    def end(self) -> None:
+        """AssertionError where one saw what never was."""
         self._stop.set()
         told = [self._told.get(timeout=60) for _ in self._all]
         for one in self._all:
             one.join(60)
-        assert [wrong for wrong, _ in told] == [None] * len(told)
-        return sum(seen for _, seen in told)
+        assert told == [None] * len(told)
 
 
 @contextmanager
-def reading(url: str, users: list[str], number: int = READERS) -> Iterator[Readers]:
-    readers = Readers(url, users, number)
+def reading(url: str, users: list[str], number: int = READERS, guests: Sequence[str] = ()) -> Iterator[Readers]:
+    readers = Readers(url, users, number, list(guests))
     try:
         yield readers
     finally:
@@ -200,8 +286,11 @@ def committed(url: str) -> int:
 
 
 def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds, tally):
-    """SIGKILL of the writer at any place, and another in its place at once."""
-    kills, least = rounds(3, 40), rounds(100_000, 3_000_000)
+    """SIGKILL of the writer at any place, and another in its place at once.
+
+    It goes on until the readers saw many states, and one that found a key absent was often overtaken by a vacuum.
+    """
+    kills, keys, states, overtaken = rounds(3, 60), rounds(100_000, 3_000_000), rounds(50, 2000), rounds(1, 30)
     chance = random.Random(1)
     killed = done = 0
 
@@ -212,10 +301,12 @@ def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds
 
     driver = writer()
     try:
-        wait_until(lambda: committed(url) > 0, "the first batch")
-        with reading(url, USERS) as readers:
-            wait_until(lambda: readers.all_read or not readers.alive, "all read")
-            while readers.alive and (killed < kills or readers.keys < least):
+        wait_until(lambda: committed(url) > 0, "the first batch", 120)
+        with reading(url, USERS, guests=GUESTS) as readers:
+            wait_until(lambda: readers.all_read or not readers.alive, "all read", 120)
+            while readers.alive and not (
+                killed >= kills and readers.keys >= keys and readers.states >= states and readers.overtaken >= overtaken
+            ):
                 target = done + chance.randrange(1, rounds(6, 20))
                 wait_until(lambda target=target: committed(url) >= target, "more batches", 120)
                 os.kill(driver.pid, signal.SIGKILL)
@@ -223,20 +314,23 @@ def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds
                 killed += 1
                 done = committed(url)
                 driver = writer()
-            states = readers.end()
-            keys = readers.keys
+            readers.end()
+            keys, states, overtaken = readers.keys, readers.states, readers.overtaken
     finally:
         driver.kill()
         driver.join()
     with open_reader(url, STATE) as reader:
-        assert reader.multi_get(USERS) == [{"visits": committed(url)}] * len(USERS)
-        assert reader.ledger().dead or reader.ledger().rewrites
-    assert states > committed(url) / 4, "the readers slept"
+        batches = committed(url)
+        assert reader.multi_get(USERS) == [{"visits": batches}] * len(USERS)
+        there = {(name,): {"visits": guest(name, batches)} for name in GUESTS if guest(name, batches)}
+        assert dict(reader.scan()) == there | {(user,): {"visits": batches} for user in USERS}
+        assert reader.ledger().rewrites
     tally(
         f"readers under fire, {'Redis' if url.startswith('redis') else 'SQLite'}",
         keys_read=keys,
-        batches=committed(url),
+        batches=batches,
         writers_killed=killed,
+        reads_overtaken_by_a_vacuum=overtaken,
         states_seen=states,
     )
 
@@ -247,7 +341,7 @@ def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds
 @pytest.mark.redis
 def test_readers_see_whole_batches_while_spark_drivers_die(redis_url, spark, visits, tmp_path, rounds, tally):
     users = [f"u{at}" for at in range(40)]
-    deaths, number = rounds(1, 4), rounds(1, READERS)  # all four would leave a subset's Spark no processor to start on
+    deaths, number = rounds(1, 8), rounds(1, READERS)  # all four would leave a subset's Spark no processor to start on
 
     def run() -> None:
         counts = newStream(STATE, visits.stream(spark)).groupBy("user_id")
@@ -273,7 +367,8 @@ def test_readers_see_whole_batches_while_spark_drivers_die(redis_url, spark, vis
             ended = run_job(options | {"folder": str(folder)})
             assert ended.returncode == -signal.SIGKILL, ended.stderr
             run()
-        states, keys = readers.end(), readers.keys
+        readers.end()
+        states, keys = readers.states, readers.keys
     with open_reader(redis_url, STATE) as reader:
         assert dict(reader.scan()) == visits.truth()
         assert reader.ledger().dead

@@ -174,7 +174,7 @@ def test_replies_and_requests_that_come_too_late_never_make_a_wrong_count(start_
 def test_a_put_that_is_never_answered_ends_the_query_and_counts_nothing(start_redis, spark, visits, rounds, tally):
     server = start_redis()
     with Tap(server.url) as tap:
-        stream = Stream(visits, spark, f"{tap.url}socket_timeout=0.2&retries=1", server.url)
+        stream = Stream(visits, spark, f"{tap.url}socket_timeout=2&retries=1", server.url)
         put(visits, 0)
         assert stream.run() is None
         for batch in range(1, 1 + rounds(1, 6)):
@@ -417,6 +417,7 @@ def test_a_failover_that_lost_the_begin_of_a_batch_ends_it_and_it_is_counted_onc
                 servers.front.on(*place, servers.fail_over)
 
         error = stream.run(before)
+        assert servers.front.fired == 1
         assert isinstance(error, errors.FencedError), error
         assert contents(servers.front.url) == truth(visits, 1)
         assert stream.run() is None
@@ -445,9 +446,12 @@ def test_a_failover_that_lost_a_part_of_a_batchs_records_is_noticed(pair, spark,
                 servers.front.on(PUT, 2, split)
 
         error = stream.run(before)
+        assert servers.front.fired == 2, "it never failed over"
         assert error is None or isinstance(error, errors.MapStateError)
         while error is not None:
             assert contents(servers.front.url) == truth(visits, 1)
             error = stream.run()
         assert contents(servers.front.url) == truth(visits, 2)
+        with open_reader(servers.front.url, "visits") as reader:
+            assert reader.ledger().dead, "the attempt that lost records was committed"
         tally("failover that lost a part of a batch's records", times=1)
