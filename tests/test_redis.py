@@ -157,7 +157,8 @@ def test_redis_keys_are_laid_out_as_documented(store, prefix, side_door):
     assert side_door.get(f"{prefix}visits!ledger") == store.load()[0]
     assert side_door.get(f"{prefix}visits!fence") == b"1:7"
     assert side_door.hgetall(f"{prefix}visits!claims") == {b"7/3": b"me"}
-    assert len(set(side_door.scan_iter(f"{prefix}*"))) == 4
+    assert side_door.get(f"{prefix}visits!layout") == b"string"
+    assert len(set(side_door.scan_iter(f"{prefix}*"))) == 5
     move(store, FenceToken(1, 7, closed=True))
     assert side_door.get(f"{prefix}visits!fence") == b"1:7:closed"
 
@@ -378,7 +379,7 @@ def test_records_expire_from_their_last_write_and_nothing_else_does(redis_url, p
         for key in keys:
             side_door.pexpire(f"{prefix}visits:{key}", 5_000)
     assert one.multi_get(keys) == [b"v"] * 50
-    for name in ("ledger", "fence", "claims"):
+    for name in ("ledger", "fence", "claims", "layout"):
         assert side_door.pttl(f"{prefix}visits!{name}") == -1
 
 
