@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-IMAGE = os.environ.get("MAPSTATE_TEST_REDIS_IMAGE", "redis:7")
+IMAGE = os.environ.get("MAPSTATE_REDIS_IMAGE", "redis:7.4")
 DEADLINE = 30.0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servers import find_redis, free_port, wait_until
+from servers import find_redis_binary, free_port, wait_until
 
 from mapstate.backends import resolve
 from mapstate.errors import ConfigurationError, MissingDriverError, StoreUnavailableError
@@ -63,11 +62,13 @@ def test_what_is_mounted_is_there():
             assert (ROOT / mount.partition(":")[0]).is_file(), mount
 
 
-def test_the_library_starts_the_images_of_the_compose_file():
-    source = Path(containers.__file__).read_text()
-    for name in ("REDIS", "VALKEY", "AEROSPIKE"):
-        [image] = re.findall(rf'"MAPSTATE_{name}_IMAGE", "([^"]+)"', source)
-        assert f"${{MAPSTATE_{name}_IMAGE:-{image}}}" in COMPOSE
+def test_the_library_and_the_tests_start_the_images_of_the_compose_file():
+    started = 0
+    for path in (Path(containers.__file__), *(ROOT / "tests").glob("*.py")):
+        for variable, image in re.findall(r'environ\.get\("(\w+_IMAGE)", "([^"]+)"', path.read_text()):
+            assert f"${{{variable}:-{image}}}" in COMPOSE, f"{path.name}: {variable}"
+            started += 1
+    assert started >= 5
 
 
 def test_aerospike_is_configured_so_that_records_may_have_a_ttl():
@@ -112,8 +113,8 @@ def test_aerospikes_health_is_what_it_says_of_itself(answer, healthy):
 
 def redis_tools():
     """The directory of redis-server and redis-cli; None where one of them is missing."""
-    server = shutil.which("redis-server") or find_redis()
-    place = None if server in (None, "docker") else Path(server).parent
+    server = find_redis_binary()
+    place = None if server is None else Path(server).parent
     return place if place is not None and (place / "redis-cli").exists() else None
 
 
