@@ -97,6 +97,26 @@ print("all refused")
     assert run([python, "-c", code, postgresql_url]) == "all refused\n"
 
 
+def test_a_thread_that_finds_the_last_idle_connection_taken_makes_one(python, postgresql_url):
+    code = """
+import os, sys
+from mapstate.backends import resolve
+from mapstate_postgresql import backend
+
+class TakenInBetween(list):
+    def __bool__(self):
+        return True
+
+store = resolve(sys.argv[1]).open("s")
+backend._idle_connections[os.getpid(), resolve(sys.argv[1])] = TakenInBetween()
+store.multi_get(["a"])
+store.close()
+store.close()
+print("fine")
+"""
+    assert run([python, "-c", code, postgresql_url]) == "fine\n"
+
+
 def test_a_server_is_gone_when_its_test_is():
     if find_postgresql() is None:
         without_server("no PostgreSQL to start")

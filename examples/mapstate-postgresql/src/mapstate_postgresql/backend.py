@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +65,7 @@ class PostgresqlBackend:
 
     def take(self) -> psycopg.Connection[Any]:
         """A connection that nobody else uses now. Raises what psycopg raises."""
-        idle = self._idle()
-        while idle:
-            connection = idle.pop()
+        for connection in self._taken():
             if not connection.closed:
                 return connection
         return psycopg.connect(
@@ -81,9 +81,15 @@ class PostgresqlBackend:
 
     def close_idle(self) -> None:
         """Closes what nobody uses now."""
+        for connection in self._taken():
+            connection.close()
+
+    def _taken(self) -> Iterator[psycopg.Connection[Any]]:
+        """Idle ones, one after the other: each thread gets another one."""
         idle = self._idle()
-        while idle:
-            idle.pop().close()
+        with suppress(IndexError):  # and not where it is empty: another thread may take the last one in between
+            while True:
+                yield idle.pop()
 
     def _idle(self) -> list[psycopg.Connection[Any]]:
         """Those of this process: a child must neither use nor close what it has inherited from its parent."""
