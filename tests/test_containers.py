@@ -164,6 +164,26 @@ def test_make_test_containers_gives_each_store_its_server(monkeypatch):
     assert "127.0.0.1:5433" in str(script["runs"](script["defaults"]()))
 
 
+@pytest.mark.parametrize(
+    ("service", "fixture"),
+    [
+        ("redis", "redis_url"),
+        ("valkey", "redis_url"),
+        ("redis-cluster", "cluster_url"),
+        ("aerospike", "aerospike_fixtures"),
+        ("aerospike", "aerospike_url"),
+        ("postgresql", "postgresql_url"),
+    ],
+)
+def test_make_test_containers_runs_every_test_that_has_use_for_a_server(service, fixture):
+    script = runpy.run_path(str(ROOT / "scripts" / "test_containers.py"))
+    [modules] = [modules for name, _, modules in script["runs"](script["defaults"]()) if name == service]
+    asks = re.compile(rf"^ *(def .*\b{fixture}\b|from {fixture} )", re.MULTILINE)
+    asking = {path.stem for path in (ROOT / "tests").glob("test_*.py") if asks.search(path.read_text())}
+    assert asking <= {f"test_{module}" for module in modules}
+    assert all((ROOT / "tests" / f"test_{module}.py").exists() for module in modules)
+
+
 # The public helpers
 
 
