@@ -13,12 +13,14 @@ from decimal import Decimal
 from typing import Any
 
 import aerospike
+import pyarrow as pa
 import pytest
 from aerospike_stand_in import Fault, StandInBackend
 from servers import free_port
 
 from mapstate import Count, newStream, non_transactional, opaque, open_reader, transactional
 from mapstate.aggregators import CombinerAggregator
+from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backends.aerospike import AerospikeBackend
 from mapstate.backends.aerospike_checkup import judge
@@ -59,6 +61,7 @@ from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.testing import FaultyStore
 from mapstate.transitions import Commit, Field, Opening
 from mapstate.vacuum import vacuum
@@ -835,6 +838,43 @@ def test_a_second_try_of_a_task_writes_nothing_even_after_the_commit(place):
     begun = job.attempt(a=1)
     job.commit(begun)
     assert job.store.claim(begun.txid, 0, "second try") != "second try"
+
+
+def try_of_a_task(backend: Any, begun: Any, holder: str) -> TaskReport:
+    """What an executor does with one row of one partition, 100 more for "a"."""
+    task = BatchTask(
+        spec=opaque(backend, name="s"),
+        fields=Fields((N,), {"n": Count()}),
+        layouts=((START, 1),),
+        keys=(KeyField("k", "string"),),
+        partials=[1],
+        begun=begun,
+        new_values=None,
+    )
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "partial": [100], "rows": [1]})
+    report = TaskReport(partition=0, holder=holder)
+    assert list(task._apply(iter([batch]), report)) == []
+    return report
+
+
+def test_a_try_that_comes_when_the_claim_of_the_first_has_expired_writes_nothing(stand_in):
+    """Its attempt is committed, so that what it wrote would count."""
+    job = Job(stand_in.backend())
+    begun = job.ledger.begin(job.next)
+    assert not try_of_a_task(stand_in.backend(), begun, "first").lost_claim
+    job.commit(begun)
+    assert contents(stand_in.backend()) == {"a": 100}
+    stand_in.cluster.now += 2 * 86_400
+    assert try_of_a_task(stand_in.backend(), begun, "late").lost_claim
+    assert contents(stand_in.backend()) == {"a": 100}
+
+
+def test_a_try_of_an_attempt_that_the_store_has_lost_writes_nothing(stand_in):
+    """The same txid is given out again, under another name."""
+    job = Job(stand_in.backend())
+    lost = job.ledger.begin(job.next)
+    again = lost._replace(token=lost.token._replace(nonce="of another life"))
+    assert try_of_a_task(stand_in.backend(), again, "late").lost_claim
 
 
 @pytest.mark.parametrize("seed", range(3))
