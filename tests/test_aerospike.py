@@ -15,7 +15,7 @@ from typing import Any
 import aerospike
 import pyarrow as pa
 import pytest
-from aerospike_stand_in import Fault, StandInBackend
+from aerospike_stand_in import Fault, StandInBackend, StandInClient
 from servers import free_port
 
 from mapstate import Count, newStream, non_transactional, opaque, open_reader, transactional
@@ -279,6 +279,29 @@ def test_of_many_at_once_one_has_the_claim(place):
         one.join()
     assert len(found) == 8
     assert len(set(found)) == 1
+
+
+def test_no_call_is_left_to_the_clients_own_timeouts(stand_in, monkeypatch):
+    """Those are a second for all, and no second try of a write."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    check = StandInClient._check
+    monkeypatch.setattr(StandInClient, "_check", lambda *args: (seen.append(args[1:]), check(*args))[1])
+    store = stand_in.backend(timeout=7).open("visits")
+    move(store, TOKEN)
+    move(store, TOKEN)
+    assert {policy["max_retries"] for kind, policy in seen if kind == "write"} == {0}, (
+        "the ledger's write is tried once"
+    )
+    store.claim(7, 0, "me")
+    store.claim(7, 0, "you")
+    for one in (store, store.filtered_writer(TOKEN)):
+        one.multi_put(["a"], [[1, None, 7]])
+        assert one.multi_get(["a"]) == [[1, None, 7]]
+    store.keep_report(b"{}", 9)
+    assert store.reports() == [b"{}"]
+    assert {kind for kind, _ in seen} == {"read", "write", "batch", "batch_write"}
+    assert {policy["total_timeout"] for kind, policy in seen if kind != "batch_write"} == {7000}
+    assert all(policy["max_retries"] > 0 for kind, policy in seen if kind in ("read", "batch"))
 
 
 @pytest.mark.parametrize(("asked", "left"), [(500, 500), (0, aerospike.TTL_NEVER_EXPIRE)])
