@@ -68,12 +68,11 @@ class PostgresqlBackend:
         for connection in self._taken():
             if not connection.closed:
                 return connection
-        return psycopg.connect(
-            self.conninfo,
-            autocommit=True,
-            connect_timeout=self.timeout,
-            options=f"-c statement_timeout={self.timeout * 1000} -c synchronous_commit=on",
-        )
+        asked = conninfo_to_dict(self.conninfo)
+        # The URL's own come after what they may change, and before what they may not.
+        options = f"-c statement_timeout={self.timeout * 1000} {asked.get('options', '')} -c synchronous_commit=on"
+        given = {"connect_timeout": self.timeout, **asked, "options": options}
+        return psycopg.connect(make_conninfo("", **given), autocommit=True)
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         """It may be used by others from here on."""
