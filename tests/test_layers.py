@@ -27,7 +27,7 @@ LAYERS = [
     ("aggregators",),
     ("maps",),
     ("fences",),
-    ("ledger",),
+    ("ledger", "ledgers"),
     ("backends",),
     ("spec",),
     ("reader", "vacuum", "doctor", "checkpoint", "adopt"),
