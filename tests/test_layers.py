@@ -21,8 +21,9 @@ MODULES = {
 LAYERS = [
     ("errors",),
     ("findings",),
-    ("keys", "values", "backing_map", "batch_report"),
+    ("keys", "values", "backing_map"),
     ("transitions",),
+    ("batch_report",),
     ("serializers",),
     ("aggregators",),
     ("maps",),
