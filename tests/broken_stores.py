@@ -136,6 +136,8 @@ class SpreadStore(RightStore):
             self._claims = claims
         return version
 
+    swap_all = None  # the fences of several states do not move in one write
+
     def fences(self):
         return [Fence(one) for one in self.at]
 
@@ -198,7 +200,7 @@ class TestRight(Base):
 
 class TestSpread(Base):
     store_class = SpreadStore
-    without = Base.without | {"fence_with_ledger": "three fences"}
+    without = Base.without | {"fence_with_ledger": "three fences", "joint_ledgers": "left out"}
 
 
 class TestExpiring(Base):

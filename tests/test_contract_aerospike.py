@@ -23,6 +23,7 @@ class AerospikeContract(StoreContract):
     __test__ = False
     without = {
         "fenced_writes": "no write is atomic over two records: each refuses an older txid by itself",
+        "joint_ledgers": "no write is atomic over two records",
         "ledger_reads": "a batch is read in no order",
         "max_value_bytes": "the server finds what is too large, record by record",
     }

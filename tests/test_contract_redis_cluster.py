@@ -14,7 +14,10 @@ from mapstate.testing.contracts import StoreContract
 
 @pytest.mark.redis
 class TestRedisCluster(StoreContract):
-    without = {"fence_with_ledger": "a bucket and its fence lie in a slot of their own"}
+    without = {
+        "fence_with_ledger": "a bucket and its fence lie in a slot of their own",
+        "joint_ledgers": "each state's ledger lies in a slot of its own",
+    }
     max_value_bytes = 2_000_000
     secret = "hunter2"
     shortest_ttl = 0.3

@@ -54,6 +54,7 @@ class TestSmallest(StoreContract):
         "conditional_writes": "it has get and put only",
         "claims": "it has get and put only",
         "guarded_writes": "it has get and put only",
+        "joint_ledgers": "it has get and put only",
         "ledger_reads": "it has get and put only",
         "reports": "it has get and put only",
         "scan": "it has get and put only",

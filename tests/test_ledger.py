@@ -237,7 +237,7 @@ def test_a_driver_that_is_overtaken_between_read_and_write_changes_nothing(store
     opened(store, session="first")
     others = []
     mine = Ledger(Between(store, lambda: others.append(opened(store))), "s")
-    mine._session = "first"
+    mine.session = "first"
     with pytest.raises(FencedError):
         mine.begin(0)
     assert read_ledger(store, "s") == others[0].record
@@ -434,7 +434,7 @@ def test_a_ledger_that_others_change_all_the_time_gives_up(store):
 
     opened(store, session="one")
     ledger = Ledger(Contended(store, None), "s")
-    ledger._session = "one"
+    ledger.session = "one"
     with pytest.raises(FencedError, match="tries"):
         ledger.begin(0)
 

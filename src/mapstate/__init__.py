@@ -1,6 +1,7 @@
 """mapstate: exact, live aggregates of a Spark stream in an external store, readable as of a whole batch.
 
-Importing this loads no driver and no Spark: `newStream` is fetched from `mapstate.spark` when it is used.
+Importing this loads no driver and no Spark: `newStream` and `Topology` are fetched from `mapstate.spark` when they
+are used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from mapstate.aggregators import (
     Sum,
 )
 from mapstate.backing_map import Backend, IBackingMap
-from mapstate.batch_report import BatchReport
+from mapstate.batch_report import BatchReport, FinishedBatch
 from mapstate.errors import MapStateError, MissingDriverError
 from mapstate.maps import (
     CachedMap,
@@ -33,7 +34,7 @@ from mapstate.spec import StateSpec, non_transactional, opaque, transactional
 from mapstate.values import OpaqueValue, TransactionalValue
 
 if TYPE_CHECKING:
-    from mapstate.spark import newStream
+    from mapstate.spark import Topology, newStream
 
 __all__ = [
     "Avg",
@@ -42,6 +43,7 @@ __all__ = [
     "CachedMap",
     "CombinerAggregator",
     "Count",
+    "FinishedBatch",
     "First",
     "IBackingMap",
     "Last",
@@ -58,6 +60,7 @@ __all__ = [
     "StateReader",
     "StateSpec",
     "Sum",
+    "Topology",
     "TransactionalMap",
     "TransactionalValue",
     "newStream",
@@ -69,15 +72,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "newStream":
+    if name not in ("Topology", "newStream"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from mapstate.spark import newStream
+        from mapstate import spark
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mapstate"):
             raise
         raise MissingDriverError(
-            f"newStream needs the package {error.name!r}, which is not installed: pip install 'mapstate[spark]'",
+            f"{name} needs the package {error.name!r}, which is not installed: pip install 'mapstate[spark]'",
             package=error.name,
         ) from error
-    return newStream
+    return getattr(spark, name)

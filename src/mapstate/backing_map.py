@@ -7,7 +7,7 @@ guarantees that hang on each are listed in docs/guarantees.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mapstate.errors import UsageError
@@ -22,6 +22,7 @@ __all__ = [
     "FencedWrites",
     "FilteredWrites",
     "IBackingMap",
+    "JointLedgers",
     "LedgerReads",
     "LedgerStore",
     "NativeRecords",
@@ -29,6 +30,7 @@ __all__ = [
     "Rewrites",
     "Scan",
     "SpreadFences",
+    "Swap",
     "check_lengths",
     "writer_of",
 ]
@@ -115,6 +117,36 @@ class LedgerStore(Protocol):
 
         Returns the new version, or None where another version was found; then nothing was written.
         The ledger never expires. Whatever `Claims` were made under the fence before may go, where there is a fence.
+        """
+        ...
+
+
+class Swap(NamedTuple):
+    """One of several ledgers that change in one write: ``store.swap(record, expected, fence)``."""
+
+    store: Any
+    record: bytes
+    expected: Any | None
+    fence: FenceToken
+
+
+@runtime_checkable
+class JointLedgers(Protocol):
+    """Changes the ledgers of several states in one write, with their fences. Driver only.
+
+    For the states of a topology: they are begun together, and they count together. States of stores that
+    cannot do this are committed one after the other, and one that is ahead is rolled back; see `mapstate.ledgers`.
+    """
+
+    def ledger_place(self) -> Hashable:
+        """Where the ledger lies. Ledgers of equal places, of whatever states, can change in one write. Asks nobody."""
+        ...
+
+    def swap_all(self, swaps: Sequence[Swap]) -> list[Any] | None:
+        """`LedgerStore.swap` of all of them, atomically: the new versions in their order, or None, and none was done.
+
+        The stores are of this store's place and class, of a state each, and one of them is this one. Once when a
+        batch begins and once when it commits.
         """
         ...
 

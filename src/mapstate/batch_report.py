@@ -12,8 +12,9 @@ import msgspec
 
 from mapstate.backing_map import Reports
 from mapstate.errors import CorruptRecordError
+from mapstate.transitions import Commit
 
-__all__ = ["MOST_REPORTS", "BatchReport", "encode_report", "read_reports"]
+__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "read_reports"]
 
 MOST_REPORTS = 100
 """How many of a state's reports its store keeps: the last ones."""
@@ -26,6 +27,8 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     ``keys_read``     keys that were asked of the store; ``keys_cached`` were known to the workers
     ``keys_written``  keys that were put; ``keys_skipped`` were in already, of an earlier attempt at a
                       transactional batch
+    ``rows``          that arrived and are in; ``rows_sent`` to this state, None where nobody has counted them
+    ``partitions``    whose tasks have reported
     ``milliseconds``  from the begin of the foreachBatch call to the commit
     ``at``            the commit's time, ISO 8601 in UTC
     """
@@ -40,6 +43,40 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     keys_skipped: int
     milliseconds: int
     at: str
+    partitions: int = 0
+    rows_sent: int | None = None
+
+    @classmethod
+    def of_commit(cls, commit: Commit) -> BatchReport:
+        """What is left of a batch that an earlier run has committed: ``attempt`` 0, and no times."""
+        return cls(
+            batch_id=commit.batch_id,
+            txid=commit.txid,
+            attempt=0,
+            rows=commit.rows,
+            keys_read=0,
+            keys_cached=0,
+            keys_written=commit.keys,
+            keys_skipped=0,
+            milliseconds=0,
+            at=commit.at,
+        )
+
+
+class FinishedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch that is committed in all states of a topology's stream.
+
+    ``states``       by the state's name. Of a repeated batch what its ledger says, and nothing of a state in which
+                     another query has committed since
+    ``quarantined``  where its rows are, if it failed each time and counts as an empty one. Not said again of a
+                     repeated batch
+    ``repeated``     an earlier run has committed it, and may or may not have told so
+    """
+
+    batch_id: int
+    states: dict[str, BatchReport]
+    quarantined: str | None = None
+    repeated: bool = False
 
 
 _encoder = msgspec.json.Encoder()

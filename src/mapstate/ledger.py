@@ -9,13 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from mapstate import transitions
-from mapstate.backing_map import FenceToken, IBackingMap, LedgerStore, Scan, SpreadFences
+from mapstate.backing_map import FenceToken, IBackingMap, JointLedgers, LedgerStore, Scan, SpreadFences, Swap
 from mapstate.errors import (
     CorruptRecordError,
     FencedError,
@@ -34,6 +34,7 @@ __all__ = [
     "LEDGER_KEY",
     "KeptByPut",
     "Ledger",
+    "change_all",
     "check_page_size",
     "clock_txid",
     "decode_ledger",
@@ -159,7 +160,7 @@ class Ledger:
         self._store = ledger_store(store)
         self._state = state
         self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
-        self._session = ""
+        self.session = ""
         self._attempts = 0
         self._known: tuple[LedgerRecord, Any] | None = None
         self._begun: tuple[LedgerRecord, Any] | None = None
@@ -171,7 +172,7 @@ class Ledger:
         Raises the errors of `transitions.open_ledger`, and StoreError.
         """
         self = cls(store, opening.state)
-        self._change(self._opening(opening), may_create=True)
+        self._change(self.opening(opening), may_create=True)
         self._begun = self._known
         return self
 
@@ -181,20 +182,20 @@ class Ledger:
     ) -> tuple[Ledger, Begun | AlreadyCommitted]:
         """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
         self = cls(store, opening.state)
-        opened, nonce, at = self._opening(opening), self._nonce(), now()
+        opened, nonce, at = self.opening(opening), self.nonce(), now()
 
         def first_write(found: LedgerRecord | None) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
-            return transitions.begin(opened(found)[0], self._session, batch_id, on_gap, nonce, at=at)
+            return transitions.begin(opened(found)[0], self.session, batch_id, on_gap, nonce, at=at)
 
         return self, self._begin(first_write, accept_loss=on_gap == "accept", may_create=True)
 
-    def _opening(self, opening: Opening) -> Callable[[LedgerRecord | None], tuple[LedgerRecord, None]]:
+    def opening(self, opening: Opening) -> Callable[[LedgerRecord | None], tuple[LedgerRecord, None]]:
         """See `transitions.open_ledger`, under a session of this driver's own."""
-        self._session = opening.session or secrets.token_hex(8)
-        own = msgspec.structs.replace(opening, session=self._session)
+        self.session = opening.session or secrets.token_hex(8)
+        own = msgspec.structs.replace(opening, session=self.session)
         return lambda found: (transitions.open_ledger(found, own), None)
 
-    def _nonce(self) -> str:
+    def nonce(self) -> str:
         """A random name that stands behind those before it; see `FenceToken`."""
         self._attempts += 1
         return f"{self._attempts:08x}{secrets.token_hex(8)}"
@@ -209,9 +210,9 @@ class Ledger:
 
         Raises StoreLostError when the ledger is gone.
         """
-        nonce, at = self._nonce(), now()
+        nonce, at = self.nonce(), now()
         return self._begin(
-            lambda found: transitions.begin(found, self._session, batch_id, on_gap, nonce, at=at),
+            lambda found: transitions.begin(found, self.session, batch_id, on_gap, nonce, at=at),
             accept_loss=on_gap == "accept",
         )
 
@@ -224,10 +225,14 @@ class Ledger:
     ) -> T:
         """A write that begins an attempt, and the fences that are apart from it, if the store has such."""
         begun = self._change(transition, may_create=may_create, looks=True, accept_loss=accept_loss)
+        self.has_begun(begun, accept_loss=accept_loss)
+        return begun
+
+    def has_begun(self, begun: object, *, accept_loss: bool) -> None:
+        """After the ledger's write: which ledger the commit has to find, and the fences that are apart from it."""
         self._begun = self._known
         if self._fences is not None and isinstance(begun, Begun):
             self._fences.raise_to(begun.token, None if accept_loss else begun.view.last)
-        return begun
 
     def commit(self, done: Commit) -> None:
         """Makes the attempt ``done.txid`` count, all of it at once: one small write.
@@ -236,8 +241,8 @@ class Ledger:
         ledger is gone, and StoreRestartedError where the store may have lost what the attempt wrote: then
         it can be begun anew.
         """
-        self._close_fences()
-        self._change(lambda found: (transitions.commit(found, self._session, done), None), same_life=True)
+        self.close_fences()
+        self._change(lambda found: (transitions.commit(found, self.session, done), None), same_life=True)
 
     def rollback(self, txid: int | None = None) -> LedgerRecord:
         """Takes the last batch back, if it is ``txid``; returns the ledger without it. See `transitions.rollback`."""
@@ -255,10 +260,11 @@ class Ledger:
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True) -> None:
         """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
-        self._close_fences()
+        self.close_fences()
         self._change(lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced), None), same_life=True)
 
-    def _close_fences(self) -> None:
+    def close_fences(self) -> None:
+        """Before a commit; see `Fences.close`."""
         if self._fences is not None:
             self._fences.close()
 
@@ -270,16 +276,17 @@ class Ledger:
         try:
             self._fences.look(newest, None if accept_loss else after.last_txid)
         except StaleBatchError:
-            found = self._load()
+            found = self.load()
             if before == (None if found is None else found[0]):
                 raise
             return False
         return True
 
     def _current(self) -> tuple[LedgerRecord, Any]:
-        return self._known or self._load() or self._lost()
+        return self._known or self.load() or self._lost()
 
-    def _load(self) -> tuple[LedgerRecord, Any] | None:
+    def load(self) -> tuple[LedgerRecord, Any] | None:
+        """The ledger as it is now, with its version; None where there is none."""
         found = self._store.load()
         self._known = None if found is None else (decode_ledger(found[0], self._state), found[1])
         return self._known
@@ -292,13 +299,40 @@ class Ledger:
             state=self._state,
         )
 
-    def _restarted(self) -> Any:
+    def _is_now(self, record: LedgerRecord) -> bool:
+        """Whether the store has this ledger: what a driver writes, nobody else does."""
+        found = self.load()
+        return found is not None and found[0] == record
+
+    def _check_life(self, found: tuple[LedgerRecord, Any] | None) -> None:
+        """Raises StoreRestartedError where the ledger is as the attempt was begun, but in another life of the store."""
+        if self._begun is None or found is None or self._begun[0] != found[0] or self._begun[1] == found[1]:
+            return
         raise StoreRestartedError(
             f"the store of state {self._state!r} was started again, replaced by its replica or put back while a batch "
             "was written to it: it has the ledger, but may have lost records that it had acknowledged. The attempt is "
             "not committed, and can be begun anew.",
             state=self._state,
         )
+
+    def _taken(self, *, may_create: bool) -> tuple[LedgerRecord, Any] | None:
+        """The ledger as it is known, which it is no longer then: whatever happens next may have changed it."""
+        found = self._known or self.load()
+        if found is None and not may_create:
+            self._lost()
+        self._known = None
+        return found
+
+    def _was_made_meanwhile(self) -> bool:
+        """Of a ledger that was not there: whether another driver has made it, and has begun to write.
+
+        Raises LedgerLostError where there are records and still no ledger.
+        """
+        if not self._has_records():
+            return False
+        if self.load() is None:
+            self._older_records()
+        return True
 
     def _has_records(self) -> bool:
         """Whether the store holds any, as far as it can tell. Reads all its keys, at most once in a state's life."""
@@ -313,56 +347,85 @@ class Ledger:
         )
 
     def _change(
-        self,
-        transition: Callable[[Any], tuple[LedgerRecord, T]],
-        *,
-        may_create: bool = False,
-        same_life: bool = False,
-        looks: bool = False,
-        accept_loss: bool = False,
+        self, transition: Callable[[Any], tuple[LedgerRecord, T]], *, accept_loss: bool = False, **how: bool
     ) -> T:
-        """Applies a transition to the ledger as it is, whoever else changes it meanwhile.
+        """`change_all` of this one ledger."""
+        return change_all([self], lambda found: [transition(found[0])], accept_loss=[accept_loss], **how)[0]
 
-        With ``same_life``, only where the store lives the life in which the attempt was begun. With ``looks``, only
-        where fences that are apart from the ledger fit it.
 
-        A reply that was lost is asked again: what a driver writes carries its session, so a ledger
-        equal to what was to be written *was* written, by this driver.
-        """
-        unanswered: StoreUnavailableError | None = None
-        for _ in range(_TRIES):
-            known = self._known or self._load()
-            if known is None and not may_create:
-                self._lost()
-            before, version = known or (None, None)
-            self._known = None  # whatever happens below, what was known may have changed
-            after, result = transition(before)
-            if before is None and self._has_records():
-                if self._load() is None:
-                    self._older_records()
-                continue  # another driver has made the ledger and begun to write
-            if same_life and self._begun is not None and self._begun[0] == before and self._begun[1] != version:
-                self._restarted()
-            if after is before:
-                self._known = known
-                return result
-            if looks and not self._look(before, after, accept_loss=accept_loss):
-                continue
-            try:
-                swapped = self._store.swap(encode_ledger(after), version, after.fence())
-            except StoreUnavailableError as error:
-                unanswered = error
-                found = self._load()
-                if found is None or found[0] != after:
-                    continue
-                return result
-            if swapped is not None:
-                self._known = (after, swapped)
-                return result
-        if unanswered is not None:
-            raise unanswered
-        raise FencedError(
-            f"the ledger of state {self._state!r} could not be changed in {_TRIES} tries: others change it all the "
-            "time. Nothing is counted on.",
-            state=self._state,
-        )
+def change_all(
+    ledgers: Sequence[Ledger],
+    transition: Callable[[list[Any]], list[tuple[LedgerRecord, T]]],
+    *,
+    may_create: bool = False,
+    same_life: bool = False,
+    looks: bool = False,
+    accept_loss: Sequence[bool] = (),
+) -> list[T]:
+    """Applies a transition to ledgers as they are, whoever else changes them meanwhile; all of them in one write.
+
+    More than one have to be of one place; see `JointLedgers`. With ``same_life``, only where the store lives the
+    life in which the attempt was begun. With ``looks``, only where fences that are apart from the ledger fit it.
+
+    A reply that was lost is asked again: what a driver writes carries its session, so a ledger
+    equal to what was to be written *was* written, by this driver.
+    """
+    unanswered: StoreUnavailableError | None = None
+    for _ in range(_TRIES):
+        known = [one._taken(may_create=may_create) for one in ledgers]
+        changed = transition([None if found is None else found[0] for found in known])
+        after, results = [record for record, _ in changed], [result for _, result in changed]
+        changes = list(zip(ledgers, known, after, strict=True))
+        if any([found is None and one._was_made_meanwhile() for one, found, _ in changes]):  # noqa: C419  ask of all
+            continue
+        if same_life:
+            for one, found, _ in changes:
+                one._check_life(found)
+        if all(found is not None and found[0] is record for _, found, record in changes):
+            for one, found, _ in changes:
+                one._known = found
+            return results
+        if looks and not _look(changes, accept_loss):
+            continue
+        try:
+            versions = _swap(changes)
+        except StoreUnavailableError as error:
+            unanswered = error
+            if all([one._is_now(record) for one, _, record in changes]):  # noqa: C419  load all
+                return results
+            continue
+        if versions is not None:
+            for one, record, version in zip(ledgers, after, versions, strict=True):
+                one._known = (record, version)
+            return results
+    if unanswered is not None:
+        raise unanswered
+    raise FencedError(
+        f"the ledger of state {ledgers[0]._state!r} could not be changed in {_TRIES} tries: others change it all the "
+        "time. Nothing is counted on."
+    )
+
+
+_Change = tuple[Ledger, tuple[LedgerRecord, Any] | None, LedgerRecord]
+"""A ledger, as it was found and as it shall be."""
+
+
+def _look(changes: Sequence[_Change], accept_loss: Sequence[bool]) -> bool:
+    """See `Ledger._look`, of all."""
+    return all(
+        one._look(None if found is None else found[0], record, accept_loss=loss)
+        for (one, found, record), loss in zip(changes, accept_loss, strict=True)
+    )
+
+
+def _swap(changes: Sequence[_Change]) -> list[Any] | None:
+    """The new versions, or None where a ledger has changed meanwhile."""
+    swaps = [
+        Swap(one._store, encode_ledger(record), None if found is None else found[1], record.fence())
+        for one, found, record in changes
+    ]
+    if len(swaps) > 1:
+        together: JointLedgers = swaps[0].store
+        return together.swap_all(swaps)
+    version = swaps[0].store.swap(*swaps[0][1:])
+    return None if version is None else [version]

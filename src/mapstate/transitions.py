@@ -9,6 +9,7 @@ counterexample: docs/protocol.md lists those that are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -41,6 +42,7 @@ __all__ = [
     "begin_vacuum",
     "commit",
     "commit_vacuum",
+    "even_out",
     "open_ledger",
     "rollback",
 ]
@@ -413,6 +415,48 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
         dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
         owners=ledger.owners | {last.owner: last.batch_id},
     )
+
+
+def even_out(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int) -> list[LedgerRecord]:
+    """The ledgers of one topology, and those that are a batch ahead of the others rolled back. Before `begin`.
+
+    One is ahead where a driver died, or failed, between its commit and that of another store; or where an operator
+    has rolled the others back. Whoever calls has opened all of them, so that nobody else commits meanwhile. What
+    differs by more is left to `begin`. Raises FencedError, and RollbackError where one cannot be rolled back.
+    """
+    for ledger, session in zip(ledgers, sessions, strict=True):
+        _check_session(ledger, session)
+    return [_rolled_back(one, ledgers) if _is_ahead(one, ledgers, batch_id) else one for one in ledgers]
+
+
+def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
+    last = ledger.committed
+    if last is None:
+        return False
+    if last.owner == ledger.owner:
+        due = last.batch_id == batch_id and ledger.owners[last.owner] == batch_id + 1
+        return due and any(other.owners[other.owner] <= batch_id for other in ledgers)
+    # What another query left behind: its batch ids say nothing of this one's.
+    return any(_place(other.committed) == _place(ledger.previous) for other in ledgers if other is not ledger)
+
+
+def _place(commit: Commit | None) -> tuple[str, int] | None:
+    return None if commit is None else (commit.owner, commit.batch_id)
+
+
+def _rolled_back(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord]) -> LedgerRecord:
+    try:
+        return rollback(ledger)
+    except RollbackError as error:
+        names = ", ".join(repr(other.state) for other in ledgers if other is not ledger)
+        last = ledger.committed
+        raise RollbackError(
+            f"state {ledger.state!r} is ahead of the other states of its topology ({names}): it counts batch "
+            f"{None if last is None else last.batch_id}, and not all of them do. To be even it would have to be rolled "
+            f"back, but {error.message} Nothing was written. Restore all of them from one moment and rewind the "
+            "checkpoint, or reset them all (on_new_owner='reset', with a new checkpoint) and replay the source.",
+            state=ledger.state,
+        ) from error
 
 
 def begin_vacuum(

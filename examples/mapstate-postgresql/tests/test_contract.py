@@ -14,6 +14,7 @@ from mapstate.testing.contracts import StoreContract
 class TestPostgresql(StoreContract):
     without = {
         "ttl": "PostgreSQL has no expiry",
+        "joint_ledgers": "left out of this example",
         "reports": "left out of this example",
         "rewrites": "left out of this example: a vacuum leaves a tombstone where it would remove a record",
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
 from mapstate.errors import ConfigurationError, FencedError
 from mapstate.findings import Finding
 
@@ -65,13 +66,20 @@ class MemoryStore:
     def swap(self, record: bytes, expected: int | None, fence: FenceToken) -> int | None:
         """See `LedgerStore.swap`."""
         with self._lock:
-            version = None if self._ledger is None else self._ledger[1]
-            if version != expected:
+            return self._set(record, fence) if self._version() == expected else None
+
+    def ledger_place(self) -> str:
+        """See `JointLedgers.ledger_place`: this process."""
+        return "memory"
+
+    def swap_all(self, swaps: Sequence[Swap]) -> list[int] | None:
+        """See `JointLedgers.swap_all`."""
+        with ExitStack() as locks:
+            for one in sorted(swaps, key=lambda one: id(one.store)):  # in one order, whoever else does the same
+                locks.enter_context(one.store._lock)
+            if any(one.store._version() != one.expected for one in swaps):
                 return None
-            self._ledger = (record, (version or 0) + 1)
-            self._fence = fence
-            self._claims.clear()
-            return self._ledger[1]
+            return [one.store._set(one.record, one.fence) for one in swaps]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
         """See `FencedWrites.writer`."""
@@ -124,6 +132,16 @@ class MemoryStore:
                     self._records.pop(key, None)
                 elif key in self._records:
                     self._records[key] = value
+
+    def _version(self) -> int | None:
+        return None if self._ledger is None else self._ledger[1]
+
+    def _set(self, record: bytes, fence: FenceToken) -> int:
+        version = (self._version() or 0) + 1
+        self._ledger = (record, version)
+        self._fence = fence
+        self._claims.clear()
+        return version
 
     def _check_fence(self, token: FenceToken) -> None:
         if token.closed or self._fence != token:

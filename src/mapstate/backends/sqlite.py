@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, quote
 from weakref import WeakSet
 
 from mapstate.backends.sqlite_checkup import judge
-from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
 from mapstate.errors import (
     ConfigurationError,
     FencedError,
@@ -178,16 +178,27 @@ class SqliteStore:
 
     def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         """See `LedgerStore.swap`."""
-        state = self._state
+        done = self.swap_all([Swap(self, record, expected, fence)])
+        return None if done is None else done[0]
 
-        def compare_and_set(db: _Connection) -> _Version | None:
-            if self._version(db) != expected:
+    def ledger_place(self) -> tuple[str, str]:
+        """See `JointLedgers.ledger_place`: the file, and when what was written to it is on the disk."""
+        return self._path, self._backend.synchronous
+
+    def swap_all(self, swaps: Sequence[Swap]) -> list[_Version] | None:
+        """See `JointLedgers.swap_all`: one transaction."""
+
+        def compare_and_set(db: _Connection) -> list[_Version] | None:
+            if any(one.store._version(db) != one.expected for one in swaps):
                 return None
-            db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?, ?)", (state, record, *fence))
-            db.execute("DELETE FROM mapstate_claims WHERE state = ?", (state,))
-            return record, db.identity
+            for one in swaps:
+                state = one.store._state
+                db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?, ?)", (state, one.record, *one.fence))
+                db.execute("DELETE FROM mapstate_claims WHERE state = ?", (state,))
+            return [(one.record, db.identity) for one in swaps]
 
-        return self._transaction("BEGIN IMMEDIATE", compare_and_set, create=expected is None)
+        create = any(one.expected is None for one in swaps)
+        return self._transaction("BEGIN IMMEDIATE", compare_and_set, create=create)
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """See `LedgerReads.multi_get_with_ledger`. One snapshot, so the ledger is the same before and after."""

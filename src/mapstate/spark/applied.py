@@ -30,12 +30,20 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["Applied", "apply_on_driver", "apply_on_executors", "new_values_type", "read_back"]
+__all__ = [
+    "ONE_DRAW",
+    "Applied",
+    "apply_on_driver",
+    "apply_on_executors",
+    "computed_once",
+    "new_values_type",
+    "read_back",
+]
 
 _PAGE = 5000
 # Where an executor dies, Spark computes again what it held of the shuffle; of an input that is not deterministic that
 # is another draw. Tasks that have ended took the first: with these (Spark 4.1) the job fails and is not mixed.
-_ONE_DRAW = {
+ONE_DRAW = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
@@ -65,13 +73,13 @@ def apply_on_executors(batch_df: DataFrame, task: BatchTask) -> Applied:
     """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors."""
     from pyspark.sql import functions as F
 
-    with configured(batch_df, _ONE_DRAW), fixed_partitions(batch_df, task.spec):
+    with configured(batch_df, ONE_DRAW), fixed_partitions(batch_df, task.spec):
         plan = _plan(batch_df, task)
         task.spread = spread_of(plan) if task.spec.cache_size else None
         if task.new_values is None:
             lines = plan.mapInArrow(task, f"{REPORT_COLUMN} string").collect()
             return Applied(_reports(line[0] for line in lines), None)
-        out, release = _computed_once(plan.mapInArrow(task, task.new_values))
+        out, release = computed_once(plan.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
     return Applied(
@@ -89,8 +97,8 @@ def apply_on_driver(batch_df: DataFrame, task: BatchTask) -> Applied:
     """
     plan, release = _plan(batch_df, task).mapInArrow(_to_ipc, "batch binary"), _nothing
     if not batch_df.sparkSession.sparkContext._jsc.isLocal():
-        with configured(batch_df, _ONE_DRAW):
-            plan, release = _computed_once(plan)
+        with configured(batch_df, ONE_DRAW):
+            plan, release = computed_once(plan)
     try:
         rows = plan.toLocalIterator(prefetchPartitions=True)
         batches = (batch for row in rows for batch in pa.ipc.open_stream(bytes(row[0])))
@@ -104,7 +112,7 @@ def apply_on_driver(batch_df: DataFrame, task: BatchTask) -> Applied:
     return Applied(_reports([line]), new_values)
 
 
-def _computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
+def computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
     """The frame, computed, in two replicas and never again, and what lets it go."""
     from pyspark import StorageLevel
 

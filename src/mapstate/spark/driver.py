@@ -253,6 +253,7 @@ class BatchDriver:
             keys_skipped=skipped,
             milliseconds=int((time.monotonic() - self._started) * 1000),
             at=done.at,
+            partitions=len(tasks),
         )
 
     def _tell(self, done: BatchReport) -> None:

@@ -163,6 +163,11 @@ class PersistentAggregate:
             self.last_error = error  # Spark passes on the text alone
             raise
 
+    @property
+    def job(self) -> Job:
+        """What is kept, and where."""
+        return self._job
+
     def newValuesStream(self) -> NewValuesStream:
         """The keys that each batch touched, with their new totals, after the batch is committed."""
         return NewValuesStream(self)

@@ -71,8 +71,10 @@ class Call(NamedTuple):
 
     @property
     def ledger(self) -> dict[str, Any] | None:
-        """The ledger that a call writes, as JSON has it; None for any other call."""
+        """The ledger that a call writes, or the first of several, as JSON has it; None for any other call."""
         record = self.arguments[0] if self.method == "swap" else None
+        if self.method == "swap_all":
+            record = self.arguments[0][0].record
         if self.method == "multi_put" and LEDGER_KEY in self.keys:  # a store without compare-and-set
             record = self.arguments[1][self.keys.index(LEDGER_KEY)]
         return None if record is None else json.loads(record)
@@ -100,7 +102,10 @@ class HasKey:
 
 @dataclass(frozen=True)
 class Begins:
-    """``where``: the ledger's write that begins an attempt at this batch. The method is ``swap``."""
+    """``where``: the ledger's write that begins an attempt at this batch.
+
+    The method is ``swap``, or ``swap_all`` for several states of one store.
+    """
 
     batch_id: int
 
@@ -114,7 +119,7 @@ class Begins:
 class Commits:
     """``where``: the ledger's write that commits this batch, or that opens the state while it is the last one.
 
-    The method is ``swap``.
+    The method is ``swap``, or ``swap_all`` for several states of one store.
     """
 
     batch_id: int
@@ -325,6 +330,8 @@ class FaultyStore:
             outcome = "done"
             try:
                 self._fire(one, after=False)
+                if name == "swap_all":
+                    arguments = ([swap._replace(store=_inside(swap.store)) for swap in arguments[0]],)
                 result = method(*arguments, **named)
                 self._fire(one, after=True)
             except Exception as error:
@@ -556,6 +563,11 @@ def calling_executor() -> int:
     daemon = os.getppid()
     parent = subprocess.run(["ps", "-o", "ppid=", "-p", str(daemon)], capture_output=True, text=True, check=True)
     return int(parent.stdout)
+
+
+def _inside(store: Any) -> Any:
+    """The store that a `FaultyStore` wraps, as its own kind knows it."""
+    return store._inner if isinstance(store, FaultyStore) else store
 
 
 def _pass_on(wrapper: Any, inner: Any, wrapped: Callable[[str, Any], Any]) -> None:

@@ -68,10 +68,10 @@ class OneServer(RedisSettings):
 
     def pool(self) -> ConnectionPool:
         """The connections of this process; see `pool_of`."""
-        return pool_of(self._reached, self._new_pool)
+        return pool_of(self.reached, self._new_pool)
 
     @cached_property
-    def _reached(self) -> Self:
+    def reached(self) -> Self:
         """What is the same wherever on the server the records lie: backends that differ in that share connections."""
         return replace(self, prefix="", layout="string", records=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.backends.redis.checkup import RedisFacts, judge
@@ -12,7 +12,7 @@ from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
 from mapstate.backends.redis.writer import Writer
-from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
 from mapstate.errors import ConfigurationError, StoreError, StoreFullError, StoreUnavailableError
 from mapstate.findings import Finding
 
@@ -86,30 +86,53 @@ class RedisStore:
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
+        done = self.swap_all([Swap(self, record, expected, fence)])
+        return None if done is None else done[0]
+
+    def ledger_place(self) -> Hashable:
+        """See `JointLedgers.ledger_place`: the server, its database and the user."""
+        return self._backend.reached
+
+    def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
+        """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors as of `swap`."""
         server = self._server
-        more = command(b"GET", self._kept_layout) + INFO
-        conn, (found, layout, *info) = server.retrying(
-            lambda: server.watch(server.take(), self._ledger, more, 3, optional=2)
-        )
-        lived = life(*info)
-        if (None if found is None else (found, lived)) != expected:
+        first, *more = [one.store._ledger for one in swaps]
+        ask = b"".join(command(b"WATCH", one) + command(b"GET", one) for one in more)
+        ask += b"".join(command(b"GET", one.store._kept_layout) for one in swaps) + INFO
+        asked = 2 * len(more) + len(swaps) + 2
+        conn, replies = server.retrying(lambda: server.watch(server.take(), first, ask, asked, optional=2))
+        ledgers, layouts = [replies[0], *replies[2 : 2 * len(swaps) : 2]], replies[-2 - len(swaps) : -2]
+        lived = life(*replies[-2:])
+        if any(
+            (None if found is None else (found, lived)) != swap.expected
+            for found, swap in zip(ledgers, swaps, strict=True)
+        ):
             server.unwatch(conn)
             return None
-        if found is not None and layout != self._kind:
-            server.unwatch(conn)
-            raise self._elsewhere(layout)
-        if lived is None and not fence.closed:  # an attempt begins
+        for found, layout, swap in zip(ledgers, layouts, swaps, strict=True):
+            if found is not None and layout != swap.store._kind:
+                server.unwatch(conn)
+                raise swap.store._elsewhere(layout)
+        if lived is None and any(not one.fence.closed for one in swaps):  # an attempt begins
             _log.warning(
                 "state %s: this user of Redis may not run INFO, so a server that restarts, or fails over, within a "
                 "batch goes unnoticed, and may lose a part of it: allow it INFO",
                 self._state,
             )
-        changes = [(b"SET", self._ledger, record), (b"SET", self._fence, token_text(fence)), (b"DEL", self._claims)]
-        if found is None:
-            changes.append((b"SET", self._kept_layout, self._kind))
-        change = MULTI + b"".join([command(*one) for one in changes]) + EXEC
-        done = server.retrying(lambda: server.finish(conn, change, len(changes) + 2), retries=0)[-1]
-        return None if done is None else (record, lived)
+        changes = [
+            change
+            for found, one in zip(ledgers, swaps, strict=True)
+            for change in one.store._changes(one.record, one.fence, is_new=found is None)
+        ]
+        transaction = MULTI + b"".join(changes) + EXEC
+        done = server.retrying(lambda: server.finish(conn, transaction, len(changes) + 2), retries=0)[-1]
+        return None if done is None else [(one.record, lived) for one in swaps]
+
+    def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[bytes]:
+        """Commands for a transaction."""
+        ledger = command(b"SET", self._ledger, record), command(b"SET", self._fence, token_text(fence))
+        layout = [command(b"SET", self._kept_layout, self._kind)] if is_new else []
+        return [*ledger, command(b"DEL", self._claims), *layout]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
         """See `FencedWrites.writer`. It holds a connection from a get to its put, or to ``close()``."""

@@ -17,6 +17,7 @@ CAPABILITIES: Mapping[str, str] = {
     "guarded_writes": "a fenced attempt cannot write over what a later one wrote",
     "fenced_writes": "a fenced attempt cannot write anything at all",
     "fence_with_ledger": "its fence moves with the ledger, in one write",
+    "joint_ledgers": "ledgers of several states change in one write",
     "rewrites": "a vacuum replaces and removes records in one write",
     "ledger_reads": "reads ledger and records in one call",
     "reports": "keeps the last batch reports",

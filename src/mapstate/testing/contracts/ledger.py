@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from mapstate.backing_map import Backend, Claims, FenceToken, LedgerStore, Scan
+from mapstate.backing_map import Backend, Claims, FenceToken, LedgerStore, Scan, Swap
 from mapstate.errors import FencedError, MapStateError, StoreUnavailableError, UsageError
 from mapstate.ledger import Ledger, now
+from mapstate.ledgers import Ledgers
 from mapstate.testing.contracts.backend import BackendContract, closing, scanned
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import opening
@@ -144,6 +145,96 @@ class LedgerContract(BackendContract):
         for number in range(5):
             store.keep_report(b"%d" % number, 3)
         assert other.reports() == [b"4", b"3", b"2"]
+
+    # Several ledgers in one write
+
+    @needs("joint_ledgers")
+    def test_ledgers_of_several_states_change_together_with_their_fences(
+        self, store: Any, other: Any, backend: Backend, opened: ExitStack, side_door: SideDoor
+    ) -> None:
+        another = closing(opened, backend.open(f"{self.state}2"))
+        assert store.ledger_place() == other.ledger_place() == another.ledger_place()
+        hash(store.ledger_place())
+        self.move(another, LATER)
+        before = another.load()
+        versions = store.swap_all([Swap(another, b"two", before[1], CLOSED), Swap(store, b"one", None, OPEN)])
+        assert [(b"two", versions[0]), (b"one", versions[1])] == [another.load(), other.load()]
+        assert versions[0] != before[1]
+        self.writer_of(store, OPEN).multi_put(["a"], [self.a_record(1, 7)])
+        with pytest.raises(FencedError):
+            self.writer_of(another, LATER).multi_put(["a"], [self.a_record(1, 8)])
+        assert [side_door.read(name, "a") for name in (self.state, f"{self.state}2")] == [self.a_record(1, 7), None]
+        again = another.swap_all([Swap(other, b"three", versions[1], LATER), Swap(another, b"four", versions[0], OPEN)])
+        assert [store.load(), another.load()] == [(b"three", again[0]), (b"four", again[1])]
+        self.writer_of(another, OPEN).multi_put(["a"], [self.a_record(2, 7)])
+
+    @needs("joint_ledgers")
+    @pytest.mark.parametrize("late", [0, 1, 2])
+    def test_of_several_ledgers_all_change_or_none(
+        self, store: Any, other: Any, backend: Backend, opened: ExitStack, late: int
+    ) -> None:
+        stores = [store, *(closing(opened, backend.open(f"{self.state}{at}")) for at in (2, 3))]
+        versions = [self.move(one, OPEN) for one in stores]
+        fresh = [closing(opened, backend.open(f"{self.state}{at}")) for at in (4, 5)]
+        self.move(stores[late], OPEN)
+        before = [one.load() for one in stores]
+        swaps = [Swap(one, b"late", version, LATER) for one, version in zip(stores, versions, strict=True)]
+        assert store.swap_all(swaps) is None
+        assert fresh[0].swap_all([Swap(fresh[0], b"late", None, LATER), *swaps]) is None
+        made = [Swap(fresh[0], b"late", versions[0], OPEN), Swap(fresh[1], b"late", None, OPEN)]
+        assert fresh[0].swap_all(made) is None
+        assert [one.load() for one in (*stores, *fresh)] == [*before, None, None]
+        for one in stores:
+            self.writer_of(one, OPEN).multi_put(["a"], [self.a_record(1, 7)])
+        assert other.load() == before[0]
+
+    @needs("joint_ledgers")
+    def test_no_ledger_changes_alone_where_several_change_together(self, backend: Backend, opened: ExitStack) -> None:
+        """Two drivers change two ledgers, each in an order of its own. None that may change finds them apart."""
+        names = [self.state, f"{self.state}2"]
+        rounds, problems = 15, list[str]()
+
+        def count_up(order: int) -> None:
+            own: Any = [backend.open(name) for name in names][::order]
+            done = 0
+            try:
+                while done < rounds:
+                    found = [one.load() for one in own]
+                    numbers = [0 if one is None else int(one[0]) for one in found]
+                    swaps = [
+                        Swap(one, b"%d" % (max(numbers) + 1), None if was is None else was[1], OPEN)
+                        for one, was in zip(own, found, strict=True)
+                    ]
+                    if own[0].swap_all(swaps) is not None:
+                        done += 1
+                        problems.extend(f"apart: {numbers}" for _ in range(len(set(numbers)) - 1))
+            except MapStateError as error:
+                problems.append(repr(error))
+            finally:
+                for one in own:
+                    getattr(one, "close", lambda: None)()
+
+        threads = [Thread(target=count_up, args=(order,)) for order in (1, -1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert problems == []
+        ends = [closing(opened, backend.open(name)).load()[0] for name in names]
+        assert ends == [b"%d" % (2 * rounds)] * 2
+
+    @instead_of("joint_ledgers")
+    def test_states_that_cannot_change_together_are_evened_out_by_the_next_driver(
+        self, store: Any, backend: Backend, opened: ExitStack
+    ) -> None:
+        """And may be a batch apart until then, where a driver died between two commits."""
+        stores = [store, closing(opened, backend.open(f"{self.state}2"))]
+        states = [opening(name, "opaque", self.serializer) for name in (self.state, f"{self.state}2")]
+        first, begun = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
+        self._committed(first.ledgers[0], begun[0])
+        second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
+        assert [one.committed for one in second.records] == [None, None]
+        assert all(one.in_flight is not None for one in second.records)
 
     # The fence
 

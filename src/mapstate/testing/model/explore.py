@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mapstate.testing.model.protocol import Protocol
 from mapstate.testing.model.steps import Steps
-from mapstate.testing.model.world import Label, State, ViolationError, World
+from mapstate.testing.model.together import Together, TogetherProtocol, TogetherSteps
+from mapstate.testing.model.world import Label, ViolationError, World
 
-__all__ = ["Explored", "explore", "walk"]
+__all__ = ["Explored", "explore", "steps_of", "walk"]
 
 
 class Explored(NamedTuple):
@@ -39,15 +40,24 @@ class Explored(NamedTuple):
         return f"{self.world}: {self.violation}, after {len(self.trace)} steps ({self.states:,} states):{steps}"
 
 
-def explore(world: World, protocol: Protocol | None = None, *, limit: int = 100_000_000) -> Explored:
+def steps_of(world: World | Together, protocol: Protocol | None = None) -> Any:
+    """The steps of a world, under the library's protocol or a mutant's."""
+    if isinstance(world, World):
+        return Steps(world, protocol or Protocol(world.type))
+    own = protocol or TogetherProtocol(world.type)
+    assert isinstance(own, TogetherProtocol)
+    return TogetherSteps(world, own)
+
+
+def explore(world: World | Together, protocol: Protocol | None = None, *, limit: int = 100_000_000) -> Explored:
     """Looks at every state of a world, or at ``limit`` of them, until one is wrong."""
     started = time.monotonic()
-    steps = Steps(world, protocol or Protocol(world.type))
-    first = world.start()
+    steps = steps_of(world, protocol)
+    first: Any = world.start()
     parents: dict[int, int] = {hash(first): 0}
     frontier = [first]
     while frontier:
-        following: list[State] = []
+        following: list[Any] = []
         for state in frontier:
             came_from = hash(state)
             try:
@@ -71,11 +81,15 @@ def explore(world: World, protocol: Protocol | None = None, *, limit: int = 100_
 
 
 def walk(
-    world: World, choose: Callable[[Sequence[Label]], int], protocol: Protocol | None = None, *, longest: int = 500
+    world: World,
+    choose: Callable[[Sequence[Label]], int],
+    protocol: Protocol | None = None,
+    *,
+    longest: int = 500,
 ) -> Explored:
     """One way through a world: ``choose`` picks each step by its place among those that can be taken."""
     started = time.monotonic()
-    steps = Steps(world, protocol or Protocol(world.type))
+    steps = steps_of(world, protocol)
     state, trace = world.start(), list[Label]()
     try:
         while len(trace) < longest and (offered := list(steps.of(state))):
@@ -89,13 +103,13 @@ def walk(
 
 
 def _found(
-    world: World, parents: dict[int, int], started: float, error: ViolationError, trace: tuple[Label, ...]
+    world: World | Together, parents: dict[int, int], started: float, error: ViolationError, trace: tuple[Label, ...]
 ) -> Explored:
     seconds = time.monotonic() - started
     return Explored(world.name, len(parents), seconds, complete=False, violation=str(error), trace=trace)
 
 
-def _trace(steps: Steps, first: State, parents: dict[int, int], number: int) -> list[Label]:
+def _trace(steps: Any, first: Any, parents: dict[int, int], number: int) -> list[Label]:
     """The steps to a state, found again by their hashes."""
     way = [number]
     while way[-1] != hash(first):

@@ -13,6 +13,7 @@ import msgspec
 from mapstate import transitions
 from mapstate.backing_map import FenceToken
 from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Record, Refused
+from mapstate.testing.model.together import Together, TogetherProtocol
 from mapstate.testing.model.world import World
 from mapstate.transitions import AlreadyCommitted, Begun, Commit, InFlight, LedgerRecord, Opening
 
@@ -24,7 +25,7 @@ class Mutant(NamedTuple):
 
     name: str
     protocol: type[Protocol]
-    world: World
+    world: World | Together
     shows: str = "reads as"
 
 
@@ -256,6 +257,43 @@ class _KeysWrittenTwice(Protocol):
     writes_keys_twice = True
 
 
+class _SkipsWhatIsDone(TogetherProtocol):
+    """Commits one after the other; a state that has the batch keeps it, and the others get the replay's."""
+
+    def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
+        """Nothing is rolled back."""
+        return ledgers
+
+
+class _CommitsOneByOne(TogetherProtocol):
+    """In one store, with a write for each ledger: readers find the states apart."""
+
+    commits_one_store_at_once = False
+
+
+class _RollsBackBeforeAllAreOpened(TogetherProtocol):
+    """Each store is opened, rolled back and begun in one write, while the driver before may still commit the others."""
+
+    opens_all_first = False
+
+
+class _EvensOutItsOwnBatchesAlone(TogetherProtocol):
+    """What another query left behind in some of the states only is adopted as it is."""
+
+    def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
+        """Only where the last batch is of this query."""
+        forgotten = [
+            msgspec.structs.replace(one, committed=None)
+            if one.committed is not None and one.committed.owner != one.owner
+            else one
+            for one in ledgers
+        ]
+        even = super().even(forgotten, sessions, batch)
+        return [
+            before if after is other else after for before, other, after in zip(ledgers, forgotten, even, strict=True)
+        ]
+
+
 _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
 _COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
 _FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
@@ -280,6 +318,7 @@ _PUT_BACK = World(
 _FAILED_OVER = World(
     name="a node that fails over", store="cluster", drivers=((0, "refuse"),), plans=((1,),), losses=1, loss="node"
 )
+_TWO_STORES = Together(name="two stores")
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
@@ -382,4 +421,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "a reader found",
     ),
     Mutant("a key written twice in one attempt", _KeysWrittenTwice, World(name="one driver", drivers=((0, "refuse"),))),
+    Mutant("two stores, what is done is skipped", _SkipsWhatIsDone, _TWO_STORES, "differ for ever"),
+    Mutant(
+        "one store, a commit for each state", _CommitsOneByOne, Together(name="one store", stores=(0, 0)), "are apart"
+    ),
+    Mutant("a store rolled back before all are opened", _RollsBackBeforeAllAreOpened, _TWO_STORES, "goes on behind"),
+    Mutant(
+        "only one's own batches are evened out",
+        _EvensOutItsOwnBatchesAlone,
+        Together(name="two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
+        "not even",
+    ),
 )

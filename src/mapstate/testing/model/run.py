@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mapstate.testing.model.explore import Explored, explore, walk
 from mapstate.testing.model.mutants import MUTANTS, Mutant
+from mapstate.testing.model.together import Together
 from mapstate.testing.model.world import World
 from mapstate.testing.model.worlds import LARGE, SMALL, WIDE
 
@@ -68,7 +69,7 @@ def _run(work: Callable[[], Outcome]) -> Outcome:
     return work()
 
 
-def _explored(world: World, limit: int) -> Outcome:
+def _explored(world: World | Together, limit: int) -> Outcome:
     found = explore(world, limit=limit)
     return Outcome(found.violation is None, found.complete, found.states, str(found))
 

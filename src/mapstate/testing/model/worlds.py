@@ -6,6 +6,7 @@ has one key, that a batch may hold or not, and two drivers on one checkpoint.
 
 from __future__ import annotations
 
+from mapstate.testing.model.together import Together
 from mapstate.testing.model.world import Drivers, World
 
 __all__ = ["LARGE", "SMALL", "WIDE"]
@@ -16,7 +17,7 @@ _TWO_KEYS = (0, 1)
 _BOTH_OR_ONE = ((1, 1), (0, 1))
 _MAY_BE_REMOVED = ((1,), (2,), (0,))
 
-SMALL: tuple[World, ...] = (
+SMALL: tuple[World | Together, ...] = (
     World(name="a driver that is started again", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(
         name="tasks that are tried again",
@@ -102,9 +103,15 @@ SMALL: tuple[World, ...] = (
         losses=1,
     ),
     World(name="records that expire", expiries=1),
+    Together(name="two states in one store", stores=(0, 0)),
+    Together(name="two states in one store, one of them rolled back", stores=(0, 0), attempts=4, rollbacks=1),
+    Together(name="two states in two stores", attempts=2),
+    Together(name="two states in two stores, begun anew", drivers=_ALONE, failures=1, lost_replies=1),
+    Together(name="two states in two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
+    Together(name="three states in two stores", stores=(0, 0, 1), attempts=2),
 )
 
-LARGE: tuple[World, ...] = (
+LARGE: tuple[World | Together, ...] = (
     World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=_BOTH_OR_ONE),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
@@ -318,6 +325,14 @@ LARGE: tuple[World, ...] = (
     World(name="a store that is put back, three drivers", drivers=_THREE, losses=1, loss="back"),
     World(name="a store that is put back, a vacuum", vacuums=1, losses=1, loss="back"),
     World(name="records that expire, with a rollback", attempts=4, plans=_MAY_BE_REMOVED, rollbacks=1, expiries=2),
+    Together(name="two states in two stores, two drivers, two batches"),
+    Together(name="two states in two stores, one of them rolled back", attempts=4, rollbacks=1),
+    Together(name="two states in two stores, two drivers, begun anew", failures=1, lost_replies=1),
+    Together(name="two states in two stores, three drivers", drivers=_THREE),
+    Together(
+        name="two states in two stores, adopt and back again", drivers=((0, "refuse"), (1, "adopt"), (0, "adopt"))
+    ),
+    Together(name="three states in three stores", stores=(0, 1, 2)),
 )
 
 WIDE: tuple[World, ...] = (

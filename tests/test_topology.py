@@ -1,0 +1,340 @@
+"""Topologies on real Spark: several states of one stream, batches that finish, and batches that never do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_fixtures import Visits
+
+from mapstate import Count, Sum, Topology, errors, non_transactional, opaque, open_reader, transactional
+from mapstate.backends import resolve
+from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
+
+pytestmark = pytest.mark.spark
+
+AVAILABLE = {"availableNow": True}
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def url(request: Any, tmp_path: Path) -> str:
+    """A store of each kind, empty."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return request.getfixturevalue("redis_url")
+
+
+def finish(query: Any) -> None:
+    query.awaitTermination(120)
+    assert not query.isActive
+
+
+def contents(url: Any, state: str) -> dict[Any, Any]:
+    with open_reader(url, state) as reader:
+        return dict(reader.scan())
+
+
+def sizes(visits: Visits) -> dict[Any, Any]:
+    """How many visits there are of each size above 1, counted apart from all of this."""
+    rows = [size for name in visits._files for _, size in visits.rows(name) if size > 1]
+    return {(size,): {"visits": rows.count(size)} for size in rows}
+
+
+def site(spark: SparkSession, visits: Visits, first: Any, second: Any, **options: Any) -> Topology:
+    topology = Topology("site", **options)
+    stream = topology.newStream("visits", visits.stream(spark))
+    stream.groupBy("user_id").persistentAggregate(opaque(first, "by_user"), visits=Count(), bytes=Sum("bytes"))
+    large = stream.transform(lambda rows: rows.where("bytes > 1"))
+    large.groupBy("bytes").persistentAggregate(opaque(second, "by_size"), visits=Count())
+    return topology
+
+
+def test_all_states_of_a_stream_hold_each_batch(spark, visits, url):
+    visits.put("a", [("u1", 1), ("u2", 2), ("u1", 2)])
+    visits.put("b", [("u2", 3), ("u3", 2)])
+    finished = []
+    topology = site(spark, visits, url, url).on_finished(finished.append)
+    finish(topology.start(visits.checkpoint, trigger=AVAILABLE))
+    assert contents(url, "by_user") == visits.truth()
+    assert contents(url, "by_size") == sizes(visits)
+    assert [one.batch_id for one in finished] == [0, 1]
+    by_user, by_size = finished[0].states["by_user"], finished[0].states["by_size"]
+    assert (by_user.rows_sent, by_user.rows, by_user.keys_written, by_user.attempt) == (3, 3, 2, 1)
+    assert (by_size.rows_sent, by_size.rows, by_size.keys_written) == (None, 2, 1)
+    assert by_user.partitions >= 1
+
+
+def test_the_batch_is_evaluated_once_for_all_states(spark, visits, url):
+    """Its rows are drawn at random: states that were fed by two evaluations would not agree."""
+    visits.put("a", [(f"u{at}", at) for at in range(200)])
+    drawn = visits.stream(spark).withColumn("draw", F.floor(F.rand() * 1_000_000_000))
+    topology = Topology("draws")
+    stream = topology.newStream("draws", drawn)
+    stream.persistentAggregate(opaque(url, "one"), total=Sum("draw"))
+    half = stream.transform(lambda rows: rows.where(F.rand() < 0.5))
+    half.persistentAggregate(opaque(url, "two"), total=Sum("draw"), rows=Count())
+    half.transform(lambda rows: rows.select("draw")).persistentAggregate(opaque(url, "three"), total=Sum("draw"))
+    stream.groupBy("user_id").persistentAggregate(opaque(url, "four"), total=Sum("draw"))
+    finish(topology.start(visits.checkpoint, trigger=AVAILABLE))
+    one, two, three = (contents(url, name)[()]["total"] for name in ("one", "two", "three"))
+    assert one == sum(value["total"] for value in contents(url, "four").values())
+    assert two == three
+    assert 0 < two < one
+
+
+def test_new_values_of_each_state_come_after_all_have_committed(spark, visits, url):
+    visits.put("a", [("u1", 1), ("u2", 2)])
+    seen = []
+
+    def downstream(rows: DataFrame, batch_id: int) -> None:
+        seen.append((batch_id, sorted(tuple(row) for row in rows.collect()), len(contents(url, "by_size"))))
+
+    topology = Topology("site")
+    stream = topology.newStream("visits", visits.stream(spark))
+    by_user = stream.groupBy("user_id").persistentAggregate(opaque(url, "by_user"), n=Count())
+    stream.groupBy("bytes").persistentAggregate(opaque(url, "by_size"), n=Count())
+    by_user.newValuesStream().foreachBatch(downstream)
+    finish(topology.start(visits.checkpoint, trigger=AVAILABLE))
+    assert seen == [(0, [("u1", 1), ("u2", 1)], 2)]
+    with pytest.raises(errors.UsageError, match="runs already"):
+        by_user.newValuesStream().foreachBatch(downstream)
+
+
+def test_a_batch_that_comes_again_is_told_again_and_counts_once(spark, visits, url):
+    visits.put("a", [("u1", 1), ("u2", 2)])
+    finish(site(spark, visits, url, url).start(visits.checkpoint, trigger=AVAILABLE))
+    assert crash_between(visits.checkpoint) == 0
+    visits.put("a", [("u3", 5)])  # a replay with other rows, which comes too late
+    finished = []
+    again = site(spark, visits, url, url).on_finished(finished.append)
+    finish(again.start(visits.checkpoint, trigger=AVAILABLE))
+    assert contents(url, "by_user") == {("u1",): {"visits": 1, "bytes": 1}, ("u2",): {"visits": 1, "bytes": 2}}
+    assert contents(url, "by_size") == {(2,): {"visits": 1}}
+    assert [(one.batch_id, one.repeated, one.states["by_user"].rows) for one in finished] == [(0, True, 2)]
+
+
+def test_a_driver_that_failed_between_two_stores_is_followed_by_one_that_evens_them_out(spark, visits, tmp_path):
+    """And the replay has other rows: both states hold those, and nothing of the first attempt."""
+    first, second = f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db"
+    visits.put("a", [("u1", 1), ("u2", 2)])
+    fails = Fail(method="swap", where=Commits(0), error=errors.StoreUnavailableError, times=None)
+    broken = FaultyBackend(resolve(second), str(tmp_path), (fails,))
+    topology = site(spark, visits, first, broken)
+    query = topology.start(visits.checkpoint, trigger=AVAILABLE)
+    with pytest.raises(StreamingQueryException):
+        finish(query)
+    assert isinstance(topology.last_error, errors.StoreUnavailableError)
+    assert contents(first, "by_user") == visits.truth()
+    assert contents(second, "by_size") == {}
+    visits.put("a", [("u3", 5), ("u4", 5)])
+    finish(site(spark, visits, first, second).start(visits.checkpoint, trigger=AVAILABLE))
+    assert contents(first, "by_user") == visits.truth()
+    assert contents(second, "by_size") == sizes(visits)
+
+
+@pytest.mark.timeout(900)  # three jobs, each with a JVM of its own
+@pytest.mark.parametrize("stores", [1, 2])
+def test_a_driver_killed_at_any_write_of_a_ledger_leaves_states_that_agree(visits, tmp_path, stores):
+    urls = [f"sqlite:///{tmp_path}/{at}.db" for at in range(stores)]
+    visits.put("a", [("u1", 1), ("u2", 2)])
+    visits.put("b", [("u1", 3), ("u3", 3)])
+    for at in (2, 4) if stores == 1 else (3, 5):
+        folder = tmp_path / f"kill{at}"
+        folder.mkdir()
+        done = run_job(visits, urls, folder, kill_at=at)
+        assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+        visits.put("b", [("u1", at), ("u4", at), ("u5", 1)])  # the replay holds something else
+    folder = tmp_path / "last"
+    folder.mkdir()
+    done = run_job(visits, urls, folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    by_user, by_size = contents(urls[0], "by_user"), contents(urls[-1], "by_size")
+    assert sum(one["bytes"] for one in by_user.values() if one) >= 3
+    assert by_user == visits.truth()
+    assert by_size == sizes(visits)
+
+
+def run_job(
+    visits: Visits, urls: list[str], folder: Path, kill_at: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """This file as a job of its own; the driver dies before the ``kill_at``th change of a ledger of the last store."""
+    options = {
+        "urls": urls,
+        "input": str(visits.input),
+        "checkpoint": str(visits.checkpoint),
+        "folder": str(folder),
+        "kill_at": kill_at,
+    }
+    return subprocess.run(
+        [sys.executable, __file__, json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        start_new_session=True,
+    )
+
+
+def poisoned(spark: SparkSession, visits: Visits, url: str, **options: Any) -> Topology:
+    """A branch whose function fails for the visits of one user."""
+    topology = Topology("site", **options)
+    stream = topology.newStream("visits", visits.stream(spark))
+    stream.groupBy("user_id").persistentAggregate(
+        opaque(url, "by_user", max_attempts=2), visits=Count(), bytes=Sum("bytes")
+    )
+    checked = stream.transform(lambda rows: rows.where(F.expr("if(user_id = 'bad', raise_error('no'), bytes > 1)")))
+    checked.groupBy("bytes").persistentAggregate(opaque(url, "by_size", max_attempts=2), visits=Count())
+    return topology
+
+
+def test_a_batch_that_always_fails_stops_the_query_and_counts_in_no_state(spark, visits, url):
+    visits.put("a", [("u1", 2)])
+    finish(poisoned(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE))
+    before = visits.truth()
+    visits.put("b", [("u1", 1), ("bad", 2)])
+    with pytest.raises(StreamingQueryException):
+        finish(poisoned(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE))
+    assert contents(url, "by_user") == before
+    visits.put("b", [("u1", 1), ("good", 2)])
+    finish(poisoned(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE))
+    assert contents(url, "by_user") == visits.truth()
+    assert contents(url, "by_size") == sizes(visits)
+
+
+def test_a_batch_that_always_fails_goes_to_quarantine_with_its_rows(spark, visits, url, tmp_path):
+    visits.put("a", [("u1", 2)])
+    finished = []
+    kept = str(tmp_path / "kept")
+
+    def job() -> Topology:
+        own = poisoned(spark, visits, url, on_poison="quarantine", quarantine=kept)
+        return own.on_finished(finished.append)
+
+    finish(job().start(visits.checkpoint, trigger=AVAILABLE))
+    visits.put("b", [("u1", 1), ("bad", 2)])
+    visits.put("c", [("u4", 3)])
+    finish(job().start(visits.checkpoint, trigger=AVAILABLE))
+    rows = spark.read.parquet(kept)
+    assert sorted(tuple(row) for row in rows.select("user_id", "bytes", "batch_id").collect()) == [
+        ("bad", 2, 1),
+        ("u1", 1, 1),
+    ]
+    visits._files.pop("b")
+    assert contents(url, "by_user") == visits.truth()
+    assert contents(url, "by_size") == sizes(visits)
+    assert [one.batch_id for one in finished] == [0, 1, 2]
+    place = finished[1].quarantined
+    assert spark.read.parquet(place).count() == 2
+    assert [finished[1].states[name].rows for name in ("by_user", "by_size")] == [0, 0]
+    assert finished[1].states["by_user"].attempt == 2
+
+
+def test_what_an_attempt_before_has_kept_goes_where_the_batch_counts_after_all(spark, visits, url, tmp_path):
+    kept = tmp_path / "kept"
+    visits.put("a", [("u1", 2)])
+    finish(poisoned(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE))
+    query_id = json.loads(Path(visits.checkpoint, "metadata").read_text())["id"]
+    left = kept / f"query_id={query_id}" / "batch_id=1"
+    left.mkdir(parents=True)
+    (left / "part").write_text("left by a driver that died before its commit")
+    visits.put("b", [("u1", 1)])
+    again = poisoned(spark, visits, url, on_poison="quarantine", quarantine=str(kept))
+    finish(again.start(visits.checkpoint, trigger=AVAILABLE))
+    assert not left.exists()
+    assert contents(url, "by_user") == visits.truth()
+
+
+def test_on_finished_is_called_for_an_empty_batch_and_fails_nothing(spark, url, caplog):
+    finished = []
+
+    def told(batch: Any) -> None:
+        finished.append(batch)
+        raise ValueError("mine")
+
+    topology = Topology("site").on_finished(told)
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    stream = topology.newStream("visits", frame)
+    stream.groupBy("user_id").persistentAggregate(opaque(url, "by_user"), n=Count())
+    stream.persistentAggregate(opaque(url, "all"), n=Count())
+    topology(frame.limit(0), 0)
+    topology(frame, 1)
+    assert [(one.batch_id, one.states["all"].rows) for one in finished] == [(0, 0), (1, 1)]
+    assert "on_finished failed for batch 1" in caplog.text
+    assert contents(url, "all") == {(): {"n": 1}}
+
+
+def test_a_name_used_twice_is_an_error(spark, tmp_path):
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    topology = Topology("site")
+    stream = topology.newStream("visits", frame)
+    with pytest.raises(errors.DuplicateNameError, match="has a stream 'visits' already"):
+        topology.newStream("visits", frame)
+    stream.groupBy("user_id").persistentAggregate(opaque("memory://x"), n=Count())
+    with pytest.raises(errors.DuplicateNameError, match="has a state 'visits' already"):
+        stream.groupBy("bytes").persistentAggregate(opaque(f"sqlite:///{tmp_path}/x.db"), n=Count())
+    other = topology.newStream("others", frame)
+    with pytest.raises(errors.DuplicateNameError, match="has a state 'visits' already"):
+        other.persistentAggregate(opaque("memory://y", "visits"), n=Count())
+
+
+def test_what_cannot_be_is_refused_when_it_is_declared(spark, tmp_path):
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    topology = Topology("site")
+    with pytest.raises(errors.UsageError, match="0 streams"):
+        topology.start()
+    stream = topology.newStream("visits", frame)
+    with pytest.raises(errors.UsageError, match="no state"):
+        topology(frame, 0)
+    with pytest.raises(errors.UsageError, match="no stream"):
+        topology.start()
+    stream.persistentAggregate(transactional(f"sqlite:///{tmp_path}/x.db", "one"), n=Count())
+    stream.persistentAggregate(transactional(f"sqlite:///{tmp_path}/x.db", "two"), n=Count())
+    with pytest.raises(errors.ConfigurationError, match="'one' is transactional"):
+        stream.persistentAggregate(opaque(f"sqlite:///{tmp_path}/y.db", "three"), n=Count())
+    topology.newStream("others", frame)
+    with pytest.raises(errors.UsageError, match="2 streams"):
+        topology.start()
+    with pytest.raises(errors.ConfigurationError, match="go together"):
+        Topology("site", on_poison="quarantine")
+    with pytest.raises(errors.ConfigurationError, match="one of stop, quarantine"):
+        Topology("site", on_poison="skip")
+    kept = Topology("kept", on_poison="quarantine", quarantine=str(tmp_path)).newStream("visits", frame)
+    with pytest.raises(errors.ConfigurationError, match="is transactional"):
+        kept.persistentAggregate(transactional("memory://x"), n=Count())
+    kept.persistentAggregate(non_transactional("memory://x"), n=Count())
+
+
+def main(options: dict[str, Any]) -> None:
+    from visits_job import SCHEMA, session
+
+    from mapstate import testing
+
+    backends: list[Any] = [resolve(url) for url in options["urls"]]
+    if options["kill_at"] is not None:
+        method = "swap_all" if len(backends) == 1 else "swap"
+        fault = testing.Kill(method=method, call=options["kill_at"], who=os.getpgrp())
+        backends[-1] = testing.FaultyBackend(backends[-1], options["folder"], (fault,))
+    spark = session("local[2]")
+    frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).csv(options["input"])
+    topology = Topology("site")
+    stream = topology.newStream("visits", frame)
+    stream.groupBy("user_id").persistentAggregate(opaque(backends[0], "by_user"), visits=Count(), bytes=Sum("bytes"))
+    large = stream.transform(lambda rows: rows.where("bytes > 1"))
+    large.groupBy("bytes").persistentAggregate(opaque(backends[-1], "by_size"), visits=Count())
+    topology.start(options["checkpoint"], trigger=AVAILABLE).awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
