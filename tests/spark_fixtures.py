@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -61,12 +62,16 @@ class Visits:
         self.input.mkdir()
         self.checkpoint = folder / "checkpoint"
         self._files: dict[str, list[tuple[str, int]]] = {}
+        self._last = 0
 
     def put(self, name: str, rows: list[tuple[str, int]]) -> None:
         """Adds a file, or replaces its contents."""
         self._files[name] = rows
         partial = self.input / f"_{name}"  # Spark does not see what starts with _
         partial.write_text("".join(f"{user},{size}\n" for user, size in rows))
+        # Spark reads files in the order of their times, which are too coarse for two in a row.
+        self._last = max(time.time_ns(), self._last + 20_000_000)
+        os.utime(partial, ns=(self._last, self._last))
         partial.rename(self.input / f"{name}.csv")
 
     def rows(self, name: str) -> list[tuple[str, int]]:

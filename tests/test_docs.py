@@ -30,6 +30,33 @@ def test_links_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+# The public methods of Storm 2's Stream, GroupedStream, TridentState and TridentTopology; those of resources in one.
+TRIDENT = {
+    "Stream": "aggregate applyAssembly batchGlobal broadcast chainedAgg each filter flatMap getOutputFields global "
+    "groupBy identityPartition localOrShuffle map max maxBy min minBy name parallelismHint partition "
+    "partitionAggregate partitionBy partitionPersist peek persistentAggregate project setCPULoad shuffle "
+    "slidingWindow stateQuery toStream tumblingWindow window",
+    "GroupedStream": "aggregate chainedAgg each getGroupFields getOutputFields name partitionAggregate "
+    "persistentAggregate stateQuery toStream",
+    "TridentState": "newValuesStream parallelismHint setCPULoad",
+    "TridentTopology": "build join merge multiReduce newDRPCStream newStaticState newStream setResourceDefaults",
+}
+
+
+def test_the_port_table_names_every_method_and_says_code_only_where_there_is_some():
+    page = (ROOT / "docs" / "coming-from-trident.md").read_text()
+    sections = dict(re.findall(r"^(##+ [^\n]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    for kind, methods in TRIDENT.items():
+        first_cells = re.findall(r"^\| (.*?) \|", sections[f"### {kind}"], re.MULTILINE)
+        assert set(methods.split()) <= set(re.findall(r"`(\w+)", " ".join(first_cells))), kind
+    anchors = {
+        re.sub(r"[^\w -]", "", title.lstrip("# ").lower()).replace(" ", "-"): body for title, body in sections.items()
+    }
+    found = re.findall(r"\[code\]\(#([^)]+)\)", page)
+    assert len(found) > 20
+    assert [anchor for anchor in found if "```python" not in anchors.get(anchor, "")] == []
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, request: Any, monkeypatch: Any):

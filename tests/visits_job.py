@@ -4,6 +4,7 @@ python tests/visits_job.py '{"url": ..., "input": ..., "checkpoint": ..., ...}'
 
 ``faults`` are those of `mapstate.testing`, by name, with their fields: ``["Kill", {"who": "driver", "call": 3}]``.
 ``who`` may be "driver", which is this process's group; ``where`` is ``["Begins", 7]`` or ``["Commits", 7]``.
+``second`` names a state that follows the first, and then the faults are those of its store.
 ``dies_downstream`` is the batch whose new values the driver does not survive.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 import class_archive
 from pyspark.sql import DataFrame, SparkSession
 
-from mapstate import Count, Sum, newStream, opaque, testing, transactional
+from mapstate import Avg, Count, Sum, newStream, opaque, testing, transactional
 from mapstate.backends import resolve
 
 TESTS = str(Path(__file__).resolve().parent)
@@ -58,8 +59,11 @@ def fault(kind: str, fields: dict[str, Any]) -> testing.Fault:
 
 def main(options: dict[str, Any]) -> None:
     backend: Any = resolve(options["url"])
+    faulty = backend
     if "faults" in options:
-        backend = testing.FaultyBackend(backend, options["folder"], tuple(fault(*one) for one in options["faults"]))
+        faulty = testing.FaultyBackend(backend, options["folder"], tuple(fault(*one) for one in options["faults"]))
+    if "second" not in options:
+        backend = faulty
     recipe = {"opaque": opaque, "transactional": transactional}[options.get("type", "opaque")]
     spark = session(options.get("master", "local[2]"), **options.get("conf", {}))
     visits = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).csv(options["input"])
@@ -70,6 +74,10 @@ def main(options: dict[str, Any]) -> None:
             recipe(backend, chunk_size=options.get("chunk_size", 1)), visits=Count(), bytes=Sum("bytes")
         )
     )
+    if "second" in options:
+        by_visits = counts.newValuesStream().groupBy("visits")
+        second = opaque(faulty, name=options["second"])
+        counts = by_visits.persistentAggregate(second, users=Count(), bytes=Sum("bytes"), mean=Avg("bytes"))
     if "dies_downstream" in options:
 
         def downstream(new_values: DataFrame, batch_id: int) -> None:

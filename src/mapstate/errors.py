@@ -16,6 +16,7 @@
     │   ├── ValueOverflowError        a sum that left its type's range
     │   ├── TooLargeError             a key or value above the store's limit
     │   ├── AggregatorError           a user's aggregator raised
+    │   ├── UpdaterError              a user's own state, or its updater, raised
     │   └── CorruptRecordError        a stored record that cannot be read back
     ├── LedgerError                   the protocol refused
     │   ├── StateNotFoundError        a reader asked for a state that has no ledger
@@ -77,6 +78,7 @@ __all__ = [
     "UnknownColumnError",
     "UnknownSchemeError",
     "UnsupportedTypeError",
+    "UpdaterError",
     "UsageError",
     "ValueOverflowError",
 ]
@@ -174,6 +176,10 @@ class TooLargeError(DataError):
 
 class AggregatorError(DataError):
     """A user's aggregator raised; its own error is named in the message."""
+
+
+class UpdaterError(DataError):
+    """A user's own state or its StateUpdater raised; its own error is named in the message."""
 
 
 class CorruptRecordError(DataError):

@@ -16,6 +16,7 @@ from mapstate.ledger import decode_ledger, ledger_store, read_ledger, record_pag
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
+from mapstate.values import Committed
 
 __all__ = ["Consistency", "StateReader", "open_reader"]
 
@@ -47,15 +48,26 @@ def open_reader(
 
 
 class StateReader:
-    """Committed reads of one state; see `open_reader`. A context manager; not thread-safe."""
+    """Committed reads of one state; see `open_reader`. A context manager; not thread-safe.
+
+    ``before`` is a query id and one of that query's batches, the last one or the one that comes next: an opaque
+    state is read as it was before that batch, also where it is committed by now.
+    """
 
     def __init__(
-        self, backend: Backend, state: str, consistency: Consistency, aggregators: Mapping[str, Aggregator]
+        self,
+        backend: Backend,
+        state: str,
+        consistency: Consistency,
+        aggregators: Mapping[str, Aggregator],
+        *,
+        before: tuple[str, int] | None = None,
     ) -> None:
         self._state = check_state_name(state)
         self._store: Any = backend.open(state)
         self._latest = consistency == "latest"
         self._aggregators = aggregators
+        self._before = before
         self._opened: _Opened | None = None
 
     def ledger(self) -> LedgerRecord:
@@ -162,12 +174,28 @@ class StateReader:
         """What counts of the records. Raises StaleBatchError where the ledger was overtaken."""
         if ledger.type == "non-transactional":
             return records
-        view, newest = ledger.view(), ledger.next_txid - 1
+        view, newest = self._view(ledger), ledger.next_txid - 1
         if not self._latest and ledger.type == "opaque":
             return view.values(records, newest)
         if any(one is not None and one[0] > newest for one in records):
             raise StaleBatchError(f"a record is newer than txid {newest}")
         return [None if one is None or not view.check_age(one[0]) else one[1] for one in records]
+
+    def _view(self, ledger: LedgerRecord) -> Committed:
+        """What counts; without the last batch where the state is to be read as it was before it."""
+        done = ledger.committed
+        if self._before is None or ledger.type != "opaque" or done is None:
+            return ledger.view()
+        query_id, batch_id = self._before
+        if ledger.owner != query_id or done.owner != query_id or done.batch_id < batch_id:
+            return ledger.view()
+        if done.batch_id > batch_id or ledger.last_txid != done.txid:
+            later = f"batch {done.batch_id} is committed" if done.batch_id > batch_id else "it was vacuumed"
+            raise UsageError(
+                f"state {self._state!r} cannot be read as it was before batch {batch_id}: {later} since, and records "
+                "keep one value before the current one"
+            )
+        return Committed(done.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
 
     def _changed(self, opened: _Opened) -> bool:
         found = ledger_store(self._store).load()

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from mapstate.aggregators import built_in
+from mapstate.aggregators import built_in, net
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
+from mapstate.aggregators.net import NetRows
 from mapstate.errors import AggregatorError, MapStateError
 from mapstate.serializers.value_types import check_type
 from mapstate.transitions import Field
@@ -33,6 +34,7 @@ class Fields:
         self.aggregators = [aggregators[field.name] for field in fields]
         self.native = all(isinstance(one, NativeCombiner) for one in self.aggregators)
         self._single = len(self.fields) == 1
+        self._rows_at = next((at for at, one in enumerate(self.aggregators) if isinstance(one, NetRows)), None)
 
     def from_columns(self, columns: list[list[list[Any]]]) -> list[Any]:
         """Partials of a chunk, one per key, from each field's native columns."""
@@ -46,8 +48,16 @@ class Fields:
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         """New values of a chunk from what was stored and what the batch brings.
 
-        Raises ValueOverflowError, and AggregatorError where a user's aggregator raised.
+        A key of which `NetRows` counts no rows any more is removed. Raises ValueOverflowError, and AggregatorError
+        where a user's aggregator raised.
         """
+        values = self._combined(bases, partials)
+        at = self._rows_at
+        if at is None:
+            return values
+        return [None if (value if self._single else value[at]) == 0 else value for value in values]
+
+    def _combined(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         if self._single:
             one = self.aggregators[0]
             if not isinstance(one, NativeCombiner):
@@ -101,6 +111,10 @@ class Fields:
             msgspec.json.encode(one).decode() if field.type == "any" and one is not None else one
             for field, one in zip(self.fields, results, strict=True)
         ]
+
+    def with_presence(self, value: Any, before: Any) -> list[Any]:
+        """The value before as `shown` has it, then whether there was one, and whether there is one now."""
+        return [*self.shown(before), before is not None, value is not None]
 
     def split(self, value: Any) -> list[Any]:
         """A value field by field, as the aggregators take it."""
@@ -206,7 +220,8 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
     """
     known: dict[str, Aggregator] = {}
     for field in fields:
-        kind: Any = getattr(built_in, field.aggregator.partition("(")[0], None)
+        name = field.aggregator.partition("(")[0]
+        kind: Any = getattr(built_in, name, None) or getattr(net, name, None)
         if field.name in aggregators:
             known[field.name] = aggregators[field.name]
         elif kind is not None and field.type.startswith(("struct<sum:", "struct<by:")):

@@ -31,15 +31,24 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = [
+    "INSIDE",
+    "IS_THERE",
+    "OLD_COLUMN",
     "ONE_DRAW",
+    "WAS_THERE",
     "Applied",
     "apply_on_driver",
     "apply_on_executors",
+    "column_of",
     "computed_once",
     "new_values_type",
     "read_back",
 ]
 
+INSIDE = "__mapstate_"
+OLD_COLUMN = f"{INSIDE}old_"
+WAS_THERE = f"{INSIDE}was_there"
+IS_THERE = f"{INSIDE}is_there"
 _PAGE = 5000
 # Where an executor dies, Spark computes again what it held of the shuffle; of an input that is not deterministic that
 # is another draw. Tasks that have ended took the first: with these (Spark 4.1) the job fails and is not mixed.
@@ -50,16 +59,22 @@ ONE_DRAW = {
 
 
 class Applied:
-    """What an attempt came to: the tasks' reports and, where asked for, the new values."""
+    """What an attempt came to: the tasks' reports and, where asked for, the new values.
+
+    ``missing`` of the new values could not be read back, of a batch that was committed already.
+    """
 
     def __init__(
         self,
         reports: list[TaskReport],
         new_values: DataFrame | None,
         release: Callable[[], None] | None = None,
+        *,
+        missing: int = 0,
     ) -> None:
         self.reports = reports
         self.new_values = new_values
+        self.missing = missing
         self._release = release
 
     def release(self) -> None:
@@ -125,14 +140,18 @@ def _nothing() -> None:
 
 
 def read_back(
-    batch_df: DataFrame, spec: StateSpec, fields: Fields, ledger: LedgerRecord, commit: Commit | None
+    batch_df: DataFrame, spec: StateSpec, fields: Fields, ledger: LedgerRecord, commit: Commit | None, *, old: bool
 ) -> Applied:
     """The new values of a batch that is committed already: the records that carry its txid.
 
-    Scans the state, a page at a time. None where the batch's records cannot be told any more.
+    Scans the state, a page at a time. None where the batch's records cannot be told any more. ``old`` values are
+    those that the records keep: right for every record that carries the txid, because the attempt that was
+    committed wrote it once, on what was committed before. A record that is gone (expired, evicted, or removed by the
+    batch and then dropped by a vacuum), or that a later attempt has written, is counted as missing.
     """
-    schema = new_values_type(batch_df, ledger.keys, fields)
+    schema = new_values_type(batch_df, ledger.keys, fields, old=old)
     batches: list[pa.RecordBatch] = []
+    found = 0
     if commit is not None and spec.type != "non-transactional":
         store: Any = spec.open()
         if not isinstance(store, Scan):
@@ -147,30 +166,46 @@ def read_back(
         seen: set[StoreKey] = set()  # a scan may give a key twice
         for page in record_pages(store, _PAGE):
             records = zip(page, codec.loads(page, backing.multi_get(page)), strict=True)
-            own = {text: one[1] for text, one in records if one is not None and one[0] == commit.txid}
-            fresh = {text: value for text, value in own.items() if text not in seen}
+            own = {text: one for text, one in records if one is not None and one[0] == commit.txid}
+            fresh = {text: one for text, one in own.items() if text not in seen}
             seen.update(fresh)
             if fresh:
-                batches.append(_page(schema, keys, fields, fresh))
-    return Applied([], _frame(batch_df, schema, batches))
+                batches.append(_page(schema, keys, fields, fresh, old=old))
+        found = len(seen)
+    missing = 0 if commit is None else commit.keys - found
+    return Applied([], _frame(batch_df, schema, batches), missing=missing)
 
 
-def _page(schema: StructType, keys: KeyCodec, fields: Fields, values: dict[StoreKey, Any]) -> pa.RecordBatch:
+def _page(
+    schema: StructType, keys: KeyCodec, fields: Fields, records: dict[StoreKey, Any], *, old: bool
+) -> pa.RecordBatch:
     """New values by key text, as tasks give them out."""
     arrow = arrow_schema(schema)
-    columns = list(zip(*([*keys.decode(text), *fields.shown(value)] for text, value in values.items()), strict=True))
+    rows = [
+        [*keys.decode(text), *fields.shown(one[1]), *(fields.with_presence(one[1], one[2]) if old else ())]
+        for text, one in records.items()
+    ]
+    columns = list(zip(*rows, strict=True))
     arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
-    return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(values), pa.string())], schema=arrow)
+    return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(rows), pa.string())], schema=arrow)
 
 
-def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields) -> StructType:
-    """The schema of new values: the key columns, one column per aggregate, and the tasks' own last."""
-    from pyspark.sql.types import StringType, StructField, StructType
+def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, *, old: bool = False) -> StructType:
+    """The schema of new values: the key columns, one column per aggregate, and the tasks' own last.
+
+    With ``old``, the aggregates before the batch stand behind them, and whether the key was there and is there.
+    """
+    from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
     columns = [StructField(key.name, batch_df.schema[key.name].dataType) for key in keys]
-    for field, one in zip(fields.fields, fields.aggregators, strict=True):
-        shown = "string" if field.type == "any" else one.result_type(field.type)
-        columns.append(StructField(field.name, _data_type(shown)))
+    shown = [
+        _data_type("string" if field.type == "any" else one.result_type(field.type))
+        for field, one in zip(fields.fields, fields.aggregators, strict=True)
+    ]
+    columns += [StructField(field.name, kind) for field, kind in zip(fields.fields, shown, strict=True)]
+    if old:
+        columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown)]
+        columns += [StructField(WAS_THERE, BooleanType()), StructField(IS_THERE, BooleanType())]
     return StructType([*columns, StructField(REPORT_COLUMN, StringType())])
 
 
@@ -178,7 +213,7 @@ def _plan(batch_df: DataFrame, task: BatchTask) -> DataFrame:
     """One row per key with its partials; or, for aggregators in plain Python, the rows in key order."""
     from pyspark.sql import functions as F
 
-    keys = [_column(key.name).alias(f"key{at}") for at, key in enumerate(task.keys)]
+    keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(task.keys)]
     if task.partials is not None:
         partials = [
             column.alias(f"partial{at}_{part}")
@@ -187,7 +222,7 @@ def _plan(batch_df: DataFrame, task: BatchTask) -> DataFrame:
             for part, column in enumerate(one.partials(field.type))
         ]
         return batch_df.groupBy(*keys).agg(*partials, F.count(F.lit(1)).alias("rows"))
-    values = [_column(name).alias(f"value{at}") for at, name in enumerate(task.rows_of)]
+    values = [column_of(name).alias(f"value{at}") for at, name in enumerate(task.rows_of)]
     rows = batch_df.select(*keys, *values)
     if not keys:
         return rows.repartition(1)
@@ -195,7 +230,8 @@ def _plan(batch_df: DataFrame, task: BatchTask) -> DataFrame:
     return rows.repartition(*places).sortWithinPartitions(*places)
 
 
-def _column(name: str) -> Column:
+def column_of(name: str) -> Column:
+    """The column of this very name, whatever is in it."""
     from pyspark.sql import functions as F
 
     return F.col("`" + name.replace("`", "``") + "`")

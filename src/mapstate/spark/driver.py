@@ -22,7 +22,7 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.errors import FencedError, IncompleteBatchError, StateSchemaError, StoreRestartedError, UsageError
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, clock_txid, now
-from mapstate.spark.applied import Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
+from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
 from mapstate.spark.offsets import offsets_of
 from mapstate.spark.query import QueryRun
 from mapstate.spark.task import BatchTask, TaskReport
@@ -32,10 +32,25 @@ from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, LedgerR
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchDriver", "Downstream", "Job", "OnBatch"]
+__all__ = ["BatchDriver", "Downstream", "Job", "OnBatch", "Replacing"]
 
 Downstream = Callable[["DataFrame", int], None]
 """Gets a batch's new values and its batch id."""
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """A `Downstream` that gets the old values too, of an opaque state; see `new_values_type`.
+
+    Where those of a batch that counts already cannot all be read back any more, the query stops.
+    """
+
+    function: Downstream
+
+    def __call__(self, new_values: DataFrame, batch_id: int) -> None:
+        """Passes them on."""
+        self.function(new_values, batch_id)
+
 
 OnBatch = Callable[[BatchReport], None]
 """Gets what a batch came to, after its commit."""
@@ -70,6 +85,7 @@ class BatchDriver:
         self._store: Any = None
         self._committed: tuple[int, str] | None = None
         self._started = 0.0
+        self._old = any(isinstance(function, Replacing) for function in job.downstream)
 
     def run(self, batch_df: DataFrame, batch_id: int) -> None:
         """One foreachBatch call. See `PersistentAggregate.__call__`."""
@@ -221,7 +237,10 @@ class BatchDriver:
             keys=self._job.keys,
             partials=partials,
             begun=begun,
-            new_values=new_values_type(batch_df, self._job.keys, fields) if self._job.downstream else None,
+            new_values=new_values_type(batch_df, self._job.keys, fields, old=self._old)
+            if self._job.downstream
+            else None,
+            old_values=self._old,
             rows_of=list(self._job.columns),
             committed=vouched,
         )
@@ -289,15 +308,37 @@ class BatchDriver:
                 "state %s: the new values of batch %d cannot be told from later ones any more; downstream gets none",
                 *(self._spec.state, done.batch_id),
             )
-        self._new_values_downstream(
-            read_back(batch_df, self._spec, fields, ledger.record, done.commit),
-            done.batch_id,
-        )
+        found = read_back(batch_df, self._spec, fields, ledger.record, done.commit, old=self._old)
+        if done.commit is None or found.missing:
+            self._check_complete(done, found.missing)
+        self._new_values_downstream(found, done.batch_id)
+
+    def _check_complete(self, done: AlreadyCommitted, missing: int) -> None:
+        """What follows the state cannot be exact without all new values. Raises IncompleteBatchError."""
+        if done.commit is None:
+            lost = "cannot be told from later ones any more: another query has committed since, or the state was reset"
+        else:
+            lost = (
+                f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, or the batch "
+                "removed them and a vacuum came since, or a later attempt wrote them"
+            )
+        if self._old:
+            raise IncompleteBatchError(
+                f"state {self._spec.state!r}: the new values of batch {done.batch_id}, which is committed already, "
+                f"{lost}. A state that follows this one would be wrong without them; it got nothing. Restore both "
+                "stores and the checkpoint from one moment, or begin both states anew under other names.",
+                state=self._spec.state,
+                batch_id=done.batch_id,
+            )
+        if done.commit is not None:
+            _log.warning("state %s: the new values of batch %d %s", self._spec.state, done.batch_id, lost)
 
     def _new_values_downstream(self, applied: Applied, batch_id: int) -> None:
         try:
             if applied.new_values is not None:
+                inside = [name for name in applied.new_values.columns if name.startswith(INSIDE)]
+                plain = applied.new_values.drop(*inside)
                 for function in self._job.downstream:
-                    function(applied.new_values, batch_id)
+                    function(applied.new_values if isinstance(function, Replacing) else plain, batch_id)
         finally:
             applied.release()

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
 from mapstate.errors import (
     ConfigurationError,
     DuplicateNameError,
-    MapStateError,
     NotPicklableError,
     UnknownColumnError,
     UsageError,
 )
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
+from mapstate.spark.applied import computed_once
 from mapstate.spark.driver import BatchDriver, Downstream, Job, OnBatch
+from mapstate.spark.rows import Rows, Step, empty_frame, through
+from mapstate.spark.startable import Startable
 from mapstate.spark.task import REPORT_COLUMN
 from mapstate.spec import StateSpec, check_state_name
 from mapstate.transitions import Field
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
-__all__ = ["GroupedStream", "NewValuesStream", "PersistentAggregate", "Stream", "newStream"]
+    from mapstate.spark.aggregate import BatchAggregator, ChainedAggregate
+    from mapstate.spark.new_values import NewValuesStream
+    from mapstate.spark.partition_persist import PartitionPersist, StateUpdater
+    from mapstate.spark.state_query import StateFactory
+
+__all__ = ["BatchFunction", "GroupedStream", "PersistentAggregate", "Stream", "check_travels", "grouped", "newStream"]
 
 
 def newStream(name: str, df: DataFrame) -> Stream:
@@ -45,35 +52,136 @@ def newStream(name: str, df: DataFrame) -> Stream:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Rows. See `newStream`."""
+class Stream(Rows):
+    """The rows of a DataFrame. See `newStream`."""
 
     name: str
     df: DataFrame
+    steps: tuple[Step, ...] = ()
 
-    def groupBy(self, *columns: str) -> GroupedStream:
-        """One aggregate per combination of values of ``columns``. For one aggregate of all, leave it out.
+    @property
+    def schema(self) -> StructType:
+        """See `Rows.schema`."""
+        return through(self.steps, empty_frame(self.df), None).schema if self.steps else self.df.schema
 
-        Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError.
+    def _then(self, step: Step, *, by_row: bool) -> Self:  # noqa: ARG002  no row of a stream replaces another
+        return replace(self, steps=(*self.steps, step))
+
+    def merge(self, *others: Stream) -> Self:
+        """The rows of several streams in one: of other DataFrames, or of this one grouped and changed in other ways.
+
+        Columns meet by name, and have to be the same. Raises ConfigurationError where streams of different DataFrames
+        have steps of their own: those work batch by batch, and there a batch is of one DataFrame.
         """
-        if not columns:
+        streams: list[Stream] = [self, *others]
+        if all(one.df is self.df for one in others):
+
+            def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
+                return _united([through(one.steps, frame, batch_id) for one in streams])
+
+            return replace(self, steps=(step,))
+        if any(one.steps for one in streams):
             raise ConfigurationError(
-                "groupBy() needs at least one column; for one aggregate of all rows call persistentAggregate on the "
-                "stream itself"
+                f"the streams {', '.join(one.name for one in streams)} are of different DataFrames, so they are merged "
+                "before anything is done to their batches: merge them first, or change the DataFrames themselves"
             )
-        return GroupedStream(self, columns)
+        return replace(self, df=_united([one.df for one in streams]))
+
+    def toDF(self) -> DataFrame:
+        """The rows of a batch DataFrame behind all steps: a request that is answered at once.
+
+        Raises UsageError for a streaming DataFrame with steps: they take one micro-batch after the other.
+        """
+        if self.df.isStreaming and self.steps:
+            raise UsageError(
+                f"the rows of {self.name!r} come batch by batch: take them with foreachBatch or persistentAggregate"
+            )
+        return through(self.steps, self.df, None)
+
+    def foreachBatch(self, function: Downstream) -> BatchFunction:
+        """Calls ``function(rows, batch_id)`` for each batch, at least once; returns what is to be started."""
+        return BatchFunction(self, function)
 
     def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
         """Keeps aggregates of all rows, under the key ``()``. See `GroupedStream.persistentAggregate`."""
         return GroupedStream(self, ()).persistentAggregate(state, **aggregates)
 
+    def partitionPersist(
+        self,
+        state: StateFactory,
+        updater: StateUpdater,
+        by: Sequence[str] = (),
+        *,
+        partitions: int,
+        chunk_size: int = 10_000,
+    ) -> PartitionPersist:
+        """Keeps rows in a state of one's own, with an updater of one's own; what it emits are the new values.
+
+        ``by``          columns whose hash says which partition a row goes to; without any, Spark spreads rows evenly
+        ``partitions``  how many there are, in each batch, also where some are empty; not to be changed while the state
+                        lives, where a partition keeps what is its own
+        ``chunk_size``  rows per call of the updater
+
+        mapstate keeps no ledger here: what a batch that comes again does, the state has to decide by its txid. See
+        `mapstate.spark.partition_persist.State`. Raises ConfigurationError.
+        """
+        from mapstate.spark.partition_persist import partition_persist
+
+        return partition_persist(self, state, updater, by, partitions=partitions, chunk_size=chunk_size)
+
+    def _inside(self) -> dict[str, str]:
+        return {}
+
+    def _aggregators(
+        self,
+        state: StateSpec,  # noqa: ARG002
+        aggregates: Mapping[str, Aggregator],
+        *,
+        keyed: bool,  # noqa: ARG002
+    ) -> dict[str, Aggregator]:
+        return dict(aggregates)
+
+    def _kept(self, job: Job, schema: StructType) -> PersistentAggregate:
+        return PersistentAggregate(self.df, job, schema, self.steps)
+
+
+def _united(frames: list[DataFrame]) -> DataFrame:
+    first = frames[0]
+    for other in frames[1:]:
+        first = first.unionByName(other)
+    return first
+
+
+class BatchFunction(Startable):
+    """A function of the rows of a stream. See `Stream.foreachBatch`."""
+
+    def __init__(self, stream: Stream, function: Downstream) -> None:
+        super().__init__(stream.df)
+        self._stream = stream
+        self._function = function
+
+    def _apply(self, batch_df: DataFrame, batch_id: int) -> None:
+        self._function(through(self._stream.steps, batch_df, batch_id), batch_id)
+
+
+def grouped(rows: Any, columns: tuple[str, ...]) -> GroupedStream:
+    """See `Rows.groupBy`."""
+    if not columns:
+        raise ConfigurationError(
+            "groupBy() needs at least one column; for one aggregate of all rows call persistentAggregate on the "
+            "stream itself"
+        )
+    return GroupedStream(rows, columns)
+
 
 class GroupedStream:
-    """Rows by key. See `Stream.groupBy`."""
+    """Rows by key. See `Rows.groupBy`."""
 
-    def __init__(self, stream: Stream, columns: tuple[str, ...]) -> None:
+    def __init__(self, stream: Any, columns: tuple[str, ...]) -> None:
         self._stream = stream
-        self._types = {field.name: field.dataType.simpleString() for field in stream.df.schema.fields}
+        self._schema = stream.schema
+        self._names = self._schema.names
+        self._types = {field.name: field.dataType.simpleString() for field in self._schema.fields}
         for column in columns:
             if not isinstance(column, str):
                 raise ConfigurationError(
@@ -108,99 +216,130 @@ class GroupedStream:
                     "CombinerAggregator or ReducerAggregator of your own"
                 )
         _check_unique([key.name for key in self._keys] + list(aggregates))
+        aggregates = self._stream._aggregators(state, aggregates, keyed=bool(self._keys))
+        types = self._types | self._stream._inside()
         spec = state.named(self._stream.name)
-        fields = tuple(Field(name, one.describe(), one.bind(self._types)) for name, one in aggregates.items())
+        fields = tuple(Field(name, one.describe(), one.bind(types)) for name, one in aggregates.items())
         for field in fields:
             wire_type(field.type, WireForm())
-        _check_travels(f"the recipe of state {spec.state!r}", spec)
+        check_travels(f"the recipe of state {spec.state!r}", spec)
         for name, one in aggregates.items():
-            _check_travels(f"the aggregator {name}={one}", one)
+            check_travels(f"the aggregator {name}={one}", one)
         read = {key.name: key.type for key in self._keys}
         for one in aggregates.values():
             names = one.columns() or self._all_unless_native(one)
-            read |= {name: column_type(self._types, name, one) for name in names}
+            read |= {name: column_type(types, name, one) for name in names}
         for name in read:
-            same = [other for other in self._stream.df.columns if other.casefold() == name.casefold()]
+            same = [other for other in self._names if other.casefold() == name.casefold()]
             if len(same) > 1:
                 raise DuplicateNameError(
                     f"the stream {self._stream.name!r} has columns that Spark cannot tell apart: {', '.join(same)}",
                     name=name,
                 )
         job = Job(self._stream.name, spec, self._keys, fields, aggregates, read)
-        return PersistentAggregate(self._stream.df, job)
+        kept: PersistentAggregate = self._stream._kept(job, self._schema)
+        return kept
+
+    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> Any:
+        """One row per key of each batch: the key columns, and what aggregators come to; nothing is kept.
+
+        See `Rows.aggregate`. Raises ConfigurationError.
+        """
+        return self.chainedAgg().aggregate(*own, **aggregates).chainEnd()
+
+    def chainedAgg(self) -> ChainedAggregate:
+        """Several aggregates over the rows of each key of a batch, until ``chainEnd()``."""
+        from mapstate.spark.aggregate import ChainedAggregate
+
+        return ChainedAggregate(self._stream, tuple(key.name for key in self._keys))
 
     def _all_unless_native(self, one: Aggregator) -> list[str]:
         """What an aggregator reads that names no columns: nothing if Spark computes it, else all."""
         return [] if isinstance(one, NativeCombiner) else list(self._types)
 
 
-class PersistentAggregate:
+class PersistentAggregate(Startable):
     """A state that follows a stream; also a plain foreachBatch function.
 
     In a job that exists it is one line::
 
         df.writeStream.foreachBatch(counts).option("checkpointLocation", path).start()
 
-    One instance serves one query at a time. Called on the driver, once per micro-batch. ``last_error`` is
-    the error that stopped the query: Spark's own StreamingQueryException has only its text.
+    One instance serves one query at a time. Called on the driver, once per micro-batch. ``schema`` is that of the rows
+    that it aggregates.
     """
 
-    def __init__(self, df: DataFrame, job: Job) -> None:
-        self._df = df
+    def __init__(
+        self,
+        df: DataFrame,
+        job: Job,
+        schema: StructType,
+        steps: tuple[Step, ...] = (),
+        *,
+        after: tuple[Downstream, ...] = (),
+        source: Callable[[Downstream], Startable] | None = None,
+        followed: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(df)
+        self.schema = schema
+        self._followed = followed
         self._job = job
         self._driver = BatchDriver(job)
-        self.last_error: MapStateError | None = None
+        self._steps = steps
+        self._after = after
+        self._fed_by = source
+        self._source = None if source is None else source(self._take)
 
-    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Applies one micro-batch, exactly once. What Spark calls.
+    @property
+    def states(self) -> tuple[Any, ...]:
+        """The state and those that it follows, as (backend, name)."""
+        return (*self._followed, (self._job.spec.backend, self._job.spec.state))
 
-        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts.
+    @property
+    def source(self) -> Startable | None:
+        """The state that this one follows, with all that it feeds so far; None where it follows a stream.
+
+        From here goes another branch: ``second.source.newValuesStream()...``
         """
+        return self._source
+
+    def _apply(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch, exactly once."""
+        (self._take if self._source is None else self._source)(batch_df, batch_id)
+
+    def _take(self, frame: DataFrame, batch_id: int) -> None:
+        """Rows of a batch, of the stream or of what this state follows."""
+        frame, release = computed_once(frame) if self._after else (frame, None)
         try:
-            self._driver.run(batch_df, batch_id)
-        except MapStateError as error:
-            self.last_error = error  # Spark passes on the text alone
-            raise
+            self._driver.run(through(self._steps, frame, batch_id), batch_id)
+            for function in self._after:
+                function(frame, batch_id)
+        finally:
+            if release is not None:
+                release()
 
     @property
     def job(self) -> Job:
         """What is kept, and where."""
         return self._job
 
-    def newValuesStream(self) -> NewValuesStream:
-        """The keys that each batch touched, with their new totals, after the batch is committed."""
-        return NewValuesStream(self)
+    def newValuesStream(self, *, old: bool = False) -> NewValuesStream:
+        """The keys that each batch touched, with their new totals, after the batch is committed.
 
-    def start(
-        self,
-        checkpointLocation: str | None = None,
-        *,
-        trigger: Mapping[str, Any] | None = None,
-        queryName: str | None = None,
-        outputMode: str = "append",
-        options: Mapping[str, str] | None = None,
-    ) -> StreamingQuery:
-        """Starts the streaming query.
-
-        ``checkpointLocation`` is where Spark keeps its progress; it belongs to the state like its
-        ledger. ``trigger`` as DataStreamWriter.trigger takes it, e.g. {"processingTime": "10 seconds"}.
-        Raises UsageError for a DataFrame that is no stream.
+        With ``old``, of an opaque state, also the totals before the batch: ``visits`` and ``old_visits``. A key that
+        a batch removes comes with nulls. See `NewValuesStream`.
         """
-        if not self._df.isStreaming:
-            raise UsageError("this DataFrame is no stream: read it with spark.readStream")
-        writer = self._df.writeStream.foreachBatch(self).outputMode(outputMode)
-        if trigger is not None:
-            writer = writer.trigger(**trigger)
-        if queryName is not None:
-            writer = writer.queryName(queryName)
-        if checkpointLocation is not None:
-            writer = writer.option("checkpointLocation", str(checkpointLocation))
-        return writer.options(**(options or {})).start()
+        from mapstate.spark.new_values import NewValuesStream
+
+        return NewValuesStream.of(self, old=old)
 
     def with_downstream(self, function: Downstream) -> PersistentAggregate:
         """The same state with one more function that gets each batch's new values."""
-        return PersistentAggregate(self._df, replace(self._job, downstream=(*self._job.downstream, function)))
+        return self._with(replace(self._job, downstream=(*self._job.downstream, function)))
+
+    def with_after(self, function: Downstream) -> PersistentAggregate:
+        """The same state with one more function that gets each batch, as it came, after its commit."""
+        return self._with(self._job, (*self._after, function))
 
     def on_batch(self, function: OnBatch) -> PersistentAggregate:
         """The same state with one more function that gets each batch's `BatchReport`.
@@ -209,28 +348,22 @@ class PersistentAggregate:
         brings again though it counts already, so at most once per batch. What it raises is logged: the
         batch is committed, and goes on.
         """
-        return PersistentAggregate(self._df, replace(self._job, on_batch=(*self._job.on_batch, function)))
+        return self._with(replace(self._job, on_batch=(*self._job.on_batch, function)))
+
+    def _with(self, job: Job, after: tuple[Downstream, ...] | None = None) -> PersistentAggregate:
+        after = self._after if after is None else after
+        return PersistentAggregate(
+            *(self._df, job, self.schema, self._steps),
+            after=after,
+            source=self._fed_by,
+            followed=self._followed,
+        )
 
     def __repr__(self) -> str:
         job = self._job
         by = ", ".join(key.name for key in job.keys)
         shown = ", ".join(f"{field.name}={field.aggregator}" for field in job.fields)
         return f"<{job.stream} by ({by}): {shown} in {job.spec!r}>"
-
-
-class NewValuesStream:
-    """New values of a state: key columns and one column per aggregate. See `newValuesStream`."""
-
-    def __init__(self, aggregate: PersistentAggregate) -> None:
-        self._aggregate = aggregate
-
-    def foreachBatch(self, function: Downstream) -> PersistentAggregate:
-        """Calls ``function(new_values, batch_id)`` after each commit; returns what is to be started.
-
-        Called at least once per batch: again, with the same rows, after a crash that came before Spark's
-        own commit. Using the DataFrame twice does not write twice.
-        """
-        return self._aggregate.with_downstream(function)
 
 
 def _check_unique(names: list[str] | tuple[str, ...]) -> None:
@@ -243,7 +376,7 @@ def _check_unique(names: list[str] | tuple[str, ...]) -> None:
             )
 
 
-def _check_travels(what: str, thing: Any) -> None:
+def check_travels(what: str, thing: Any) -> None:
     """NotPicklableError, naming the attribute, unless ``thing`` can be sent to executors."""
     from pyspark.cloudpickle import dumps, loads
 

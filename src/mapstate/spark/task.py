@@ -24,6 +24,7 @@ from mapstate.backing_map import Claims, FencedWrites, FenceToken, writer_of
 from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.ledger import read_ledger
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
+from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import lease
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from mapstate.transitions import Begun
 
-__all__ = ["REPORT_COLUMN", "BatchTask", "TaskError", "TaskReport", "arrow_schema", "arrow_to_python"]
+__all__ = ["REPORT_COLUMN", "BatchTask", "TaskError", "TaskReport", "arrow_schema", "arrow_to_python", "partition_id"]
 
 REPORT_COLUMN = "__mapstate_report"
 
@@ -87,9 +88,10 @@ class BatchTask:
 
     ``key_columns`` and then either each field's native partials and a count of rows (``partials`` has
     the number of columns per field), or the raw rows sorted by key (``partials`` is None).
-    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them. ``rows_of`` names
-    the columns of raw rows. ``committed`` is the last committed attempt, where its driver vouches for it, and
-    ``spread`` says how keys are spread over partitions, where a worker may keep records; see `cache_lease`.
+    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them; with ``old_values`` it
+    has also those before the batch, which an opaque state knows. ``rows_of`` names the columns of raw rows.
+    ``committed`` is the last committed attempt, where its driver vouches for it, and ``spread`` says how keys are
+    spread over partitions, where a worker may keep records; see `cache_lease`.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class BatchTask:
         new_values: StructType | None,
         rows_of: Sequence[str] = (),
         committed: str | None = None,
+        old_values: bool = False,
     ) -> None:
         self.spec = spec
         self.fields = fields
@@ -115,6 +118,7 @@ class BatchTask:
         self.view: Committed = begun.view
         self.token: FenceToken = begun.token
         self.new_values = new_values
+        self.old_values = old_values
         self.attempt = uuid.uuid4().hex
         self.committed = committed
         self.rows_of = rows_of
@@ -123,7 +127,7 @@ class BatchTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Applies the partition; yields new values, where asked for, and at the end the report."""
         started = time.monotonic()
-        report = TaskReport(partition=_partition(), holder=uuid.uuid4().hex)
+        report = TaskReport(partition=partition_id(), holder=uuid.uuid4().hex)
         try:
             yield from self._apply(batches, report)
         except errors.MapStateError as error:
@@ -149,11 +153,13 @@ class BatchTask:
                 native = self.partials is not None
                 chunks = self._native_chunks(counted) if native else self._folded_chunks(counted, state)
                 for keys, partials, rows, columns in chunks:
-                    values = state.multi_combine(keys, partials, self.fields.combine_all)
+                    bases: list[Any] = []
+                    combine = self._keeping(bases) if self.old_values else self.fields.combine_all
+                    values = state.multi_combine(keys, partials, combine)
                     report.rows_done += rows
                     report.keys += len(keys)
                     if self.new_values is not None:
-                        yield self._new_values(self.new_values, columns, values)
+                        yield self._new_values(self.new_values, columns, values, bases)
                 if isinstance(state, TransactionalMap):
                     report.skipped = state.skipped
         finally:
@@ -260,7 +266,18 @@ class BatchTask:
         columns = [pa.array([key[at] for key in key_values], arrow.field(at).type) for at in range(len(self.keys))]
         return keys, partials, rows, columns
 
-    def _new_values(self, schema: StructType, key_columns: Sequence[pa.Array], values: list[Any]) -> pa.RecordBatch:
+    def _keeping(self, bases: list[Any]) -> CombineAll:
+        """The fields' combine, which also leaves the values before in ``bases``."""
+
+        def combine(old: list[Any], partials: list[Any]) -> list[Any]:
+            bases.extend(old)
+            return self.fields.combine_all(old, partials)
+
+        return combine
+
+    def _new_values(
+        self, schema: StructType, key_columns: Sequence[pa.Array], values: list[Any], bases: list[Any]
+    ) -> pa.RecordBatch:
         arrow = arrow_schema(schema)
         shown = [self.fields.shown(value) for value in values]
         arrays = [column.cast(arrow.field(at).type) for at, column in enumerate(key_columns)]
@@ -273,6 +290,10 @@ class BatchTask:
                     f"{schema[field.name].dataType.simpleString()}: {error}. Nothing of this batch counts.",
                     field=field.name,
                 ) from error
+        if self.old_values:
+            before = [self.fields.with_presence(value, base) for value, base in zip(values, bases, strict=True)]
+            columns = zip(*before, strict=True)
+            arrays += [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns, len(arrays))]
         arrays.append(pa.nulls(len(values), pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
@@ -365,7 +386,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def _partition() -> int:
+def partition_id() -> int:
     """The number of the partition this process works on; 0 where no task runs, on the driver."""
     from pyspark import TaskContext
 

@@ -1,0 +1,55 @@
+"""Word count, Trident's first example: how often each word was said, exactly, from a directory of text files.
+
+    scripts/run python examples/word_count.py --texts README.md --store sqlite:///words.db --checkpoint words.checkpoint
+
+Reads what has come since the last run, then answers a request as Trident's DRPC would: the count of each word asked
+for, and their sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from mapstate import Count, Sum, newStream, opaque
+from mapstate.spark import newStaticState
+
+
+def split(lines: DataFrame) -> DataFrame:
+    """A row per word, in lower case."""
+    return lines.select(F.explode(F.regexp_extract_all(F.lower("value"), F.lit(r"(\w+)"))).alias("word"))
+
+
+def word_counts(lines: DataFrame, store: str) -> Any:
+    """What is to be started: a state of words, from a stream of lines."""
+    words = newStream("word_counts", lines).transform(split)
+    return words.groupBy("word").persistentAggregate(opaque(store), count=Count())
+
+
+def ask(spark: SparkSession, store: str, text: str) -> tuple[dict[str, int | None], int]:
+    """How often each word of a text was said, and how often all of them were; None for a word that nobody said."""
+    request = newStream("request", spark.createDataFrame([(text,)], "value string")).transform(split)
+    asked = request.stateQuery(newStaticState(opaque(store, name="word_counts")), "word", ["count"])
+    counts = {row["word"]: row["count"] for row in asked.toDF().collect()}
+    return counts, asked.aggregate(sum=Sum("count")).toDF().collect()[0]["sum"]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Counts words exactly once, and answers for some of them.")
+    parser.add_argument("--texts", required=True, help="a directory of text files, or a pattern")
+    parser.add_argument("--store", required=True, help="sqlite:///words.db, redis://localhost:6379/0, ...")
+    parser.add_argument("--checkpoint", required=True, help="directory for Spark's progress; belongs to the store")
+    parser.add_argument("--ask", default="the man on the moon", help="words to ask for")
+    options = parser.parse_args()
+    spark = SparkSession.builder.appName("word_count").config("spark.log.level", "ERROR").getOrCreate()
+    lines = spark.readStream.text(options.texts)
+    word_counts(lines, options.store).start(options.checkpoint, trigger={"availableNow": True}).awaitTermination()
+    print(*ask(spark, options.store, options.ask))
+
+
+if __name__ == "__main__":
+    main()
