@@ -52,6 +52,9 @@ class Fields:
             one = self.aggregators[0]
             if not isinstance(one, NativeCombiner):
                 return [self._join(0, _bare(base), new) for base, new in zip(bases, partials, strict=True)]
+            known = one.combine_known(bases, partials)
+            if known is not None:
+                return known
             if NULL in bases:
                 bases = [_bare(base) for base in bases]
             values = one.combine_all(bases, partials)
@@ -61,7 +64,8 @@ class Fields:
             old = [None if base is None else base[at] for base in bases]
             new = [partial[at] for partial in partials]
             if isinstance(one, NativeCombiner):
-                columns.append(one.combine_all(old, new))
+                known = one.combine_known(old, new)
+                columns.append(one.combine_all(old, new) if known is None else known)
             else:
                 columns.append([self._join(at, a, b) for a, b in zip(old, new, strict=True)])
         return list(zip(*columns, strict=True))

@@ -29,17 +29,18 @@ class Bucket:
 
     def get(self, keys: Sequence[str]) -> bytes:
         """One MGET."""
-        return self._layout.get(keys)
+        return self._layout.get(self._layout.pack(keys))
 
     def put(self, keys: Sequence[str], values: Sequence[bytes]) -> tuple[bytes, ...]:
         """The commands that store all of them: one, but where they expire."""
+        layout = self._layout
         if self._expiry is None:
-            return (self._layout.put(keys, values)[0],)
-        return tuple(self._layout.put([key], [value])[0] for key, value in zip(keys, values, strict=True))
+            return (layout.put(layout.pack(keys), values)[0],)
+        return tuple(layout.put(layout.pack([key]), [value])[0] for key, value in zip(keys, values, strict=True))
 
     def fenced_get(self, keys: Sequence[str]) -> tuple[bytes, bytes]:
         """The fence, and the records."""
-        return command(b"GET", self.fence), self._layout.get(keys)
+        return command(b"GET", self.fence), self.get(keys)
 
     def fenced_put(self, token: bytes, keys: Sequence[str], values: Sequence[bytes]) -> bytes:
         """One script; see `guarded_put`."""
