@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import pytest
+from redis.connection import ConnectionPool
 from redis.exceptions import ConnectionError as Unreachable
 
 from mapstate import errors
 from mapstate.backends import resolve
-from mapstate.backing_map import FenceToken, ReadsAhead
+from mapstate.backing_map import FenceToken, ReadsAhead, SpreadFences
 
 pytestmark = pytest.mark.redis
 OPEN = FenceToken(1, 7, nonce="a")
 CHUNKS = [[f"user-{chunk}-{at}" for at in range(50)] for chunk in range(4)]
 
 
-@pytest.fixture(params=["string", "hash"])
-def store(redis_url, request):
-    found = resolve(f"{redis_url}&layout={request.param}").open("visits")
+@pytest.fixture(params=["string", "hash", "cluster"])
+def place(request):
+    """The URL of a store, and the servers that it is on."""
+    if request.param == "cluster":
+        return request.getfixturevalue("cluster_url"), request.getfixturevalue("redis_cluster").masters
+    return f"{request.getfixturevalue('redis_url')}&layout={request.param}", [request.getfixturevalue("redis_server")]
+
+
+@pytest.fixture
+def store(place):
+    found = resolve(place[0]).open("visits")
     move(found, OPEN)
     yield found
     found.close()
 
 
 def move(store, token):
-    """Has the fence at a token, as the ledger's write does."""
+    """Has the fence at a token, as the ledger's write or what follows it does."""
     found = store.load()
     assert store.swap(b"{}", found and found[1], token) is not None
+    if isinstance(store, SpreadFences):
+        store.move_fences([fence.token for fence in store.fences()], token)
 
 
 def in_use(store):
-    return len(store._backend.pool()._in_use_connections)
+    backend = store._backend
+    pools = [backend.pool()] if hasattr(backend, "pool") else map(backend.pool_to, store._cluster.known())
+    return sum(len(pool._in_use_connections) for pool in pools)
 
 
-def drop_connections(redis_server):
-    with redis_server.client() as client:
-        client.client_kill_filter(_type="normal", skipme=True)
+def drop_connections(place):
+    for server in place[1]:
+        with server.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
 
 
 def test_every_chunk_finds_what_is_stored_and_is_stored(store):
@@ -80,8 +94,13 @@ def test_a_fence_that_moved_between_two_chunks_refuses_the_second(store):
 
 def test_an_attempt_that_is_fenced_already_reads_nothing_ahead(store):
     writer = store.writer(OPEN._replace(txid=6))
-    with pytest.raises(errors.FencedError):
+
+    def read():
         writer.read_ahead(CHUNKS[0])
+        writer.multi_get(CHUNKS[0])  # in a cluster it shows here
+
+    with pytest.raises(errors.FencedError):
+        read()
     assert in_use(store) == 0
 
 
@@ -98,19 +117,19 @@ def test_a_fence_that_was_touched_and_left_as_it_was_refuses_nothing(store):
 
 
 @pytest.mark.parametrize("when", ["asked", "got", "put"])
-def test_a_connection_that_breaks_costs_a_read_and_no_record(store, redis_server, when):
+def test_a_connection_that_breaks_costs_a_read_and_no_record(store, place, when):
     store.multi_put(CHUNKS[1], [b"before"] * 50)
     writer = store.writer(OPEN)
     writer.read_ahead(CHUNKS[0])
     writer.read_ahead(CHUNKS[1])
     if when == "asked":
-        drop_connections(redis_server)
+        drop_connections(place)
     assert writer.multi_get(CHUNKS[0]) == [None] * 50
     if when == "got":
-        drop_connections(redis_server)
+        drop_connections(place)
     writer.multi_put(CHUNKS[0], [b"0"] * 50)
     if when == "put":
-        drop_connections(redis_server)
+        drop_connections(place)
     assert writer.multi_get(CHUNKS[1]) == [b"before"] * 50
     writer.multi_put(CHUNKS[1], [b"1"] * 50)
     writer.close()
@@ -122,10 +141,10 @@ def test_a_read_that_cannot_be_sent_ahead_is_left_to_the_get(store, monkeypatch)
     writer = store.writer(OPEN)
     with monkeypatch.context() as patch:
 
-        def fails():
+        def fails(*args, **options):
             raise Unreachable("for now")
 
-        patch.setattr(writer._server, "take", fails)
+        patch.setattr(ConnectionPool, "get_connection", fails)
         writer.read_ahead(CHUNKS[0])
     assert writer.multi_get(CHUNKS[0]) == [None] * 50
     writer.close()
