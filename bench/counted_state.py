@@ -15,7 +15,7 @@ from mapstate.ledger import Ledger
 from mapstate.spark.task import BatchTask
 from mapstate.transitions import Commit, Field, Opening
 
-__all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks"]
+__all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time"]
 
 STATE = "visits"
 ARROW_ROWS = 10_000  # of each batch that Spark sends to Python
@@ -79,6 +79,23 @@ class CountedState:
         with open_reader(self.url, self.name) as reader:
             for some in chunks(users, 50_000):
                 assert reader.multi_get(some) == [{"n": expected}] * len(some), "counted wrong"
+
+
+def processor_time(
+    state: CountedState, batches: Sequence[pa.RecordBatch], keys: int, servers: Sequence[Any], rounds: int = 5
+) -> dict[str, float]:
+    """Microseconds of processor that a key takes, of this process and of the servers that these clients lead to."""
+
+    def of_servers() -> float:
+        spent = [client.info("cpu") for client in servers]
+        return sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in spent)
+
+    before = time.process_time(), of_servers()
+    for _ in range(rounds):
+        state.apply(batches)
+    after = time.process_time(), of_servers()
+    scale = 1e6 / keys / rounds
+    return {"client_cpu": (after[0] - before[0]) * scale, "server_cpu": (after[1] - before[1]) * scale}
 
 
 def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
