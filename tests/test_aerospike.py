@@ -13,12 +13,14 @@ from decimal import Decimal
 from typing import Any
 
 import aerospike
+import pyarrow as pa
 import pytest
-from aerospike_stand_in import Fault, StandInBackend
+from aerospike_stand_in import Fault, StandInBackend, StandInClient
 from servers import free_port
 
 from mapstate import Count, newStream, non_transactional, opaque, open_reader, transactional
 from mapstate.aggregators import CombinerAggregator
+from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backends.aerospike import AerospikeBackend
 from mapstate.backends.aerospike_checkup import judge
@@ -59,6 +61,7 @@ from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.testing import FaultyStore
 from mapstate.transitions import Commit, Field, Opening
 from mapstate.vacuum import vacuum
@@ -276,6 +279,29 @@ def test_of_many_at_once_one_has_the_claim(place):
         one.join()
     assert len(found) == 8
     assert len(set(found)) == 1
+
+
+def test_no_call_is_left_to_the_clients_own_timeouts(stand_in, monkeypatch):
+    """Those are a second for all, and no second try of a write."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    check = StandInClient._check
+    monkeypatch.setattr(StandInClient, "_check", lambda *args: (seen.append(args[1:]), check(*args))[1])
+    store = stand_in.backend(timeout=7).open("visits")
+    move(store, TOKEN)
+    move(store, TOKEN)
+    assert {policy["max_retries"] for kind, policy in seen if kind == "write"} == {0}, (
+        "the ledger's write is tried once"
+    )
+    store.claim(7, 0, "me")
+    store.claim(7, 0, "you")
+    for one in (store, store.filtered_writer(TOKEN)):
+        one.multi_put(["a"], [[1, None, 7]])
+        assert one.multi_get(["a"]) == [[1, None, 7]]
+    store.keep_report(b"{}", 9)
+    assert store.reports() == [b"{}"]
+    assert {kind for kind, _ in seen} == {"read", "write", "batch", "batch_write"}
+    assert {policy["total_timeout"] for kind, policy in seen if kind != "batch_write"} == {7000}
+    assert all(policy["max_retries"] > 0 for kind, policy in seen if kind in ("read", "batch"))
 
 
 @pytest.mark.parametrize(("asked", "left"), [(500, 500), (0, aerospike.TTL_NEVER_EXPIRE)])
@@ -835,6 +861,43 @@ def test_a_second_try_of_a_task_writes_nothing_even_after_the_commit(place):
     begun = job.attempt(a=1)
     job.commit(begun)
     assert job.store.claim(begun.txid, 0, "second try") != "second try"
+
+
+def try_of_a_task(backend: Any, begun: Any, holder: str) -> TaskReport:
+    """What an executor does with one row of one partition, 100 more for "a"."""
+    task = BatchTask(
+        spec=opaque(backend, name="s"),
+        fields=Fields((N,), {"n": Count()}),
+        layouts=((START, 1),),
+        keys=(KeyField("k", "string"),),
+        partials=[1],
+        begun=begun,
+        new_values=None,
+    )
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "partial": [100], "rows": [1]})
+    report = TaskReport(partition=0, holder=holder)
+    assert list(task._apply(iter([batch]), report)) == []
+    return report
+
+
+def test_a_try_that_comes_when_the_claim_of_the_first_has_expired_writes_nothing(stand_in):
+    """Its attempt is committed, so that what it wrote would count."""
+    job = Job(stand_in.backend())
+    begun = job.ledger.begin(job.next)
+    assert not try_of_a_task(stand_in.backend(), begun, "first").lost_claim
+    job.commit(begun)
+    assert contents(stand_in.backend()) == {"a": 100}
+    stand_in.cluster.now += 2 * 86_400
+    assert try_of_a_task(stand_in.backend(), begun, "late").lost_claim
+    assert contents(stand_in.backend()) == {"a": 100}
+
+
+def test_a_try_of_an_attempt_that_the_store_has_lost_writes_nothing(stand_in):
+    """The same txid is given out again, under another name."""
+    job = Job(stand_in.backend())
+    lost = job.ledger.begin(job.next)
+    again = lost._replace(token=lost.token._replace(nonce="of another life"))
+    assert try_of_a_task(stand_in.backend(), again, "late").lost_claim
 
 
 @pytest.mark.parametrize("seed", range(3))

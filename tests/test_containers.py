@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servers import find_redis, free_port, wait_until
+from servers import find_redis_binary, free_port, wait_until
 
 from mapstate.backends import resolve
 from mapstate.errors import ConfigurationError, MissingDriverError, StoreUnavailableError
@@ -63,11 +62,13 @@ def test_what_is_mounted_is_there():
             assert (ROOT / mount.partition(":")[0]).is_file(), mount
 
 
-def test_the_library_starts_the_images_of_the_compose_file():
-    source = Path(containers.__file__).read_text()
-    for name in ("REDIS", "VALKEY", "AEROSPIKE"):
-        [image] = re.findall(rf'"MAPSTATE_{name}_IMAGE", "([^"]+)"', source)
-        assert f"${{MAPSTATE_{name}_IMAGE:-{image}}}" in COMPOSE
+def test_the_library_and_the_tests_start_the_images_of_the_compose_file():
+    started = 0
+    for path in (Path(containers.__file__), *(ROOT / "tests").glob("*.py")):
+        for variable, image in re.findall(r'environ\.get\("(\w+_IMAGE)", "([^"]+)"', path.read_text()):
+            assert f"${{{variable}:-{image}}}" in COMPOSE, f"{path.name}: {variable}"
+            started += 1
+    assert started >= 5
 
 
 def test_aerospike_is_configured_so_that_records_may_have_a_ttl():
@@ -112,8 +113,8 @@ def test_aerospikes_health_is_what_it_says_of_itself(answer, healthy):
 
 def redis_tools():
     """The directory of redis-server and redis-cli; None where one of them is missing."""
-    server = shutil.which("redis-server") or find_redis()
-    place = None if server in (None, "docker") else Path(server).parent
+    server = find_redis_binary()
+    place = None if server is None else Path(server).parent
     return place if place is not None and (place / "redis-cli").exists() else None
 
 
@@ -161,6 +162,26 @@ def test_make_test_containers_gives_each_store_its_server(monkeypatch):
     assert runs["redis"] == {"MAPSTATE_TEST_REDIS_URL": "redis://127.0.0.1:16379/0"}
     monkeypatch.setenv("MAPSTATE_POSTGRESQL_PORT", "5433")
     assert "127.0.0.1:5433" in str(script["runs"](script["defaults"]()))
+
+
+@pytest.mark.parametrize(
+    ("service", "fixture"),
+    [
+        ("redis", "redis_url"),
+        ("valkey", "redis_url"),
+        ("redis-cluster", "cluster_url"),
+        ("aerospike", "aerospike_fixtures"),
+        ("aerospike", "aerospike_url"),
+        ("postgresql", "postgresql_url"),
+    ],
+)
+def test_make_test_containers_runs_every_test_that_has_use_for_a_server(service, fixture):
+    script = runpy.run_path(str(ROOT / "scripts" / "test_containers.py"))
+    [modules] = [modules for name, _, modules in script["runs"](script["defaults"]()) if name == service]
+    asks = re.compile(rf"^ *(def .*\b{fixture}\b|from {fixture} )", re.MULTILINE)
+    asking = {path.stem for path in (ROOT / "tests").glob("test_*.py") if asks.search(path.read_text())}
+    assert asking <= {f"test_{module}" for module in modules}
+    assert all((ROOT / "tests" / f"test_{module}.py").exists() for module in modules)
 
 
 # The public helpers

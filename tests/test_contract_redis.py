@@ -1,4 +1,4 @@
-"""The contract of a store, on a real Redis server: a state's records as keys, and in one hash."""
+"""The contract of a store, on a real Redis server: a state's records as keys, in one hash, and behind a socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from servers import free_port
 from side_doors import RedisHashSideDoor, RedisSideDoor
 
-from mapstate.backends.redis import RedisBackend
+from mapstate.backends.redis import RedisBackend, RedisUnixBackend
 from mapstate.testing.contracts import StoreContract
 
 
@@ -47,3 +47,19 @@ class TestRedisHash(TestRedis):
     @pytest.fixture
     def unreachable(self):
         return RedisBackend(port=free_port(), username="user", password=self.secret, retries=0, layout="hash")
+
+
+class TestRedisUnixSocket(TestRedis):
+    @pytest.fixture
+    def backend(self, socket_url):
+        return replace(RedisUnixBackend.from_url(socket_url), max_value_bytes=self.max_value_bytes)
+
+    @pytest.fixture
+    def side_door(self, redis_behind_socket, backend):
+        with redis_behind_socket[0].client() as client:
+            yield RedisSideDoor(client, backend.prefix)
+
+    @pytest.fixture
+    def unreachable(self, tmp_path):
+        path = str(tmp_path / "gone.sock")
+        return RedisUnixBackend(path=path, username="user", password=self.secret, retries=0)

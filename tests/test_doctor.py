@@ -181,6 +181,8 @@ GOOD = RedisFacts(
     [
         ({}, {}, {}, "version", "ok"),
         ({"redis_version": "5.0.14"}, {}, {}, "version", "error"),
+        ({"redis_version": "6.0.20"}, {}, {}, "version", "error"),
+        ({"redis_version": "6.2"}, {}, {}, "version", "ok"),
         ({"maxmemory_policy": "allkeys-lru", "maxmemory": "1000"}, {}, {}, "eviction", "error"),
         ({"maxmemory_policy": "allkeys-lru"}, {}, {}, "eviction", "warning"),
         ({"maxmemory": "1000"}, {"maxmemory-policy": "allkeys-lfu"}, {}, "eviction", "error"),

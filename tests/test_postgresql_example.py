@@ -97,6 +97,45 @@ print("all refused")
     assert run([python, "-c", code, postgresql_url]) == "all refused\n"
 
 
+def test_options_of_the_url_hold_and_what_was_acknowledged_is_kept_all_the_same(python, postgresql_url):
+    code = """
+import sys
+from mapstate.backends import resolve
+
+options = "-c%20search_path%3Delsewhere%20-c%20synchronous_commit%3Doff"
+backend = resolve(f"{sys.argv[1]}{'&' if '?' in sys.argv[1] else '?'}options={options}")
+db = backend.take()
+db.execute("CREATE SCHEMA elsewhere")
+try:
+    backend.open("s").multi_put(["a"], [b"1"])
+    print(db.execute("SELECT convert_from(record, 'UTF8') FROM elsewhere.mapstate_records").fetchall())
+    print(db.execute("SHOW synchronous_commit").fetchone(), db.execute("SHOW statement_timeout").fetchone())
+finally:
+    db.execute("DROP SCHEMA elsewhere CASCADE")
+"""
+    assert run([python, "-c", code, postgresql_url]) == "[('1',)]\n('on',) ('30s',)\n"
+
+
+def test_a_thread_that_finds_the_last_idle_connection_taken_makes_one(python, postgresql_url):
+    code = """
+import os, sys
+from mapstate.backends import resolve
+from mapstate_postgresql import backend
+
+class TakenInBetween(list):
+    def __bool__(self):
+        return True
+
+store = resolve(sys.argv[1]).open("s")
+backend._idle_connections[os.getpid(), resolve(sys.argv[1])] = TakenInBetween()
+store.multi_get(["a"])
+store.close()
+store.close()
+print("fine")
+"""
+    assert run([python, "-c", code, postgresql_url]) == "fine\n"
+
+
 def test_a_server_is_gone_when_its_test_is():
     if find_postgresql() is None:
         without_server("no PostgreSQL to start")

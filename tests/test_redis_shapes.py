@@ -206,7 +206,8 @@ def test_records_lie_in_one_hash(url, name, side_door):
         assert one.multi_get([]) == []
         one.multi_put([], [])
     assert side_door.hgetall(name) == {key.encode(): value for key, value in zip(keys, values, strict=True)}
-    assert {key.decode() for key in side_door.scan_iter(f"{name}*")} == {name, f"{name}!ledger", f"{name}!fence"}
+    beside = {f"{name}{one}" for one in ("!ledger", "!fence", "!layout")}
+    assert {key.decode() for key in side_door.scan_iter(f"{name}*")} == {name, *beside}
     assert store.multi_get_with_ledger(["c"]) == (store.load()[0], [b"0"], store.load()[0])
 
 
@@ -253,6 +254,32 @@ def test_batches_in_a_hash_are_counted_scanned_and_vacuumed(url, name, side_door
 def test_a_hash_has_no_ttl(url):
     with pytest.raises(ConfigurationError, match="layout=hash has no ttl"):
         resolve(url).open("visits", ttl=10)
+
+
+def test_a_state_is_opened_in_the_layout_in_which_it_was_made_and_in_no_other(redis_url, start_redis):
+    """Its ledger would be found all the same, its records would not, and the next batch would count from nothing."""
+    bare = start_redis().url
+    for made, others in (
+        (f"{redis_url}s/", [f"{redis_url}s/&layout=hash"]),
+        (f"{redis_url}h/&layout=hash", [f"{redis_url}h/"]),
+        (f"{bare}?records=visits", [bare, f"{bare}?layout=hash", f"{bare}?layout=hash&records=visits"]),
+    ):
+        store: Any = resolve(made).open("visits")
+        ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
+        count(store, ledger, begun, KEYS)
+        commit(ledger, begun)
+        for another in others:
+            with pytest.raises(ConfigurationError, match=r"was made with layout .*Nothing was written"):
+                Ledger.open_and_begin(resolve(another).open("visits"), OPENING, 1)
+            with pytest.raises(ConfigurationError, match="was made with layout"):
+                resolve(another).open("visits").swap(b"{}", store.load()[1], LATER)
+            with pytest.raises(ConfigurationError, match="was made with layout"):
+                open_reader(another, "visits")
+        ledger, begun = Ledger.open_and_begin(store, OPENING, 1)
+        count(store, ledger, begun, KEYS)
+        commit(ledger, begun)
+        with open_reader(made, "visits") as reader:
+            assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
 
 
 def test_what_is_too_large_for_a_hash_is_refused(url):

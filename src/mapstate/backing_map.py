@@ -173,7 +173,8 @@ class FilteredWrites(Protocol):
 
     Less than `FencedWrites`: a late writer can still create records, and replace those of before its attempt. They
     carry its own txid, which is dead, and the one rule reads them as the value before. So here claims have to outlive
-    every task that may be late, and a vacuum rewrites every record, removes none and lifts the floor.
+    their attempt, a try looks into the ledger when it has claimed, and a vacuum rewrites every record, removes none
+    and lifts the floor.
     """
 
     def filtered_writer(self, token: FenceToken) -> IBackingMap[Any, Any]:

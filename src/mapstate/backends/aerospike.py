@@ -57,7 +57,7 @@ class AerospikeBackend:
     ``timeout``          seconds for a request with the client's own repetitions; ``connect_timeout`` for a node
     ``retries``          how often reads, puts and claims are tried again, after growing pauses, where the cluster is
                          busy; none begins later than two ``timeout`` after the first
-    ``claim_ttl``        seconds that a claim is kept, longer than any task may be late; 0 is for ever
+    ``claim_ttl``        seconds that a claim is kept, longer than any attempt lasts; 0 is for ever
     ``use_services_alternate``  the addresses that the servers have for clients outside their network
     ``tls_...``          with ``tls_cafile`` connections are TLS; file names are those of the machine that connects
     """

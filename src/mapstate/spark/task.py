@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from mapstate import errors
 from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.fields import Fields, Folding
-from mapstate.backing_map import Claims, FenceToken, ReadsAhead, writer_of
+from mapstate.backing_map import Claims, FencedWrites, FenceToken, ReadsAhead, writer_of
 from mapstate.keys import KeyCodec, KeyField, StoreKey
+from mapstate.ledger import read_ledger
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
@@ -137,7 +138,7 @@ class BatchTask:
         store = self.spec.open()
         if self.spec.type == "opaque" and isinstance(store, Claims):
             # Also a task without rows claims: another try of it may have rows.
-            report.lost_claim = store.claim(self.txid, report.partition, report.holder) != report.holder
+            report.lost_claim = not self._claimed(store, report)
             if report.lost_claim:
                 return
         writer = writer_of(store, self.token, has_txids=self.spec.type != "non-transactional")
@@ -164,6 +165,16 @@ class BatchTask:
                 close = getattr(writer, "close", None)
                 if close is not None:
                     close()
+
+    def _claimed(self, store: Any, report: TaskReport) -> bool:
+        """Whether this try of its task is the one that may write."""
+        if store.claim(self.txid, report.partition, report.holder) != report.holder:
+            return False
+        if isinstance(store, FencedWrites):
+            return True
+        # Nothing refuses a try that comes after its attempt was committed, when the claim of the first has expired.
+        at = read_ledger(store, self.spec.state).in_flight
+        return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
 
     @contextmanager
     def _records(self, writer: Any, report: TaskReport) -> Iterator[Any]:

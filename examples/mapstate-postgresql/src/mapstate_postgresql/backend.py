@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,17 +65,14 @@ class PostgresqlBackend:
 
     def take(self) -> psycopg.Connection[Any]:
         """A connection that nobody else uses now. Raises what psycopg raises."""
-        idle = self._idle()
-        while idle:
-            connection = idle.pop()
+        for connection in self._taken():
             if not connection.closed:
                 return connection
-        return psycopg.connect(
-            self.conninfo,
-            autocommit=True,
-            connect_timeout=self.timeout,
-            options=f"-c statement_timeout={self.timeout * 1000} -c synchronous_commit=on",
-        )
+        asked = conninfo_to_dict(self.conninfo)
+        # The URL's own come after what they may change, and before what they may not.
+        options = f"-c statement_timeout={self.timeout * 1000} {asked.get('options', '')} -c synchronous_commit=on"
+        given = {"connect_timeout": self.timeout, **asked, "options": options}
+        return psycopg.connect(make_conninfo("", **given), autocommit=True)
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         """It may be used by others from here on."""
@@ -81,9 +80,15 @@ class PostgresqlBackend:
 
     def close_idle(self) -> None:
         """Closes what nobody uses now."""
+        for connection in self._taken():
+            connection.close()
+
+    def _taken(self) -> Iterator[psycopg.Connection[Any]]:
+        """Idle ones, one after the other: each thread gets another one."""
         idle = self._idle()
-        while idle:
-            idle.pop().close()
+        with suppress(IndexError):  # and not where it is empty: another thread may take the last one in between
+            while True:
+                yield idle.pop()
 
     def _idle(self) -> list[psycopg.Connection[Any]]:
         """Those of this process: a child must neither use nor close what it has inherited from its parent."""

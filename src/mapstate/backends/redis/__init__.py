@@ -7,6 +7,7 @@ A state ``visits`` lives under these Redis keys, readable in ``redis-cli``::
     visits!fence       who may write: "epoch:txid:nonce", or "epoch:txid:closed" when nobody may
     visits!claims      a hash, "txid/partition" to holder; goes with the next change of the ledger
     visits!reports     a list, the last batch reports, newest first
+    visits!layout      how the records lie: "string" or "hash"
 
 A put is refused by Redis itself: on one server the fence is under WATCH from the get on, and EXEC does
 nothing once it has moved. docs/redis.md has all shapes, their URLs, and how they differ.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -41,8 +42,8 @@ def judge(facts: RedisFacts, replay_horizon: float) -> list[Finding]:
 
 def _version(facts: RedisFacts) -> Finding:
     version = facts.info.get("redis_version", "0")
-    old = int(version.partition(".")[0]) < 6
-    return Finding("error" if old else "ok", "version", version, "6.0 or newer", "Upgrade the server." if old else "")
+    old = [int(part) for part in re.findall(r"\d+", version)[:2]] < [6, 2]
+    return Finding("error" if old else "ok", "version", version, "6.2 or newer", "Upgrade the server." if old else "")
 
 
 def _eviction(facts: RedisFacts) -> Finding:

@@ -31,8 +31,9 @@ def pool_of(owner: Any, make: Callable[[], ConnectionPool]) -> ConnectionPool:
     pid = os.getpid()
     pool = _pools.get((pid, owner))
     if pool is None:
-        for inherited in [one for one in _pools if one[0] != pid]:
-            del _pools[inherited]  # closes the copies here, and not the parent's connections
+        for known in list(_pools):  # at once: other threads add theirs meanwhile
+            if known[0] != pid:
+                _pools.pop(known, None)  # closes the copies here, and not the parent's connections
         pool = _pools.setdefault((pid, owner), make())
     return pool
 

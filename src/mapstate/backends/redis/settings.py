@@ -176,6 +176,10 @@ class RedisSettings:
         query = "&".join(f"{name}={quote(str(value))}" for name, value in self._changed().items())
         return f"{type(self).__name__}('{self._url(user)}{'?' if query else ''}{query}')"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels is what was given, and nothing that was worked out from it meanwhile."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
     def _url(self, user: str) -> str:
         """The URL up to its parameters; ``user`` is what stands before the host."""
         raise NotImplementedError

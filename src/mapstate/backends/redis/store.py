@@ -13,7 +13,7 @@ from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
-from mapstate.errors import StoreError, StoreFullError, StoreUnavailableError
+from mapstate.errors import ConfigurationError, StoreError, StoreFullError, StoreUnavailableError
 from mapstate.findings import Finding
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Version = tuple[bytes, bytes | None]
 _SAMPLE = 20  # records that a checkup looks at
 _LOOK = 10_000  # keys of the server that it passes over in one request, to find them
 _log = logging.getLogger("mapstate")
-_NAMES = ("!ledger", "!fence", "!claims", "!reports")
+_NAMES = ("!ledger", "!fence", "!claims", "!reports", "!layout")
 
 
 class RedisStore:
@@ -38,13 +38,16 @@ class RedisStore:
         self._state = state
         self._server = Server(backend, state)
         name = (backend.prefix + state if backend.records is None else backend.records).encode()
-        self._ledger, self._fence, self._claims, self._reports = (name + one.encode() for one in _NAMES)
+        self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
+            name + one.encode() for one in _NAMES
+        )
         self._layout: Layout
         if backend.layout == "hash":
-            self._layout = HashLayout(state, backend.max_value_bytes, name)
+            self._kind, self._layout = b"hash", HashLayout(state, backend.max_value_bytes, name)
         elif backend.records is None:
-            self._layout = StringLayout(state, backend.max_value_bytes, name + b":", expiry)
+            self._kind, self._layout = b"string", StringLayout(state, backend.max_value_bytes, name + b":", expiry)
         else:
+            self._kind = b"string, records at " + name
             self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -71,27 +74,41 @@ class RedisStore:
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
-        """See `LedgerStore.load`. The version is the record, and the life of the server, where it may be asked."""
-        record, *info = self._server.ask(command(b"GET", self._ledger) + INFO, 3, optional=2)
+        """See `LedgerStore.load`. The version is the record, and the life of the server, where it may be asked.
+
+        Raises ConfigurationError where the records of the state lie in another layout than the URL says.
+        """
+        asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
+        record, layout, *info = self._server.ask(asked, 4, optional=2)
+        if record is not None and layout != self._kind:
+            raise self._elsewhere(layout)
         return None if record is None else (record, (record, life(*info)))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
         server = self._server
-        conn, (found, *info) = server.retrying(lambda: server.watch(server.take(), self._ledger, INFO, 2, optional=2))
+        more = command(b"GET", self._kept_layout) + INFO
+        conn, (found, layout, *info) = server.retrying(
+            lambda: server.watch(server.take(), self._ledger, more, 3, optional=2)
+        )
         lived = life(*info)
         if (None if found is None else (found, lived)) != expected:
             server.unwatch(conn)
             return None
+        if found is not None and layout != self._kind:
+            server.unwatch(conn)
+            raise self._elsewhere(layout)
         if lived is None and not fence.closed:  # an attempt begins
             _log.warning(
                 "state %s: this user of Redis may not run INFO, so a server that restarts, or fails over, within a "
                 "batch goes unnoticed, and may lose a part of it: allow it INFO",
                 self._state,
             )
-        ledger = command(b"SET", self._ledger, record) + command(b"SET", self._fence, token_text(fence))
-        change = MULTI + ledger + command(b"DEL", self._claims) + EXEC
-        done = server.retrying(lambda: server.finish(conn, change, 5), retries=0)[-1]
+        changes = [(b"SET", self._ledger, record), (b"SET", self._fence, token_text(fence)), (b"DEL", self._claims)]
+        if found is None:
+            changes.append((b"SET", self._kept_layout, self._kind))
+        change = MULTI + b"".join([command(*one) for one in changes]) + EXEC
+        done = server.retrying(lambda: server.finish(conn, change, len(changes) + 2), retries=0)[-1]
         return None if done is None else (record, lived)
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
@@ -135,6 +152,14 @@ class RedisStore:
 
     def _get(self, keys: Sequence[str]) -> bytes:
         return self._layout.get(self._layout.pack(keys))
+
+    def _elsewhere(self, found: bytes | None) -> ConfigurationError:
+        """The records are not where this store looks for them: all would seem absent, and be counted anew."""
+        there = "an unknown layout" if found is None else f"layout {found.decode(errors='replace')}"
+        return ConfigurationError(
+            f"state {self._state!r} was made with {there}, and the URL says {self._kind.decode()}: its records would "
+            "not be found. Nothing was written. Put into the URL what it was made with: layout=..., records=..."
+        )
 
     def _allowed(self, asked: bytes) -> Any:
         """The reply, None where this user or this server has no such command."""
