@@ -1,8 +1,7 @@
-"""What a committed read costs beside a raw one. ``scripts/run python bench/reader_cost.py``.
+"""What a committed read costs beside a raw one.
 
-A thousand keys of an opaque state on a Redis of one's own are read again and again, by turns, so that a slow
-moment of the machine hits all ways alike; each ratio is taken within one turn. Medians of all turns, with
-their quartiles.
+A thousand keys of an opaque state on a Redis of one's own are read again and again, by turns; a turn of the table is
+the median of fifty reads.
 
     committed   `open_reader(...).multi_get(keys)`: keys encoded, one round trip with the ledger before and after
                 the records, decoded, judged by the one rule, shown as dicts
@@ -14,87 +13,36 @@ their quartiles.
 
 from __future__ import annotations
 
-import argparse
+from measuring import Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
+
 import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
+from counted_state import STATE, CountedState, arrow_batches
 from servers import RedisServer
 
-from mapstate import Count, open_reader
+from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import Ledger
-from mapstate.maps import OpaqueMap
-from mapstate.maps.serialized import SerializedMap
+from mapstate.keys import KeyCodec
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Commit, Field, Opening
 
-STATE = "visits"
-USER = (KeyField("user_id", "string"),)
-FIELDS = (Field("visits", Count().describe(), "bigint"),)
+BATCHES = 3
+READS = 50
 
 
-def fill(url: str, users: list[str], batches: int) -> None:
-    """A state as a stream leaves it: some batches, each counting every user once."""
-    store = resolve(url).open(STATE)
-    opening = Opening(
-        state=STATE, type="opaque", serializer="json", keys=USER, fields=FIELDS, owner="query", clock_txid=280_000_000
-    )
-    ledger = Ledger.open(store, opening)
-    for batch_id in range(batches):
-        begun = ledger.begin(batch_id)
-        writer = store.writer(begun.token)
-        state = OpaqueMap(SerializedMap(writer, codec()), begun.view)
-        state.begin_commit(begun.txid)
-        texts = [KeyCodec(USER).encode(user) for user in users]
-        state.multi_combine(texts, [1] * len(texts), lambda bases, _: [(base or 0) + 1 for base in bases])
-        ledger.commit(Commit(batch_id=batch_id, txid=begun.txid, owner="query"))
-
-
-def codec() -> RecordCodec:
-    return RecordCodec(serializer("json"), STATE, "opaque", FIELDS, [(0, 1)])
-
-
-def measure(ways: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
-    """Seconds of each way in each turn. The first turns warm up and are not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn in range(-turns // 10, turns):
-        for at in range(len(names)):
-            name = names[(at + turn) % len(names)]
-            started = time.perf_counter()
-            ways[name]()
-            if turn >= 0:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
-def spread(values: list[float], scale: float = 1.0) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle * scale:.2f} ({low * scale:.2f} to {high * scale:.2f})"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", type=int, default=1000)
-    parser.add_argument("--turns", type=int, default=1000)
-    options = parser.parse_args()
-    users = [f"user-{at}" for at in range(options.keys)]
+def ask(keys: int = 1000, turns: int = 30) -> Answer:
+    users = [f"user-{at}" for at in range(keys)]
     with RedisServer().start() as server:
-        fill(server.url, users, 3)
-        store, keys, records = resolve(server.url).open(STATE), KeyCodec(USER), codec()
-        texts = [keys.encode(user) for user in users]
+        state = CountedState(server.url)
+        for _ in range(BATCHES):
+            state.apply(arrow_batches(users))
+        ledger = state.ledger.record
+        store, codec = resolve(server.url).open(STATE), KeyCodec(ledger.keys)
+        records = RecordCodec(serializer("json"), STATE, "opaque", ledger.fields, ledger.layouts)
+        texts = [codec.encode(user) for user in users]
         names = [f"{STATE}:{text}" for text in texts]
 
-        def through_the_map() -> Any:
-            asked = keys.encode_all(users)
+        def through_the_map() -> object:
+            asked = codec.encode_all(users)
             return records.loads(asked, store.multi_get(asked))
 
         with (
@@ -102,24 +50,33 @@ def main() -> None:
             open_reader(server.url, STATE, consistency="latest") as latest,
             server.client() as client,
         ):
-            assert committed.multi_get(users) == latest.multi_get(users) == [{"visits": 3}] * len(users)
+            ways = {
+                "committed": lambda: committed.multi_get(users),
+                "latest": lambda: latest.multi_get(users),
+                "map": through_the_map,
+                "bytes": lambda: store.multi_get(texts),
+                "MGET": lambda: client.mget(names),
+            }
+            singles = by_turns(ways, turns * READS, warm_up=100)
+            assert committed.multi_get(users) == latest.multi_get(users) == [{"n": BATCHES}] * keys
             assert client.mget(names) == store.multi_get(texts)
-            seconds = measure(
-                {
-                    "committed": lambda: committed.multi_get(users),
-                    "latest": lambda: latest.multi_get(users),
-                    "map": through_the_map,
-                    "bytes": lambda: store.multi_get(texts),
-                    "MGET": lambda: client.mget(names),
-                },
-                options.turns,
+    seconds = {
+        name: [statistics.median(own[at : at + READS]) for at in range(0, len(own), READS)]
+        for name, own in singles.items()
+    }
+    return Answer(
+        [
+            Row(
+                f"committed `multi_get` of {keys:,} keys by the reader",
+                "raw MGET",
+                ratios(seconds["committed"], seconds["MGET"]),
+                Goal("most", 1.2),
             )
-    print(f"{options.keys} keys, {options.turns} turns; medians and quartiles\n")
-    print("| way | milliseconds | committed beside it |\n|---|---|---|")
-    for name, values in seconds.items():
-        ratios = [one / other for one, other in zip(seconds["committed"], values, strict=True)]
-        print(f"| {name} | {spread(values, 1000)} | {spread(ratios)} |")
-
-
-if __name__ == "__main__":
-    main()
+        ],
+        f"{turns} turns of {READS} reads after 100 reads to warm up",
+        table(
+            "way | milliseconds | committed beside it",
+            [(name, spread(own, 1000), spread(ratios(seconds["committed"], own))) for name, own in seconds.items()],
+        ),
+        {f"reader_cost.{name}": statistics.median(own) for name, own in seconds.items()},
+    )

@@ -26,6 +26,7 @@ __all__ = [
     "LedgerReads",
     "LedgerStore",
     "NativeRecords",
+    "ReadsAhead",
     "Reports",
     "Rewrites",
     "Scan",
@@ -227,6 +228,20 @@ def writer_of(store: Any, token: FenceToken, *, has_txids: bool = True) -> Any:
     if has_txids and isinstance(store, FilteredWrites):
         return store.filtered_writer(token)
     return store
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """What the writer of a store may offer beside it: the next chunk is read while the present one is worked on."""
+
+    def read_ahead(self, keys: Sequence[Any]) -> None:
+        """Says which keys a later ``multi_get`` will ask for. Returns before they are there.
+
+        Called for one chunk after the other, at most two of which are not got yet, and for keys that no put comes to
+        before their get. A get of other keys, or a put without a get, works as if nothing had been said. Raises
+        FencedError like a get; other trouble shows in the get.
+        """
+        ...
 
 
 @runtime_checkable

@@ -171,7 +171,9 @@ def _strings(column: Sequence[Any]) -> list[str]:
     joined = "".join(column)
     if not joined.isascii():
         joined.encode()  # what cannot be UTF-8 is no key
-    if not _SPECIAL.search(joined) and "" not in column:
+    # isprintable is five times as fast as the pattern, and false for all that it finds but these two (and for more)
+    plain = joined.isprintable() and "|" not in joined and "\\" not in joined
+    if (plain or not _SPECIAL.search(joined)) and all(column):
         return column if type(column) is list else list(column)
     return [_SPECIAL.sub(_escape, value) if value else "\\E" for value in column]
 

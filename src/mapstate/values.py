@@ -107,6 +107,14 @@ class Committed:
         """
         last = -1 if self.last is None else self.last
         start = max(self.floor, self.first_txid)
+        present = [record for record in records if record is not None] if None in records else records
+        if not present:
+            return [None] * len(records)
+        txids, currs, _ = zip(*present, strict=True)
+        oldest = min(txids)
+        if start <= oldest and max(txids) <= last and not (self.dead and self.dead[-1][1] >= oldest):
+            # what nearly every chunk is like: every record counts
+            return list(currs) if present is records else [None if one is None else one[1] for one in records]
         has_dead = bool(self.dead)
         out: list[V | None] = []
         append = out.append

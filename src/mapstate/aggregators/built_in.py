@@ -60,6 +60,10 @@ class Count(NativeCombiner):
         """No rows: 0."""
         return 0
 
+    def combine_known(self, stored: list[Any], partials: list[Any]) -> list[Any] | None:
+        """See `NativeCombiner.combine_known`."""
+        return _add_known(self, stored, partials)
+
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """See `NativeCombiner.combine_all`."""
         return _add_all(self, stored, partials)
@@ -112,6 +116,10 @@ class Sum(NativeCombiner):
     def init(self, row: Row) -> Any:
         """See `CombinerAggregator.init`."""
         return row[self.column]
+
+    def combine_known(self, stored: list[Any], partials: list[Any]) -> list[Any] | None:
+        """See `NativeCombiner.combine_known`."""
+        return _add_known(self, stored, partials)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """See `NativeCombiner.combine_all`."""
@@ -356,6 +364,20 @@ def _unsupported(who: NativeCombiner, column: str, found: str, wanted: str) -> U
     return UnsupportedTypeError(
         f"{who} needs {wanted}, but the column {column!r} is a {found}", column=column, type=found
     )
+
+
+def _add_known(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any] | None:
+    """Sums of two lists of int, or of float; None where one is something else. Raises ValueOverflowError."""
+    kind = type(partials[0]) if partials else None
+    if kind not in (int, float) or len(stored) != len(partials):
+        return None
+    try:
+        out = list(map(add, stored, partials))
+    except TypeError:  # None, or the tuple of a null
+        return None
+    if kind is int and (max(out) > _MAX_LONG or min(out) < _MIN_LONG):
+        raise _overflow(who)
+    return out
 
 
 def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:

@@ -62,6 +62,9 @@ class Fields:
             one = self.aggregators[0]
             if not isinstance(one, NativeCombiner):
                 return [self._join(0, _bare(base), new) for base, new in zip(bases, partials, strict=True)]
+            known = _combine_known(one, bases, partials)
+            if known is not None:
+                return known
             if NULL in bases:
                 bases = [_bare(base) for base in bases]
             values = one.combine_all(bases, partials)
@@ -71,7 +74,8 @@ class Fields:
             old = [None if base is None else base[at] for base in bases]
             new = [partial[at] for partial in partials]
             if isinstance(one, NativeCombiner):
-                columns.append(one.combine_all(old, new))
+                known = _combine_known(one, old, new)
+                columns.append(one.combine_all(old, new) if known is None else known)
             else:
                 columns.append([self._join(at, a, b) for a, b in zip(old, new, strict=True)])
         return list(zip(*columns, strict=True))
@@ -189,6 +193,15 @@ class Folding:
                 acc = _call(one, one.init)
             acc = _call(one, one.reduce, acc, row)
         return acc
+
+
+def _combine_known(one: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any] | None:
+    """See `NativeCombiner.combine_known`. None for a subclass that has a `combine_all` of its own and not both."""
+    kind = next(kind for kind in type(one).__mro__ if not vars(kind).keys().isdisjoint(_COMBINES))
+    return one.combine_known(stored, partials) if vars(kind).keys() >= _COMBINES else None
+
+
+_COMBINES = {"combine_all", "combine_known"}
 
 
 def _bare(value: Any) -> Any:

@@ -75,7 +75,7 @@ class RecordCodec:
         """One document per record. Raises SerializationError."""
         out_of = self._now.out_of
         try:
-            return self._encode_all(list(records) if out_of is None else [out_of(record) for record in records])
+            return self._encode_all(list(records) if out_of is None else list(map(out_of, records)))
         except SerializationError as error:
             raise SerializationError(f"state {self._state!r}: {error.message}", state=self._state) from error
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -89,6 +89,9 @@ class RecordCodec:
             return [None if one is None else self._load_by_txid(key, one) for key, one in zip(keys, data, strict=True)]
         decode, into = self._now.decode, self._now.into
         try:
+            if None not in data:  # no Python code per record, where none has to be converted
+                decoded = map(decode, data)
+                return list(decoded) if into is None else list(map(into, decoded))
             if into is None:
                 return [None if one is None else decode(one) for one in data]
             return [None if one is None else into(decode(one)) for one in data]

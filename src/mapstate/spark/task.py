@@ -7,6 +7,7 @@ and the driver would get a string where the exception was.
 
 from __future__ import annotations
 
+import gc
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from mapstate import errors
 from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.fields import Fields, Folding
-from mapstate.backing_map import Claims, FencedWrites, FenceToken, writer_of
+from mapstate.backing_map import Claims, FencedWrites, FenceToken, ReadsAhead, writer_of
 from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.ledger import read_ledger
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
@@ -152,10 +153,13 @@ class BatchTask:
                 counted = self._counted(batches, report)
                 native = self.partials is not None
                 chunks = self._native_chunks(counted) if native else self._folded_chunks(counted, state)
+                if native and self.spread is None and isinstance(writer, ReadsAhead):
+                    chunks = _read_ahead(chunks, writer)
                 for keys, partials, rows, columns in chunks:
                     bases: list[Any] = []
                     combine = self._keeping(bases) if self.old_values else self.fields.combine_all
-                    values = state.multi_combine(keys, partials, combine)
+                    with _without_gc():
+                        values = state.multi_combine(keys, partials, combine)
                     report.rows_done += rows
                     report.keys += len(keys)
                     if self.new_values is not None:
@@ -222,15 +226,13 @@ class BatchTask:
         names = [key.name for key in self.keys]
         for field, size in zip(self.fields.fields, self.partials or (), strict=True):
             names += [field.name] * size
-        names.append("rows")
         for batch in batches:
             for start in range(0, batch.num_rows, self.spec.chunk_size):
                 part = batch.slice(start, self.spec.chunk_size)
-                columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
-                counts = columns[-1]
-                rows = sum(counts)
+                rows = pc.sum(part.columns[-1]).as_py()
                 if not rows:
                     continue  # an ungrouped aggregate has one row even where there is nothing to count
+                columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=False)]
                 keys = codec.encode_columns(columns[:width], part.num_rows)
                 at, per_field = width, []
                 for size in self.partials or ():
@@ -308,6 +310,32 @@ class BatchTask:
 
 _Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
 """Key texts, partials, the number of rows behind them, and the key columns for new values."""
+
+
+def _read_ahead(chunks: Iterator[_Chunk], writer: ReadsAhead) -> Iterator[_Chunk]:
+    """The chunks, each given out when the next one's records are asked for. A single one is not."""
+    chunk = next(chunks, None)
+    for at, following in enumerate(chunks):
+        if chunk is not None:
+            if at == 0:
+                writer.read_ahead(chunk[0])
+            writer.read_ahead(following[0])
+            yield chunk
+        chunk = following
+    if chunk is not None:
+        yield chunk
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """No search for garbage while a chunk is in hand: its thousands of new objects would set it off again and again."""
+    pauses = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if pauses:
+            gc.enable()
 
 
 class _RowFold:

@@ -9,7 +9,7 @@ from zlib import crc32
 from mapstate.backends.redis.layout import StringLayout
 from mapstate.backends.redis.scripts import guarded_put, guarded_rewrite
 from mapstate.backends.redis.topology import slot_of
-from mapstate.backends.redis.wire import command
+from mapstate.backends.redis.wire import PackedKeys, command
 
 __all__ = ["Bucket", "Group", "in_groups", "put_together"]
 
@@ -23,44 +23,44 @@ class Bucket:
         tag = b"%d" % number
         self.slot = slot_of(tag)
         self.fence = b"%b!{%b}fence" % (name, tag)
-        self._head = b"%b:{%b}:" % (name, tag)
         self._expiry = expiry
-        self._layout = StringLayout(state, max_value_bytes, self._head, expiry)
+        self._layout = StringLayout(state, max_value_bytes, b"%b:{%b}:" % (name, tag), expiry)
 
     def get(self, keys: Sequence[str]) -> bytes:
         """One MGET."""
-        return self._layout.get(keys)
+        return self._layout.get(self._layout.pack(keys))
 
     def put(self, keys: Sequence[str], values: Sequence[bytes]) -> tuple[bytes, ...]:
         """The commands that store all of them: one, but where they expire."""
+        layout = self._layout
         if self._expiry is None:
-            return (self._layout.put(keys, values)[0],)
-        return tuple(self._layout.put([key], [value])[0] for key, value in zip(keys, values, strict=True))
+            return (layout.put(layout.pack(keys), values)[0],)
+        return tuple(layout.put(layout.pack([key]), [value])[0] for key, value in zip(keys, values, strict=True))
 
-    def fenced_get(self, keys: Sequence[str]) -> tuple[bytes, bytes]:
+    def pack(self, keys: Sequence[str]) -> PackedKeys:
+        """The keys, for `fenced_get` and what follows it."""
+        return self._layout.pack(keys)
+
+    def fenced_get(self, keys: PackedKeys) -> tuple[bytes, bytes]:
         """The fence, and the records."""
         return command(b"GET", self.fence), self._layout.get(keys)
 
-    def fenced_put(self, token: bytes, keys: Sequence[str], values: Sequence[bytes]) -> bytes:
+    def fenced_put(self, token: bytes, keys: PackedKeys, values: Sequence[bytes]) -> bytes:
         """One script; see `guarded_put`."""
-        names = self._names(keys)
-        self._layout.check_sizes("the record of key", keys, values)
-        put = guarded_put(self.fence, token, names, values, self._expiry)
-        self._layout.check_whole(f"the {len(keys)} records of one put", put, keys[0])
+        self._layout.check_sizes("the record of key", keys.keys, values)
+        put = guarded_put(self.fence, token, keys, values, self._expiry)
+        self._layout.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
         return put
 
-    def fenced_rewrite(self, token: bytes, keys: Sequence[str], values: Sequence[bytes | None]) -> bytes:
+    def fenced_rewrite(self, token: bytes, keys: PackedKeys, values: Sequence[bytes | None]) -> bytes:
         """One script; see `guarded_rewrite`."""
-        rewrite = guarded_rewrite(self.fence, token, self._names(keys), values)
-        self._layout.check_whole(f"the {len(keys)} records of one page", rewrite, keys[0])
+        rewrite = guarded_rewrite(self.fence, token, keys, values)
+        self._layout.check_whole(f"the {len(keys)} records of one page", rewrite, keys.keys[0])
         return rewrite
 
     def ttl_of(self, key: str) -> bytes:
         """See `Layout.ttl_of`."""
         return self._layout.ttl_of(key)
-
-    def _names(self, keys: Sequence[str]) -> list[bytes]:
-        return [self._head + text for text in self._layout.encoded(keys)]
 
 
 class Group(NamedTuple):
@@ -72,20 +72,19 @@ class Group(NamedTuple):
 
     def of(self, values: Sequence[T]) -> list[T]:
         """The values of these keys, out of those of the chunk."""
-        return [values[at] for at in self.places]
+        return list(map(values.__getitem__, self.places))
 
 
 def in_groups(keys: Sequence[str], buckets: int) -> list[Group]:
     """A chunk by buckets. A key's bucket is the CRC-32 of its UTF-8 text, modulo their number."""
-    groups: dict[int, Group] = {}
-    for at, key in enumerate(keys):
-        number = crc32(key.encode("utf-8", "surrogatepass")) % buckets  # a half pair is refused when it is packed
-        group = groups.get(number)
-        if group is None:
-            group = groups[number] = Group(number, [], [])
-        group.places.append(at)
-        group.keys.append(key)
-    return list(groups.values())
+    try:
+        numbers = list(map(crc32, map(str.encode, keys)))
+    except UnicodeEncodeError:  # a half pair is refused when it is packed
+        numbers = [crc32(key.encode("utf-8", "surrogatepass")) for key in keys]
+    places: list[list[int]] = [[] for _ in range(buckets)]
+    for at, number in enumerate(numbers):
+        places[number % buckets].append(at)
+    return [Group(bucket, own, list(map(keys.__getitem__, own))) for bucket, own in enumerate(places) if own]
 
 
 def put_together(groups: Iterable[Group], parts: Iterable[Sequence[T]], count: int) -> list[T | None]:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import NamedTuple
 
 from mapstate.backends.redis.buckets import Bucket, Group, in_groups, put_together
-from mapstate.backends.redis.topology import Cluster, Request
-from mapstate.backends.redis.wire import token_text
+from mapstate.backends.redis.topology import Ahead, Cluster, Request
+from mapstate.backends.redis.wire import PackedKeys, token_text
 from mapstate.backends.redis.writer import fenced
 from mapstate.backing_map import FenceToken, check_lengths
 
 __all__ = ["ClusterWriter"]
+
+_MOST_AHEAD = 16 * 2**20  # bytes of a put, after which the next read is not sent ahead: it would wait in memory
+
+
+class _Chunk(NamedTuple):
+    """The keys of a get, in groups, and packed: for the put that follows it."""
+
+    keys: list[str]
+    groups: list[Group]
+    packed: list[PackedKeys]
 
 
 class ClusterWriter:
@@ -19,6 +31,9 @@ class ClusterWriter:
 
     What goes to one bucket is stored whole or not at all; a put that raises may have been done in other buckets. The
     attempt is not committed then. Where a reply is lost the same is sent again: the fence is looked at again.
+
+    What is read ahead is so on connections of its own. Nothing has to be held from a get to its put: a script looks at
+    the fence, which never comes back to a token.
     """
 
     def __init__(self, cluster: Cluster, buckets: Sequence[Bucket], token: FenceToken, state: str) -> None:
@@ -27,42 +42,80 @@ class ClusterWriter:
         self._token = token
         self._text = token_text(token)
         self._state = state
+        self._chunk: _Chunk | None = None
+        self._asked: deque[tuple[_Chunk, Ahead]] = deque()
+        self._large = False
+
+    def read_ahead(self, keys: Sequence[str]) -> None:
+        """See `ReadsAhead.read_ahead`: sent to all nodes now."""
+        if keys and not self._large:
+            chunk = self._packed(list(keys))
+            self._asked.append((chunk, self._cluster.ask_ahead(self._gets(chunk))))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """GET fence and MGET for each bucket. Raises FencedError."""
-        groups = in_groups(keys, len(self._buckets))
-        replies = self._ask(groups, lambda bucket, group: bucket.fenced_get(group.keys))
-        for fence, _ in replies:
+        if self._asked and self._asked[0][0].keys == keys:
+            chunk, ahead = self._asked.popleft()
+            replies = ahead.read()
+        else:
+            self.close()
+            chunk = self._packed(list(keys))
+            replies = self._cluster.ask(self._gets(chunk))
+        self._chunk = chunk
+        for reply in replies:
+            fence = reply.found[0]
             if fence != self._text or self._token.closed:
                 raise fenced(self._state, self._token, fence)
-        return put_together(groups, [records for _, records in replies], len(keys))
+        return put_together(chunk.groups, [reply.found[1] for reply in replies], len(keys))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """A script for each bucket. Raises FencedError."""
         check_lengths(keys, values, "values")
-        self._write(
-            in_groups(keys, len(self._buckets)),
-            lambda bucket, group: (bucket.fenced_put(self._text, group.keys, group.of(values)),),
-        )
+        chunk, self._chunk = self._chunk, None
+        if chunk is None or chunk.keys != keys:
+            chunk = self._packed(keys)
+        puts = [
+            self._buckets[group.bucket].fenced_put(self._text, packed, group.of(values))
+            for group, packed in zip(chunk.groups, chunk.packed, strict=True)
+        ]
+        self._large = sum(map(len, puts)) > _MOST_AHEAD
+        self._write(chunk.groups, puts)
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
         """See `Rewrites.multi_rewrite`: a script for each bucket, whole or not at all there."""
         check_lengths(keys, values, "values")
-        self._write(
-            in_groups(keys, len(self._buckets)),
-            lambda bucket, group: (bucket.fenced_rewrite(self._text, group.keys, group.of(values)),),
-        )
+        chunk = self._packed(keys)
+        rewrites = [
+            self._buckets[group.bucket].fenced_rewrite(self._text, packed, group.of(values))
+            for group, packed in zip(chunk.groups, chunk.packed, strict=True)
+        ]
+        self._write(chunk.groups, rewrites)
 
-    def _write(self, groups: list[Group], packed: Any) -> None:
+    def close(self) -> None:
+        """Lets go what was read ahead. Closing twice is no error."""
+        while self._asked:
+            self._asked.pop()[1].drop()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    def _packed(self, keys: Sequence[str]) -> _Chunk:
+        groups = in_groups(keys, len(self._buckets))
+        return _Chunk(list(keys), groups, [self._buckets[group.bucket].pack(group.keys) for group in groups])
+
+    def _gets(self, chunk: _Chunk) -> list[Request]:
+        out = []
+        for group, packed in zip(chunk.groups, chunk.packed, strict=True):
+            bucket = self._buckets[group.bucket]
+            out.append(Request(bucket.slot, bucket.fenced_get(packed)))
+        return out
+
+    def _write(self, groups: list[Group], packed: list[bytes]) -> None:
         if self._token.closed and groups:
             raise fenced(self._state, self._token, self._text)
-        for ((done, *fence),) in self._ask(groups, packed):
+        asked = [Request(self._buckets[one.bucket].slot, (put,)) for one, put in zip(groups, packed, strict=True)]
+        for reply in self._cluster.ask(asked):
+            done, *fence = reply.found[0]
             if not done:
                 raise fenced(self._state, self._token, fence[0] if fence else None)
-
-    def _ask(self, groups: list[Group], packed: Any) -> list[list[Any]]:
-        asked = []
-        for group in groups:
-            bucket = self._buckets[group.bucket]
-            asked.append(Request(bucket.slot, packed(bucket, group)))
-        return [reply.found for reply in self._cluster.ask(asked)]

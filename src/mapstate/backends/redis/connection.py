@@ -130,16 +130,28 @@ class Server:
 
         After any error the connection is closed, because it may be half read.
         """
+        self.send(conn, commands)
+        return self.replies(conn, replies, optional=optional, exec_at=-1 if commands.endswith(EXEC) else None)
+
+    def send(self, conn: Any, commands: bytes) -> None:
+        """The first half of `exchange`."""
         try:
             conn.send_packed_command([commands], check_health=False)
-            found = [conn.read_response() for _ in range(replies - optional)]
+        except BaseException:
+            self.drop(conn)
+            raise
+
+    def replies(self, conn: Any, count: int, *, optional: int = 0, exec_at: int | None = None) -> list[Any]:
+        """The second half of `exchange`. The reply to EXEC, if there is one, stands at ``exec_at``."""
+        try:
+            found = [conn.read_response() for _ in range(count - optional)]
             for _ in range(optional):
                 try:
                     found.append(conn.read_response())
                 except driver.ResponseError:
                     found.append(None)
-            if commands.endswith(EXEC) and found[-1] is not None:
-                raise_first(found[-1])
+            if exec_at is not None and found[exec_at] is not None:
+                raise_first(found[exec_at])
         except BaseException:
             self.drop(conn)
             raise

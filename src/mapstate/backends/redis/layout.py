@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from mapstate.backends.redis.scripts import rewrite_hash
-from mapstate.backends.redis.wire import command, interleaved, sizes
+from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
 
 __all__ = ["HashLayout", "Layout", "StringLayout", "escaped"]
@@ -26,19 +25,31 @@ def escaped(name: bytes) -> bytes:
 
 
 class Layout(ABC):
-    """Packs commands; sends nothing. ``reserved`` key texts would be Redis keys that hold something else."""
+    """Packs commands; sends nothing. ``head`` stands in front of each key text.
 
-    def __init__(self, state: str, max_value_bytes: int, reserved: Iterable[str] = ()) -> None:
+    ``reserved`` key texts would be Redis keys that hold something else.
+    """
+
+    def __init__(self, state: str, max_value_bytes: int, head: bytes = b"", reserved: Iterable[str] = ()) -> None:
         self._state = state
         self._limit = max_value_bytes
+        self._head = head
         self._reserved = frozenset(reserved)
 
+    def pack(self, keys: Sequence[str]) -> PackedKeys:
+        """The keys, for `get` and `put`. There is at least one. Raises KeyEncodingError, TooLargeError."""
+        packed = packed_keys(keys, self._head, self._limit)
+        if packed is None or not self._reserved.isdisjoint(keys):
+            texts = self.encoded(keys)
+            packed = PackedKeys(keys, self._head, interleaved(sizes(texts, self._head), texts))
+        return packed
+
     @abstractmethod
-    def get(self, keys: Sequence[str]) -> bytes:
+    def get(self, keys: PackedKeys) -> bytes:
         """One command, whose reply is the list of records."""
 
     @abstractmethod
-    def put(self, keys: Sequence[str], values: Sequence[bytes]) -> tuple[bytes, int]:
+    def put(self, keys: PackedKeys, values: Sequence[bytes]) -> tuple[bytes, int]:
         """The commands that store all of them, and how many replies they have."""
 
     @abstractmethod
@@ -70,6 +81,15 @@ class Layout(ABC):
             raise KeyEncodingError(f"{what}: choose other `records`", state=self._state)
         self.check_sizes("the key", keys, texts)
         return texts
+
+    def words(self, keys: PackedKeys, values: Sequence[bytes], start: bytes = b"") -> tuple[Sequence[bytes], ...]:
+        """Keys and values as columns of words, ``start`` in front of each pair. Raises TooLargeError."""
+        lengths = list(map(len, values))
+        kinds = set(lengths)
+        if max(kinds) > self._limit:
+            self.check_sizes("the record of key", keys.keys, values)
+        starts = {size: b"\r\n$%d\r\n" % size for size in kinds}
+        return [start + b"\r\n$"] * len(keys), keys.words(), list(map(starts.__getitem__, lengths)), values
 
     def check_sizes(self, what: str, keys: Sequence[str], sized: Sequence[bytes]) -> None:
         """Raises TooLargeError where one of them is."""
@@ -111,26 +131,23 @@ class StringLayout(Layout):
     def __init__(
         self, state: str, max_value_bytes: int, head: bytes, expiry: bytes | None, reserved: Iterable[str] = ()
     ) -> None:
-        super().__init__(state, max_value_bytes, reserved)
-        self._head = head
+        super().__init__(state, max_value_bytes, head, reserved)
         self._expiry = expiry
 
-    def get(self, keys: Sequence[str]) -> bytes:
+    def get(self, keys: PackedKeys) -> bytes:
         """MGET."""
-        texts = self.encoded(keys)
-        return b"*%d\r\n$4\r\nMGET%b\r\n" % (len(keys) + 1, interleaved(sizes(texts, self._head), texts))
+        return b"*%d\r\n$4\r\nMGET%b\r\n" % (len(keys) + 1, keys.joined)
 
-    def put(self, keys: Sequence[str], values: Sequence[bytes]) -> tuple[bytes, int]:
+    def put(self, keys: PackedKeys, values: Sequence[bytes]) -> tuple[bytes, int]:
         """MSET, or a SET per record where they expire."""
-        texts = self.encoded(keys)
-        self.check_sizes("the record of key", keys, values)
-        columns = (sizes(texts, self._head), texts, sizes(values), values)
         if self._expiry is None:
-            put, replies = b"*%d\r\n$4\r\nMSET%b\r\n" % (2 * len(keys) + 1, interleaved(*columns)), 1
+            words = interleaved(*self.words(keys, values))
+            put, replies = b"*%d\r\n$4\r\nMSET%b\r\n" % (2 * len(keys) + 1, words), 1
         else:
-            start, end = b"*5\r\n$3\r\nSET", b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(self._expiry), self._expiry)
-            put, replies = interleaved([start] * len(keys), *columns, [end] * len(keys)), len(keys)
-        self.check_whole(f"the {len(keys)} records of one put", put, keys[0])
+            end = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(self._expiry), self._expiry)
+            columns = self.words(keys, values, b"*5\r\n$3\r\nSET")
+            put, replies = interleaved(*columns, [end] * len(keys)), len(keys)
+        self.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
         return put, replies
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
@@ -169,17 +186,14 @@ class HashLayout(Layout):
         super().__init__(state, max_value_bytes)
         self._name = name
 
-    def get(self, keys: Sequence[str]) -> bytes:
+    def get(self, keys: PackedKeys) -> bytes:
         """HMGET."""
-        texts = self.encoded(keys)
-        return self._packed(b"HMGET", len(keys), sizes(texts), texts)
+        return self._packed(b"HMGET", len(keys), keys.joined)
 
-    def put(self, keys: Sequence[str], values: Sequence[bytes]) -> tuple[bytes, int]:
+    def put(self, keys: PackedKeys, values: Sequence[bytes]) -> tuple[bytes, int]:
         """HSET."""
-        texts = self.encoded(keys)
-        self.check_sizes("the record of key", keys, values)
-        put = self._packed(b"HSET", 2 * len(keys), sizes(texts), texts, sizes(values), values)
-        self.check_whole(f"the {len(keys)} records of one put", put, keys[0])
+        put = self._packed(b"HSET", 2 * len(keys), interleaved(*self.words(keys, values)))
+        self.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
         return put, 1
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
@@ -204,6 +218,6 @@ class HashLayout(Layout):
         """PTTL of the hash."""
         return command(b"PTTL", self._name)
 
-    def _packed(self, name: bytes, words: int, *columns: Any) -> bytes:
+    def _packed(self, name: bytes, words: int, packed: bytes) -> bytes:
         start = b"*%d\r\n$%d\r\n%b\r\n$%d\r\n%b" % (words + 2, len(name), name, len(self._name), self._name)
-        return start + interleaved(*columns) + b"\r\n"
+        return b"%b%b\r\n" % (start, packed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mapstate.backends.redis.wire import command, interleaved, sizes
+from mapstate.backends.redis.wire import PackedKeys, command, interleaved, sizes
 
 __all__ = ["claim", "compare_and_set", "guarded_put", "guarded_rewrite", "rewrite_hash", "swap_ledger"]
 
@@ -83,16 +83,14 @@ return redis.call('HGET', KEYS[1], ARGV[1])
 """
 
 
-def guarded_put(
-    fence: bytes, token: bytes, keys: Sequence[bytes], values: Sequence[bytes], expiry: bytes | None
-) -> bytes:
+def guarded_put(fence: bytes, token: bytes, keys: PackedKeys, values: Sequence[bytes], expiry: bytes | None) -> bytes:
     """Stores all of a group's records where its fence is at ``token``. The reply: [1], or [0, the fence]."""
     if expiry is None:
         return _packed(_PUT, fence, keys, [token], values)
     return _packed(_PUT_EXPIRING, fence, keys, [token, expiry], values)
 
 
-def guarded_rewrite(fence: bytes, token: bytes, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
+def guarded_rewrite(fence: bytes, token: bytes, keys: PackedKeys, values: Sequence[bytes | None]) -> bytes:
     """Replaces and removes a group's records where its fence is at ``token``. The reply as of `guarded_put`."""
     return _packed(_REWRITE, fence, keys, [token], _marked(values))
 
@@ -129,9 +127,7 @@ def _marked(values: Sequence[bytes | None]) -> list[bytes]:
     return [b"-" if value is None else b"+" + value for value in values]
 
 
-def _packed(
-    script: bytes, fence: bytes, keys: Sequence[bytes], first: Sequence[bytes], values: Sequence[bytes]
-) -> bytes:
+def _packed(script: bytes, fence: bytes, keys: PackedKeys, first: Sequence[bytes], values: Sequence[bytes]) -> bytes:
     """EVAL of a group."""
     words = (b"EVAL", script, b"%d" % (len(keys) + 1), fence)
     count = len(words) + len(keys) + len(first) + len(values)
@@ -140,7 +136,7 @@ def _packed(
     return b"*%d%b%b%b%b\r\n" % (
         count,
         start,
-        interleaved(sizes(keys), keys),
+        keys.joined,
         middle,
         interleaved(sizes(values), values),
     )

@@ -54,14 +54,14 @@ class RedisStore:
         """See `IBackingMap.multi_get`: one MGET or HMGET."""
         if not keys:
             return []
-        records: list[bytes | None] = self._server.ask(self._layout.get(keys), 1)[0]
+        records: list[bytes | None] = self._server.ask(self._get(keys), 1)[0]
         return records
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """See `IBackingMap.multi_put`: one transaction without a fence, not repeated if its reply is lost."""
         check_lengths(keys, values, "values")
         if keys:
-            put, replies = self._layout.put(keys, values)
+            put, replies = self._layout.put(self._layout.pack(keys), values)
             self._server.tell(MULTI + put + EXEC, replies + 2)
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
@@ -70,7 +70,7 @@ class RedisStore:
         if not keys:
             before, after = self._server.ask(ledger + ledger, 2)
             return before, [], after
-        before, records, after = self._server.ask(ledger + self._layout.get(keys) + ledger, 3)
+        before, records, after = self._server.ask(ledger + self._get(keys) + ledger, 3)
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
@@ -172,6 +172,9 @@ class RedisStore:
         page = (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE]
         ttls = [command(b"PTTL", self._ledger), *(self._layout.ttl_of(key) for key in page)]
         return judge(facts_of(self._allowed, ttls), replay_horizon)
+
+    def _get(self, keys: Sequence[str]) -> bytes:
+        return self._layout.get(self._layout.pack(keys))
 
     def _elsewhere(self, found: bytes | None) -> ConfigurationError:
         """The records are not where this store looks for them: all would seem absent, and be counted anew."""

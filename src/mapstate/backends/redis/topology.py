@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from binascii import crc_hqx
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from redis import exceptions as driver
@@ -17,7 +17,7 @@ from mapstate.backends.redis.settings import Address
 from mapstate.backends.redis.wire import INFO, command, life
 from mapstate.errors import StoreError, StoreUnavailableError
 
-__all__ = ["Cluster", "Reply", "Request", "Seeds", "Shape", "slot_of"]
+__all__ = ["Ahead", "Cluster", "Reply", "Request", "Seeds", "Shape", "slot_of"]
 
 SLOTS = 16384
 _ASKING = command(b"ASKING")
@@ -43,6 +43,16 @@ class Reply(NamedTuple):
     found: list[Any]
     life_before: bytes | None = None
     life_after: bytes | None = None
+
+
+class Ahead(NamedTuple):
+    """Requests that were sent. One of the two is called, once."""
+
+    read: Callable[[], list[Reply]]
+    """Their replies. What failed, was redirected or could not be sent is asked again, as `Cluster.ask` does."""
+
+    drop: Callable[[], None]
+    """Lets the connections go, half read as they are."""
 
 
 class Shape(NamedTuple):
@@ -79,6 +89,12 @@ class Seeds(Protocol):
     def pool_to(self, node: Address) -> ConnectionPool:
         """The connections of this process to one node."""
 
+
+_ByNode = dict[Address, list[tuple[int, tuple[bytes, ...]]]]
+"""What each node is asked: the number of a request, and its commands."""
+
+_Sent = tuple[ConnectionPool, Any, list[tuple[int, tuple[bytes, ...]]]]
+"""A connection that is to be read from, where it goes back to, and what was asked on it."""
 
 _slots: dict[tuple[int, Any], tuple[Address, ...]] = {}
 """The owner of each slot as of the last look, by process and backend."""
@@ -122,6 +138,27 @@ class Cluster:
                 self._look(forced=True)
                 self._believe([error for error in troubles.values() if type(error) is driver.MovedError])
 
+    def ask_ahead(self, requests: Sequence[Request]) -> Ahead:
+        """Sends requests that may be asked again, once, and leaves their replies for later."""
+        replies: list[Reply | None] = [None] * len(requests)
+        owners = _slots.get((os.getpid(), self._backend))
+        sent: list[_Sent] = []
+        troubles: dict[int, Exception] = {}
+        if owners is not None:
+            by_node: _ByNode = {}
+            for at, request in enumerate(requests):
+                by_node.setdefault(owners[request.slot], []).append((at, request.commands))
+            troubles = self._send(by_node, sent, b"")
+
+        def read() -> list[Reply]:
+            self._receive(sent, replies, troubles, lives=False)
+            missing = [at for at, reply in enumerate(replies) if reply is None]
+            for at, reply in zip(missing, self.ask([requests[at] for at in missing]), strict=True):
+                replies[at] = reply
+            return [reply for reply in replies if reply is not None]
+
+        return Ahead(read, lambda: _let_go(sent))
+
     def shape(self) -> Shape:
         """Who has what, and who they are, as of now."""
         self._look(forced=True)
@@ -160,7 +197,7 @@ class Cluster:
             owners = self._owners()
         except StoreUnavailableError as error:
             return dict.fromkeys(left, error)
-        by_node: dict[Address, list[tuple[int, tuple[bytes, ...]]]] = {}
+        by_node: _ByNode = {}
         for at in left:
             commands = requests[at].commands
             if at in asking:
@@ -173,17 +210,15 @@ class Cluster:
                 replies[at] = reply._replace(found=reply.found[1::2])
         return troubles
 
-    def _exchange(
-        self,
-        by_node: dict[Address, list[tuple[int, tuple[bytes, ...]]]],
-        replies: list[Reply | None],
-        *,
-        lives: bool,
-    ) -> dict[int, Exception]:
+    def _exchange(self, by_node: _ByNode, replies: list[Reply | None], *, lives: bool) -> dict[int, Exception]:
         """Sends to all nodes, and then reads from each."""
+        sent: list[_Sent] = []
+        troubles = self._send(by_node, sent, INFO if lives else b"")
+        return self._receive(sent, replies, troubles, lives=lives)
+
+    def _send(self, by_node: _ByNode, sent: list[_Sent], around: bytes) -> dict[int, Exception]:
+        """The first half: adds to ``sent`` the connections that were taken; returns what went wrong, by request."""
         troubles: dict[int, Exception] = {}
-        sent = []
-        around = INFO if lives else b""
         try:
             for node, asked in by_node.items():
                 pool = self._backend.pool_to(node)
@@ -198,14 +233,21 @@ class Cluster:
                     conn.send_packed_command([packed], check_health=False)  # type: ignore[no-untyped-call]
                 except DRIVER_ERRORS as error:
                     troubles |= dict.fromkeys((at for at, _ in asked), error)
+        except BaseException:
+            _let_go(sent)
+            raise
+        return troubles
+
+    def _receive(
+        self, sent: list[_Sent], replies: list[Reply | None], troubles: dict[int, Exception], *, lives: bool
+    ) -> dict[int, Exception]:
+        """The second half: reads from each node, and gives the connections back."""
+        try:
             for _, conn, asked in sent:
                 if asked[0][0] not in troubles:
                     troubles |= _read(conn, asked, replies, lives=lives)
         finally:
-            for pool, conn, asked in sent:
-                if any(replies[at] is None for at, _ in asked):
-                    conn.disconnect()  # type: ignore[no-untyped-call]  # it may be half read
-                pool.release(conn)
+            _let_go(sent, replies)
         return troubles
 
     def _worst(self, troubles: dict[int, Exception], *, repeat: bool) -> StoreError:
@@ -291,6 +333,15 @@ def _read(
     for at, own in found.items():
         replies[at] = Reply(own, before, after)
     return troubles
+
+
+def _let_go(sent: list[_Sent], replies: Sequence[Reply | None] | None = None) -> None:
+    """Gives connections back, closed where they may be half read."""
+    while sent:
+        pool, conn, asked = sent.pop()
+        if replies is None or any(replies[at] is None for at, _ in asked):
+            conn.disconnect()
+        pool.release(conn)
 
 
 def _reply(conn: Any) -> Any:

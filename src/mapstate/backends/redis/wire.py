@@ -17,9 +17,11 @@ __all__ = [
     "INFO",
     "MULTI",
     "UNWATCH",
+    "PackedKeys",
     "command",
     "interleaved",
     "life",
+    "packed_keys",
     "raise_first",
     "sizes",
     "token_of",
@@ -30,6 +32,44 @@ __all__ = [
 def command(*words: bytes) -> bytes:
     """One command of a few words."""
     return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]))
+
+
+class PackedKeys:
+    """The keys of a chunk as words of a command, ``head`` in front of each: made once, for its get and its put."""
+
+    __slots__ = ("_head", "joined", "keys")
+
+    def __init__(self, keys: Sequence[str], head: bytes, joined: bytes) -> None:
+        self.keys = keys
+        self.joined = joined
+        self._head = head
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def words(self) -> list[bytes]:
+        """Each key as it stands behind the dollar of its word: its size, a line break, and itself."""
+        words = self.joined.split(b"\r\n$")[1:]
+        if len(words) == len(self.keys):
+            return words
+        # A key has those three characters in it. mapstate's own never do.
+        texts = [self._head + key.encode() for key in self.keys]
+        return [b"%d\r\n%b" % (len(text), text) for text in texts]
+
+
+def packed_keys(keys: Sequence[str], head: bytes, limit: int) -> PackedKeys | None:
+    """All keys in one piece of text that is encoded once; None where one is not ASCII, or longer than ``limit``."""
+    lengths = list(map(len, keys))
+    kinds = set(lengths)
+    if max(kinds) > limit:
+        return None
+    name = head.decode()
+    starts = {size: f"\r\n${size + len(head)}\r\n{name}" for size in kinds}
+    pieces = [""] * (2 * len(keys))
+    pieces[::2] = map(starts.__getitem__, lengths)
+    pieces[1::2] = keys
+    joined = "".join(pieces)
+    return PackedKeys(keys, head, joined.encode()) if joined.isascii() else None
 
 
 def sizes(items: Sequence[bytes], head: bytes = b"") -> list[bytes]:

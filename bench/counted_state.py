@@ -1,0 +1,103 @@
+"""A state that counts rows by user, applied batch by batch without Spark: a task called with Arrow batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from mapstate import Count, opaque, open_reader
+from mapstate.aggregators.fields import Fields
+from mapstate.keys import KeyField
+from mapstate.ledger import Ledger
+from mapstate.spark.task import BatchTask
+from mapstate.transitions import Commit, Field, Opening
+
+__all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time"]
+
+STATE = "visits"
+ARROW_ROWS = 10_000  # of each batch that Spark sends to Python
+_KEYS = (KeyField("user_id", "string"),)
+
+
+def arrow_batches(users: Sequence[str], counts: int = 1) -> list[pa.RecordBatch]:
+    """What the aggregation sends to a task: each user once, with ``counts`` rows."""
+    out = []
+    for start in range(0, len(users), ARROW_ROWS):
+        some = users[start : start + ARROW_ROWS]
+        numbers = pa.array([counts] * len(some), pa.int64())
+        out.append(pa.RecordBatch.from_arrays([pa.array(some), numbers, numbers], ["key0", "partial0_0", "rows"]))
+    return out
+
+
+class CountedState:
+    """Runs batches one after the other, each by one task in this process."""
+
+    def __init__(self, url: str, name: str = STATE, **options: Any) -> None:
+        self.url, self.name = url, name
+        self.spec = opaque(url, name, **options)
+        self.store = self.spec.open()
+        one = Count()
+        self._fields = Fields([Field("n", one.describe(), "bigint")], {"n": one})
+        opening = Opening(
+            state=name,
+            type="opaque",
+            serializer=self.spec.serializer,
+            keys=_KEYS,
+            fields=self._fields.fields,
+            owner="bench",
+            clock_txid=280_000_000,
+        )
+        self.ledger = Ledger.open(self.store, opening)
+        self.batches = 0
+
+    def apply(self, batches: Iterable[pa.RecordBatch]) -> float:
+        """One batch, begun and committed; the seconds of its task."""
+        begun = self.ledger.begin(self.batches)
+        task = BatchTask(
+            spec=self.spec,
+            fields=self._fields,
+            layouts=self.ledger.record.layouts,
+            keys=_KEYS,
+            partials=[1],
+            begun=begun,
+            new_values=None,
+        )
+        started = time.perf_counter()
+        out = list(task(iter(batches)))
+        seconds = time.perf_counter() - started
+        line = out[-1].column(0)[0].as_py()
+        assert '"error":null' in line, line
+        self.ledger.commit(Commit(batch_id=self.batches, txid=begun.txid, owner="bench"))
+        self.batches += 1
+        return seconds
+
+    def check(self, users: Sequence[str], expected: int) -> None:
+        """Every user's count, through a reader."""
+        with open_reader(self.url, self.name) as reader:
+            for some in chunks(users, 50_000):
+                assert reader.multi_get(some) == [{"n": expected}] * len(some), "counted wrong"
+
+
+def processor_time(
+    state: CountedState, batches: Sequence[pa.RecordBatch], keys: int, servers: Sequence[Any], rounds: int = 5
+) -> dict[str, float]:
+    """Microseconds of processor that a key takes, of this process and of the servers that these clients lead to."""
+
+    def of_servers() -> float:
+        spent = [client.info("cpu") for client in servers]
+        return sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in spent)
+
+    before = time.process_time(), of_servers()
+    for _ in range(rounds):
+        state.apply(batches)
+    after = time.process_time(), of_servers()
+    scale = 1e6 / keys / rounds
+    return {"client_cpu": (after[0] - before[0]) * scale, "server_cpu": (after[1] - before[1]) * scale}
+
+
+def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    """``items``, so many at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))

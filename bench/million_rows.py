@@ -1,0 +1,150 @@
+"""A million rows over 400,000 keys a batch, on Spark with two threads and Redis.
+
+Every contestant is a streaming query of its own over the same files:
+
+    noop          the aggregation alone, into Spark's noop sink
+    floor         the same, then raw MGET and MSET of equal payloads, one after the other
+    mapstate      opaque, transactional, non-transactional
+    by hand       pipelined INCRBY from foreachPartition; not exactly once
+    stateful      Spark's own stateful aggregation on RocksDB, update mode, and an MSET upsert
+
+Figures are seconds of the batch function; Spark's own bookkeeping around it is the same for all.
+"""
+
+from __future__ import annotations
+
+from turns import Contestant, Turns, aggregated, make_file, noop, run_streams, session  # isort: skip
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import redis
+from measuring import Answer, Goal, Row, ratios, spread, table
+from servers import RedisServer
+
+from mapstate import Count, newStream, non_transactional, opaque, open_reader, transactional
+
+CHUNK = 2000
+PAYLOAD = b"[280274529,3,2]"  # the length of an opaque record of a count
+RECIPES = {"opaque": opaque, "transactional": transactional, "non-transactional": non_transactional}
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def floor(url: str) -> Contestant:
+    """Reads and writes as many bytes as an opaque state, with redis-py and hiredis, a connection for each task."""
+
+    def raw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = redis.Redis.from_url(url)
+        done = 0
+        for batch in batches:
+            for start in range(0, batch.num_rows, CHUNK):
+                keys = ["floor:" + user for user in batch.column(0).slice(start, CHUNK).to_pylist()]
+                client.mget(keys)
+                client.mset(dict.fromkeys(keys, PAYLOAD))
+                done += len(keys)
+        client.close()
+        yield pa.RecordBatch.from_arrays([pa.array([done])], ["done"])
+
+    return lambda batch_df, _: aggregated(batch_df).mapInArrow(raw, "done bigint").collect()
+
+
+def by_hand(url: str) -> Contestant:
+    """What is written where nobody minds what a crash leaves."""
+
+    def incr(rows: Iterator[Any]) -> None:
+        client = redis.Redis.from_url(url)
+        pipe = client.pipeline(transaction=False)
+        for at, row in enumerate(rows, 1):
+            pipe.incrby("hand:" + row["user_id"], row["n"])
+            if at % CHUNK == 0:
+                pipe.execute()
+        pipe.execute()
+        client.close()
+
+    return lambda batch_df, _: aggregated(batch_df).foreachPartition(incr)
+
+
+def upsert(url: str) -> Contestant:
+    """The sink behind Spark's own state."""
+
+    def raw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = redis.Redis.from_url(url)
+        for batch in batches:
+            for start in range(0, batch.num_rows, CHUNK):
+                part = batch.slice(start, CHUNK)
+                keys = ["spark:" + user for user in part.column(0).to_pylist()]
+                client.mset(dict(zip(keys, part.column(1).to_pylist(), strict=True)))
+        client.close()
+        yield pa.RecordBatch.from_arrays([pa.array([0])], ["done"])
+
+    return lambda batch_df, _: batch_df.mapInArrow(raw, "done bigint").collect()
+
+
+def check(url: str, batches: int, rows: int, keys: int) -> None:
+    """Every contestant's store holds the count of every key."""
+    each, more = divmod(rows, keys)
+    expected = {f"user-{key}": batches * (each + (key < more)) for key in range(keys)}
+    users = list(expected)
+    client = redis.Redis.from_url(url)
+    for start in range(0, len(users), 50_000):
+        some = users[start : start + 50_000]
+        assert client.mget(["floor:" + user for user in some]) == [PAYLOAD] * len(some)
+        for prefix in ("hand:", "spark:"):
+            values = [int(value or 0) for value in client.mget([prefix + user for user in some])]
+            assert values == [expected[user] for user in some], f"{prefix} counted wrong"
+    client.close()
+    for state in RECIPES:
+        with open_reader(url, state) as reader:
+            for start in range(0, len(users), 50_000):
+                some = users[start : start + 50_000]
+                assert reader.multi_get(some) == [{"n": expected[user]} for user in some], f"{state} counted wrong"
+
+
+def ask(batches: int = 7, rows: int = 1_000_000, keys: int = 400_000, partitions: int = 2) -> Answer:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, RedisServer().start() as server:
+        folder, url = Path(place), server.url
+        (folder / "input").mkdir()
+        for number in range(batches + 1):
+            make_file(folder / "input", number, rows, keys)
+        spark = session(partitions, spark__sql__streaming__stateStore__providerClass=ROCKSDB)
+        by_user = newStream("users", spark.createDataFrame([], "user_id string")).groupBy("user_id")
+        contestants: dict[str, Contestant] = {
+            "noop": noop,
+            "floor": floor(url),
+            **{name: by_user.persistentAggregate(recipe(url, name), n=Count()) for name, recipe in RECIPES.items()},
+            "by hand": by_hand(url),
+            "stateful": upsert(url),
+        }
+        turns = Turns(list(contestants))
+        run_streams(spark, folder, contestants, turns, stateful="stateful")
+        spark.stop()
+        check(url, batches + 1, rows, keys)
+    seconds = {name: own[1:] for name, own in turns.seconds.items()}
+    ours, what = seconds["opaque"], f"opaque on Redis, {rows:,} rows over {keys:,} keys a batch, `local[2]`"
+    return Answer(
+        [
+            Row(what, "floor: the same plan, raw MGET + MSET", ratios(ours, seconds["floor"]), Goal("most", 0.95)),
+            Row(
+                "Spark's stateful aggregation on RocksDB with MSET upsert",
+                "opaque",
+                ratios(seconds["stateful"], ours),
+                Goal("least", 3),
+            ),
+            Row("pipelined INCRBY by hand", "opaque", ratios(seconds["by hand"], ours), Goal("least", 2.5)),
+            Row(
+                "pipelined INCRBY by hand",
+                "Spark's noop sink",
+                ratios(seconds["by hand"], seconds["noop"]),
+                note="what the goal above would be for a store that takes no time",
+            ),
+            Row("pipelined INCRBY by hand", "floor", ratios(seconds["by hand"], seconds["floor"])),
+            Row("transactional", "floor", ratios(seconds["transactional"], seconds["floor"])),
+            Row("non-transactional", "floor", ratios(seconds["non-transactional"], seconds["floor"])),
+        ],
+        f"{batches} batches after one to warm up; {partitions} shuffle partitions, chunks of {CHUNK:,} keys",
+        table("contestant | seconds a batch", [(name, spread(own)) for name, own in seconds.items()]),
+        {f"million_rows.{name}": sorted(own)[len(own) // 2] for name, own in seconds.items()},
+    )

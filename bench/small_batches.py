@@ -1,0 +1,67 @@
+"""Batches of a thousand rows and 500 keys: opaque on Redis beside the same query into Spark's noop sink.
+
+Both are foreachBatch queries over the same files. The turn of a query is a whole batch, from the start of its function
+to that of the next one: Spark's own bookkeeping counts, as it does for whoever waits for a batch. The function by
+itself is reported too.
+"""
+
+from __future__ import annotations
+
+from turns import Contestant, Turns, make_file, noop, run_streams, session  # isort: skip
+
+import tempfile
+from pathlib import Path
+
+from measuring import Answer, Goal, Row, ratios, spread, table
+from servers import RedisServer
+
+from mapstate import Count, newStream, opaque, open_reader
+
+WARM_UP = 10
+
+
+def measured(url: str, batches: int, rows: int, keys: int, *, whole: bool) -> dict[str, list[float]]:
+    """Seconds of each turn."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        (folder / "input").mkdir()
+        for number in range(batches):
+            make_file(folder / "input", number, rows, keys)
+        spark = session()
+        stream = newStream("users", spark.createDataFrame([], "user_id string"))
+        state = f"visits-{'whole' if whole else 'function'}"
+        aggregate = stream.groupBy("user_id").persistentAggregate(opaque(url, state), n=Count())
+        contestants: dict[str, Contestant] = {"noop": noop, "opaque": aggregate}
+        turns = Turns(list(contestants), whole=whole)
+        run_streams(spark, folder, contestants, turns)
+        with open_reader(url, state) as reader:
+            users = [f"user-{key}" for key in range(keys)]
+            assert reader.multi_get(users) == [{"n": batches * rows // keys}] * keys
+    return {name: own[WARM_UP : batches - 1] for name, own in turns.seconds.items()}
+
+
+def ask(batches: int = 50, rows: int = 1000, keys: int = 500) -> Answer:
+    with RedisServer().start() as server:
+        whole = measured(server.url, batches, rows, keys, whole=True)
+        function = measured(server.url, batches, rows, keys, whole=False)
+    return Answer(
+        [
+            Row(
+                f"small batches ({rows:,} rows, {keys} keys)",
+                "the same query into `noop`",
+                ratios(whole["opaque"], whole["noop"]),
+                Goal("most", 1.25),
+            ),
+            Row(
+                "the same, the batch function by itself",
+                "that of `noop`",
+                ratios(function["opaque"], function["noop"]),
+            ),
+        ],
+        f"{batches} batches, the first {WARM_UP} of which warm up",
+        table(
+            "query | milliseconds a whole batch | of its function",
+            [(name, spread(whole[name], 1000), spread(function[name], 1000)) for name in whole],
+        ),
+        {f"small_batches.{name}": sorted(own)[len(own) // 2] for name, own in whole.items()},
+    )

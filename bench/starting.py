@@ -1,0 +1,80 @@
+"""What a Python worker costs before its first record: its imports, and its first batch, beside an empty mapInArrow.
+
+Imports are those of a process of its own: what Spark's worker imports for a mapInArrow, and what unpickling a task
+and opening Redis add. First batches are jobs of one small partition with `spark.python.worker.reuse` off, so that each
+has a worker that has never run anything.
+"""
+
+from __future__ import annotations
+
+from turns import aggregated, session  # isort: skip
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+from measuring import Answer, Goal, Row, by_turns, ratios, spread, table
+from servers import RedisServer
+
+from mapstate import Count, newStream, opaque, open_reader
+from mapstate.transitions import Commit
+
+WORKER = "import pyspark.worker, pyarrow, pandas, pyspark.sql.pandas.serializers"
+TASK = f"{WORKER}; import mapstate.spark.task, mapstate.backends.redis"
+
+
+def imports(code: str) -> Any:
+    """Runs it in a new Python."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def nothing(batches: Any) -> Any:
+    """An empty mapInArrow."""
+    for _ in batches:
+        pass
+    yield pa.RecordBatch.from_arrays([pa.array(["{}"])], ["line"])
+
+
+def ask(turns: int = 15) -> Answer:
+    imported = by_turns({"worker": imports(WORKER), "task": imports(TASK)}, turns, warm_up=2)
+    with RedisServer().start() as server:
+        spark = session(1, spark__python__worker__reuse="false")
+        batch = spark.range(100).selectExpr("concat('user-', id) AS user_id").coalesce(1).cache()
+        batch.count()
+        state = opaque(server.url, "visits")
+        aggregate = newStream("users", batch).groupBy("user_id").persistentAggregate(state, n=Count())
+        done = iter(range(10_000))
+        count = turns + 2
+
+        def empty() -> None:
+            aggregated(batch).mapInArrow(nothing, "line string").collect()
+
+        first = by_turns({"empty": empty, "opaque": lambda: aggregate(batch, next(done))}, turns, warm_up=2)
+        with open_reader(server.url, "visits") as reader:
+            assert reader.get("user-7") == {"n": count}
+            assert isinstance(reader.ledger().committed, Commit)
+        spark.stop()
+    return Answer(
+        [
+            Row(
+                "import time of a worker",
+                "an empty mapInArrow",
+                ratios(imported["task"], imported["worker"]),
+                Goal("most", 1.3),
+            ),
+            Row(
+                "first batch of a worker, begun and committed",
+                "an empty mapInArrow",
+                ratios(first["opaque"], first["empty"]),
+                Goal("most", 1.3),
+            ),
+        ],
+        f"{turns} turns after 2 to warm up",
+        table(
+            "what | milliseconds",
+            [(name, spread(own, 1000)) for name, own in (imported | first).items()],
+        ),
+    )

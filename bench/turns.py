@@ -1,0 +1,127 @@
+"""Streaming queries that take turns, batch by batch, over the same files."""
+
+from __future__ import annotations
+
+from measuring import ROOT  # isort: skip  # finds the servers
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+__all__ = ["ROOT", "Contestant", "Turns", "aggregated", "make_file", "noop", "run_streams", "session"]
+
+Contestant = Callable[[DataFrame, int], Any]
+
+
+class Turns:
+    """Lets one contestant run at a time, batch by batch, in the order given, and times each turn.
+
+    A turn is the batch function; with ``whole``, all from a batch's start to that of the next, which is Spark's own
+    bookkeeping too. Then the last batch has no turn of its own.
+    """
+
+    def __init__(self, names: list[str], *, whole: bool = False) -> None:
+        self._names = names
+        self._whole = whole
+        self._condition = threading.Condition()
+        self._at = 0
+        self._started: dict[str, float] = {}
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}
+        self.failed = False
+
+    def take(self, name: str, contestant: Contestant) -> Contestant:
+        """``contestant`` as a foreachBatch function that waits for its turn."""
+
+        def timed(batch_df: DataFrame, batch_id: int) -> None:
+            if self._whole and name in self._started:
+                self._ended(name)
+            with self._condition:
+                self._condition.wait_for(lambda: self.failed or self._names[self._at] == name)
+            if self.failed:
+                return
+            self._started[name] = time.perf_counter()
+            try:
+                contestant(batch_df, batch_id)
+            except BaseException:
+                self.failed = True
+                raise
+            finally:
+                if not self._whole or self.failed:
+                    self._ended(name)
+
+        return timed
+
+    def end(self, name: str) -> None:
+        """The query of ``name`` has had its last batch."""
+        with self._condition:
+            if self._whole and self._names[self._at] == name:
+                self._next()
+
+    def _ended(self, name: str) -> None:
+        with self._condition:
+            self.seconds[name].append(time.perf_counter() - self._started[name])
+            self._next()
+
+    def _next(self) -> None:
+        self._at = (self._at + 1) % len(self._names)
+        self._condition.notify_all()
+
+
+def session(partitions: int = 2, **config: Any) -> SparkSession:
+    """Spark as all of these questions have it."""
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.memory", "4g")
+        .config("spark.sql.shuffle.partitions", partitions)
+    )
+    for name, value in config.items():
+        builder = builder.config(name.replace("__", "."), value)
+    return builder.getOrCreate()
+
+
+def aggregated(batch_df: DataFrame) -> DataFrame:
+    """One row per user."""
+    return batch_df.groupBy("user_id").agg(F.count(F.lit(1)).alias("n"))
+
+
+def noop(batch_df: DataFrame, _batch_id: int) -> None:
+    """The aggregation alone."""
+    aggregated(batch_df).write.format("noop").mode("overwrite").save()
+
+
+def make_file(folder: Path, number: int, rows: int, keys: int, seed: int = 7) -> None:
+    """One batch: every key equally often, in an order of its own."""
+    users = np.random.default_rng(seed + number).permutation(np.arange(rows) % keys)
+    table = pa.table({"user_id": pa.array([f"user-{user}" for user in users])})
+    pq.write_table(table, folder / f"batch-{number:03d}.parquet", row_group_size=max(rows // 4, 1))
+
+
+def run_streams(
+    spark: SparkSession, folder: Path, contestants: dict[str, Contestant], turns: Turns, *, stateful: str = ""
+) -> None:
+    """Runs a query for each, over ``folder``/input, until all files are done. ``stateful`` aggregates in Spark."""
+    users = spark.readStream.schema("user_id string").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
+    queries = {}
+    for at, (name, contestant) in enumerate(contestants.items()):
+        frame = aggregated(users) if name == stateful else users
+        queries[name] = (
+            frame.writeStream.foreachBatch(turns.take(name, contestant))
+            .outputMode("update" if name == stateful else "append")
+            .option("checkpointLocation", str(folder / f"checkpoint-{at}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+    for name, query in queries.items():
+        query.awaitTermination()
+        turns.end(name)
