@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import UsageError
-from mapstate.spark.query import running_query
+from mapstate.spark.query import java_class, running_query
 from mapstate.transitions import Commit
 
 if TYPE_CHECKING:
@@ -119,8 +119,9 @@ def _files(jvm: Any, source: Any, start: int | None, end: int) -> list[tuple[str
     field.setAccessible(True)
     log = field.get(source)
     found = []
-    for pair in log.get(_option(jvm, start), _option(jvm, end)):
-        out = jvm.java.io.ByteArrayOutputStream()
+    last = _option(jvm, end)
+    for pair in log.get(last if start == end else _option(jvm, start), last):
+        out = java_class(jvm, "java.io.ByteArrayOutputStream")()
         log.serialize(pair._2(), out)  # all of them in one call to the JVM
         entries = map(json.loads, out.toString("UTF-8").splitlines()[1:])
         found += [(_NO_HOST.sub(r"\1/", entry["path"]), entry["timestamp"]) for entry in entries]
@@ -129,6 +130,6 @@ def _files(jvm: Any, source: Any, start: int | None, end: int) -> list[tuple[str
 
 def _option(jvm: Any, number: int | None) -> Any:
     """A Scala Option of a Long; a Long by itself would come back as a Python int."""
-    longs = jvm.java.util.stream.LongStream
+    longs = java_class(jvm, "java.util.stream.LongStream")
     boxed = (longs.empty() if number is None else longs.of(number)).boxed().findFirst()
-    return jvm.scala.jdk.javaapi.OptionConverters.toScala(boxed)
+    return java_class(jvm, "scala.jdk.javaapi.OptionConverters").toScala(boxed)

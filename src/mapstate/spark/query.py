@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QueryRun", "configured", "running_query"]
+__all__ = ["QueryRun", "configured", "java_class", "running_query"]
+
+_classes: dict[str, tuple[Any, Any]] = {}
 
 
 class QueryRun(NamedTuple):
@@ -44,8 +46,19 @@ def running_query(batch_df: DataFrame) -> Any | None:
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
         return None
-    uuid = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
+    uuid = java_class(session.sparkContext._jvm, "java.util.UUID").fromString(query_id)
     return session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+
+
+def java_class(jvm: Any, name: str) -> Any:
+    """A class of the JVM by its whole name, looked up once: each dot is a call to the JVM."""
+    known = _classes.get(name)
+    if known is None or known[0] is not jvm:
+        found = jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        known = _classes[name] = jvm, found
+    return known[1]
 
 
 @contextmanager

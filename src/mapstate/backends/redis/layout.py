@@ -39,7 +39,7 @@ class Layout(ABC):
     def pack(self, keys: Sequence[str]) -> PackedKeys:
         """The keys, for `get` and `put`. There is at least one. Raises KeyEncodingError, TooLargeError."""
         packed = packed_keys(keys, self._head, self._limit)
-        if packed is None or not self._reserved.isdisjoint(keys):
+        if packed is None or (self._reserved and not self._reserved.isdisjoint(keys)):
             texts = self.encoded(keys)
             packed = PackedKeys(keys, self._head, interleaved(sizes(texts, self._head), texts))
         return packed
