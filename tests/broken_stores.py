@@ -285,6 +285,7 @@ class OwnCache:
 
 
 class TestReadsItsOwnCache(Base):
+    without = Base.without | {"joint_ledgers": "left out"}
     backend_class = CachingBackend
 
     @pytest.fixture

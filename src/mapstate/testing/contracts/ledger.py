@@ -208,7 +208,7 @@ class LedgerContract(BackendContract):
                     if own[0].swap_all(swaps) is not None:
                         done += 1
                         problems.extend(f"apart: {numbers}" for _ in range(len(set(numbers)) - 1))
-            except MapStateError as error:
+            except Exception as error:  # noqa: BLE001  of a thread that fails nobody would hear
                 problems.append(repr(error))
             finally:
                 for one in own:
