@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from turns import Contestant, Turns, aggregated, make_file, noop, run_streams, session  # isort: skip
 
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,5 +147,5 @@ def ask(batches: int = 7, rows: int = 1_000_000, keys: int = 400_000, partitions
         ],
         f"{batches} batches after one to warm up; {partitions} shuffle partitions, chunks of {CHUNK:,} keys",
         table("contestant | seconds a batch", [(name, spread(own)) for name, own in seconds.items()]),
-        {f"million_rows.{name}": sorted(own)[len(own) // 2] for name, own in seconds.items()},
+        {f"million_rows.{name}": statistics.median(own) for name, own in seconds.items()},
     )

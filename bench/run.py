@@ -54,11 +54,12 @@ question again. The spread is from the least to the greatest turn, then the numb
 """
 
 
-def asked(name: str) -> Answer | None:
+def asked(name: str, sizes: list[str]) -> Answer | None:
     """The answer of a question, asked in a process of its own; None where it failed, after its traceback."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answer.json"
-        done = subprocess.run([sys.executable, __file__, "--answer", name, "--out", out], check=False)
+        command = [sys.executable, __file__, "--answer", name, "--out", out, "--sizes", *sizes]
+        done = subprocess.run(command, check=False)
         return msgspec.json.decode(out.read_bytes(), type=Answer) if done.returncode == 0 else None
 
 
@@ -72,6 +73,7 @@ def results(answers: dict[str, Answer]) -> str:
     )
     known = {name: answers[name] for name in QUESTIONS if name in answers}
     lines = [row.line() for answer in known.values() for row in answer.rows]
+    lines += [f"| `{name}` | | | not asked yet | | |" for name in QUESTIONS if name not in known]
     parts = [f"\n## {name}\n\n{answer.how}.\n\n{answer.more}".rstrip() + "\n" for name, answer in known.items()]
     return head + "\n".join(lines) + "\n" + "".join(parts)
 
@@ -79,19 +81,21 @@ def results(answers: dict[str, Answer]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS)
+    parser.add_argument("--sizes", nargs="*", default=[], help="arguments of the questions' ask, such as keys=1000")
     parser.add_argument("--no-write", action="store_true", help="leave bench/RESULTS.md as it is")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:
-        options.out.write_bytes(msgspec.json.encode(importlib.import_module(options.answer).ask()))
+        sizes = {name: int(value) for name, _, value in (one.partition("=") for one in options.sizes)}
+        options.out.write_bytes(msgspec.json.encode(importlib.import_module(options.answer).ask(**sizes)))
         return
     answers = msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Answer]) if KEPT.exists() else {}
     failed = []
     for name in options.only:
         started = time.monotonic()
         print(f"{name} ...", flush=True)
-        answer = asked(name)
+        answer = asked(name, options.sizes)
         if answer is None:
             failed.append(name)
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from turns import Contestant, Turns, make_file, noop, run_streams, session  # isort: skip
 
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -63,5 +64,5 @@ def ask(batches: int = 50, rows: int = 1000, keys: int = 500) -> Answer:
             "query | milliseconds a whole batch | of its function",
             [(name, spread(whole[name], 1000), spread(function[name], 1000)) for name in whole],
         ),
-        {f"small_batches.{name}": sorted(own)[len(own) // 2] for name, own in whole.items()},
+        {f"small_batches.{name}": statistics.median(own) for name, own in whole.items()},
     )

@@ -31,13 +31,6 @@ def imports(code: str) -> Any:
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def nothing(batches: Any) -> Any:
-    """An empty mapInArrow."""
-    for _ in batches:
-        pass
-    yield pa.RecordBatch.from_arrays([pa.array(["{}"])], ["line"])
-
-
 def ask(turns: int = 15) -> Answer:
     imported = by_turns({"worker": imports(WORKER), "task": imports(TASK)}, turns, warm_up=2)
     with RedisServer().start() as server:
@@ -48,6 +41,11 @@ def ask(turns: int = 15) -> Answer:
         aggregate = newStream("users", batch).groupBy("user_id").persistentAggregate(state, n=Count())
         done = iter(range(10_000))
         count = turns + 2
+
+        def nothing(batches: Any) -> Any:  # in here it travels by itself: workers do not have this module
+            for _ in batches:
+                pass
+            yield pa.RecordBatch.from_arrays([pa.array(["{}"])], ["line"])
 
         def empty() -> None:
             aggregated(batch).mapInArrow(nothing, "line string").collect()
