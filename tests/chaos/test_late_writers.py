@@ -40,7 +40,7 @@ def count(visits: Any, spark: Any, backend: Any, **options: Any) -> Any:
 
 def test_a_task_that_writes_after_the_next_batch_was_committed_is_refused(url, spark, visits, tmp_path, rounds, tally):
     """It stalls at each place where a task can; its attempt fails, the batch is begun anew, and so is the next one."""
-    stalls, ended_by_spark = rounds([STALLS[1], STALLS[4]], STALLS * 2), 0
+    stalls = rounds([STALLS[1], STALLS[4]], STALLS * 2)
     for at, (method, call, after) in enumerate(stalls):
         place = tmp_path / f"{at}"
         place.mkdir()
@@ -68,12 +68,11 @@ def test_a_task_that_writes_after_the_next_batch_was_committed_is_refused(url, s
         puts = [one.outcome for one in backend.calls[before:] if one.method == "multi_put"]
         done_before = (method, after) == ("multi_put", True)  # the one that it stalled behind ends only now
         assert puts.count("done") == done_before, f"at {method} {call}: {puts}"
-        assert late in ({"FencedError"}, set()), f"at {method} {call}: {late}"
-        if not late and method not in ("claim", "writer"):
-            # Spark ended its worker first, which shows nothing; one without rows yet may always have lost these.
-            ended_by_spark += 1
-            assert ended_by_spark < 5, "no late task came as far as its put"
-            stalls.append((method, call, after))
+        # SQLite's reads are not fenced: there it finds records of a later attempt, and stops before its put
+        finds = url.startswith("sqlite") and (method, after) in (("multi_put", True), ("multi_get", False))
+        # where it stalled before it read its rows, Spark may have taken these away
+        fits = late == (set() if finds else {"FencedError"}) or (method in ("claim", "writer") and not late)
+        assert fits, f"at {method} {call}: {late}"
         assert contents(url) == visits.truth()
         visits.put(f"{3 * at + 2}", [(f"u{n}", 1) for n in range(31)])  # builds on nothing that came late
         count(visits, spark, url).start(visits.checkpoint, trigger={"availableNow": True}).awaitTermination(120)
