@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 
 from mapstate import Avg, Count, Max, Sum
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.net import NetRows
+from mapstate.aggregators.net import NetAvg, NetRows, NetSum
 from mapstate.backends.redis.layout import HashLayout, StringLayout
 from mapstate.backends.redis.wire import command
-from mapstate.errors import LedgerLostError, MapStateError, MissingBatchesError, StaleBatchError, TooLargeError
+from mapstate.errors import (
+    LedgerLostError,
+    MapStateError,
+    MissingBatchesError,
+    StaleBatchError,
+    TooLargeError,
+    ValueOverflowError,
+)
 from mapstate.keys import _SPECIAL, KeyCodec, KeyField, _escape
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.transitions import Field
@@ -66,6 +73,13 @@ def test_a_subclass_that_combines_in_its_own_way_is_not_passed_by():
     rows = Fields([Field("n", "NetRows", "bigint")], {"n": NetRows()})
     with pytest.raises(MissingBatchesError):
         rows.combine_all([1, 3], [-2, 1])
+
+
+@pytest.mark.parametrize("one", [NetSum("x"), NetAvg("x")])
+def test_a_net_total_that_could_not_be_taken_back_any_more_is_refused(one):
+    with pytest.raises(ValueOverflowError, match="cannot be taken back"):
+        one.combine_all([(1.5, 1), (1e308, 1)], [(1.5, 1), (1e308, 1)])
+    assert one.combine_all([(1e308, 1), None], [(-1e308, -1), (1.5, 1)]) == [(None, 0), (1.5, 1)]
 
 
 @pytest.mark.parametrize("key", ["x" * 101, "é" * 51])

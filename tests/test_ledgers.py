@@ -189,6 +189,36 @@ def test_queries_that_take_turns_and_leave_states_apart_are_evened_out(apart):
     assert [one.committed.owner for one in ledgers.records] == ["new", "new"]
 
 
+@pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
+def test_a_state_that_joins_with_another_query_takes_the_only_batch_of_none_back(together, kind):
+    alone, begun = Ledger.open_and_begin(together[0], opening(NAMES[0], kind), 0)
+    alone.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
+    ledgers, begun = started(together, 0, kind=kind, owner="new", on_new_owner="adopt")
+    assert last(ledgers) == [0, None]
+    ledgers.commit(commits(ledgers, begun))
+    assert [one.owners for one in ledgers.records] == [{"q": 1, "new": 1}, {"new": 1}]
+
+
+def test_a_state_that_joins_another_query_in_another_store_takes_no_batch_back(apart):
+    alone, begun = Ledger.open_and_begin(apart[1], opening(NAMES[1]), 0)
+    alone.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
+    ledgers, _ = started(apart, 0, owner="new", on_new_owner="adopt")
+    assert last(ledgers) == [None, 0]
+
+
+@pytest.mark.parametrize("place", ["together", "apart"])
+@pytest.mark.parametrize("reset", [0, 1])
+def test_a_state_that_is_reset_takes_the_only_batch_of_an_adopted_one_not_back(place, reset, request):
+    stores = request.getfixturevalue(place)
+    ledgers, begun = started(stores, 0)
+    ledgers.commit(commits(ledgers, begun))
+    openings = [
+        opening(name, owner="new", on_new_owner="reset" if at == reset else "adopt") for at, name in enumerate(NAMES)
+    ]
+    ledgers, _ = Ledgers.open_and_begin(stores, openings, 0, REFUSE)
+    assert last(ledgers) == ([None, 0] if reset == 0 else [0, None])
+
+
 def test_one_state_rolled_back_by_hand_takes_the_others_back_with_it(together):
     ledgers, begun = started(together, 0)
     ledgers.commit(commits(ledgers, begun))

@@ -279,6 +279,29 @@ def test_vacuum_changes_nothing_that_is_read(backend):
         assert counts(reader, "a", "b") == [2, 2]
 
 
+def test_a_state_is_read_as_it_was_before_its_last_batch_until_something_begins_after_it(backend):
+    job = Job(backend)
+    job.batch({"a": 1, "b": 1})
+    job.batch({"a": 1, "b": None, "c": 1})
+    with StateReader(backend, STATE, "committed", {}, before=("query-1", 1)) as reader:
+        assert counts(reader, "a", "b", "c") == [1, 1, None]
+        job.attempt({"a": 5})  # keeps 2 as the value before
+        with pytest.raises(UsageError, match="began since"):
+            counts(reader, "a", "b", "c")
+
+
+def test_a_vacuum_that_did_not_end_has_dropped_what_was_before_the_last_batch(backend):
+    job = Job(backend)
+    job.batch({"a": 1})
+    job.batch({"a": None})
+    job.ledger.begin_vacuum()
+    with (
+        StateReader(backend, STATE, "committed", {}, before=("query-1", 1)) as reader,
+        pytest.raises(UsageError, match="began since"),
+    ):
+        counts(reader, "a")
+
+
 # While others write
 
 

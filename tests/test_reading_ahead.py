@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
+
 import pytest
 from redis.connection import ConnectionPool
 from redis.exceptions import ConnectionError as Unreachable
@@ -208,3 +212,22 @@ def test_after_a_large_put_nothing_is_read_ahead(store):
     writer.read_ahead(CHUNKS[2])
     assert writer._asked
     writer.close()
+
+
+def test_a_fork_reads_nothing_from_what_its_parent_has_under_way(store):
+    store.multi_put([*CHUNKS[0], *CHUNKS[1]], [b"0"] * 50 + [b"1"] * 50)
+    writer = store.writer(OPEN)
+    writer.read_ahead(CHUNKS[0])
+    child = os.fork()
+    if child == 0:
+        found = None
+        with suppress(Exception):
+            found = writer.multi_get(CHUNKS[0])
+        os._exit(0 if found == [b"0"] * 50 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    started = time.monotonic()
+    assert writer.multi_get(CHUNKS[0]) == [b"0"] * 50
+    assert time.monotonic() - started < store._backend.socket_timeout / 2  # it waits for no reply that somebody took
+    writer.multi_put(CHUNKS[0], [b"2"] * 50)
+    writer.close()
+    assert store.multi_get(CHUNKS[0]) == [b"2"] * 50

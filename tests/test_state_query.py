@@ -274,6 +274,8 @@ class NoQuery(QueryFunction):
 
 BAD = [
     (lambda s, c: s.stateQuery(c, "nix"), errors.UnknownColumnError, "'nix'.*user_id, bytes"),
+    (lambda s, c: s.transform(lambda rows: rows.select("*", "user_id")).stateQuery(c, "user_id"),
+     errors.DuplicateNameError, "'user_id', which the rows have more than once"),
     (lambda s, c: s.stateQuery(c, "user_id", ["nix"]), errors.UnknownColumnError, "'nix' to show; it has visits"),
     (lambda s, c: s.stateQuery(c, "bytes"), errors.StateSchemaError, r"\(bytes bigint\).*\(user_id string\)"),
     (lambda s, c: s.stateQuery(c), errors.StateSchemaError, r"by \(\)"),

@@ -240,6 +240,32 @@ def test_a_batch_that_always_fails_goes_to_quarantine_with_its_rows(spark, visit
     assert finished[1].states["by_user"].attempt == 2
 
 
+def test_a_batch_in_quarantine_that_comes_again_fails_nothing_and_goes_nowhere(spark, visits, tmp_path):
+    url, finished, seen = f"sqlite:///{tmp_path}/state.db", [], []
+
+    def picky(rows: DataFrame) -> DataFrame:
+        if not rows.isStreaming and not rows.where("user_id = 'bad'").isEmpty():
+            rows.select(F.expr("raise_error('no')")).collect()
+        return rows
+
+    def job() -> Topology:
+        topology = Topology("site", on_poison="quarantine", quarantine=str(tmp_path / "kept"))
+        stream = topology.newStream("visits", visits.stream(spark)).transform(picky)
+        counts = stream.groupBy("user_id").persistentAggregate(opaque(url, "by_user", max_attempts=1), n=Count())
+        counts.newValuesStream().foreachBatch(lambda rows, batch_id: seen.append(batch_id))
+        return topology.on_finished(finished.append)
+
+    visits.put("a", [("bad", 2)])
+    finish(job().start(visits.checkpoint, trigger=AVAILABLE))
+    assert crash_between(visits.checkpoint) == 0
+    visits.put("b", [("u1", 1)])
+    finish(job().start(visits.checkpoint, trigger=AVAILABLE))
+    assert [(one.batch_id, one.repeated) for one in finished] == [(0, False), (0, True), (1, False)]
+    assert finished[0].quarantined == finished[1].quarantined is not None
+    assert seen == [1]
+    assert contents(url, "by_user") == {("u1",): {"n": 1}}
+
+
 def test_what_an_attempt_before_has_kept_goes_where_the_batch_counts_after_all(spark, visits, url, tmp_path):
     kept = tmp_path / "kept"
     visits.put("a", [("u1", 2)])

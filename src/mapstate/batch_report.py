@@ -68,8 +68,8 @@ class FinishedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     ``states``       by the state's name. Of a repeated batch what its ledger says, and nothing of a state in which
                      another query has committed since
-    ``quarantined``  where its rows are, if it failed each time and counts as an empty one. Not said again of a
-                     repeated batch
+    ``quarantined``  where its rows are, if it failed each time and counts as an empty one; of a repeated batch, if they
+                     are still there
     ``repeated``     an earlier run has committed it, and may or may not have told so
     """
 

@@ -189,8 +189,10 @@ class StateReader:
         query_id, batch_id = self._before
         if ledger.owner != query_id or done.owner != query_id or done.batch_id < batch_id:
             return ledger.view()
-        if done.batch_id > batch_id or ledger.last_txid != done.txid:
-            later = f"batch {done.batch_id} is committed" if done.batch_id > batch_id else "it was vacuumed"
+        if done.batch_id > batch_id or ledger.next_txid != done.txid + 1:
+            # Also one that did not end: what it has written keeps the values of this batch, and not those before it.
+            other = done.batch_id > batch_id
+            later = f"batch {done.batch_id} is committed" if other else "an attempt or a vacuum began"
             raise UsageError(
                 f"state {self._state!r} cannot be read as it was before batch {batch_id}: {later} since, and records "
                 "keep one value before the current one"

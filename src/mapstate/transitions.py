@@ -52,6 +52,7 @@ OnNewOwner = Literal["refuse", "adopt", "reset"]
 OnGap = Literal["refuse", "accept"]
 
 FORMAT = 1
+_NEVER = 1 << 63  # above all batch ids
 
 
 class Field(NamedTuple):
@@ -436,8 +437,13 @@ def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: i
     if last.owner == ledger.owner:
         due = last.batch_id == batch_id and ledger.owners[last.owner] == batch_id + 1
         return due and any(other.owners[other.owner] <= batch_id for other in ledgers)
-    # What another query left behind: its batch ids say nothing of this one's.
-    return any(_place(other.committed) == _place(ledger.previous) for other in ledgers if other is not ledger)
+    # What another query left behind: its batch ids say nothing of this one's. A state that this query never kept, or
+    # that had its batch and was reset since, lacks nothing, though it is empty as the other was before its first batch.
+    return any(
+        _place(other.committed) == _place(ledger.previous) and other.owners.get(last.owner, _NEVER) <= last.batch_id
+        for other in ledgers
+        if other is not ledger
+    )
 
 
 def _place(commit: Commit | None) -> tuple[str, int] | None:

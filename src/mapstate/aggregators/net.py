@@ -105,20 +105,25 @@ class NetAvg(Avg):
         out = []
         for total, net, came in zip(*columns, strict=True):
             if came and (total is None or (type(total) is float and not math.isfinite(total))):
-                raise ValueOverflowError(
-                    f"{self} left its range, or met NaN or an infinity, which cannot be taken back: nothing of this "
-                    "batch counts. Leave such rows out with transform.",
-                    aggregator=self.describe(),
-                )
+                raise self._left_range()
             out.append((total, net))
         return out
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for less than no rows."""
+        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for less than no rows, ValueOverflowError."""
         pairs = super().combine_all(stored, partials)
         if any(count < 0 for _, count in pairs):
             raise _took_too_much(self)
+        if any(type(total) is float and not math.isfinite(total) for total, _ in pairs):
+            raise self._left_range()
         return [pair if pair[1] else (None, 0) for pair in pairs]
+
+    def _left_range(self) -> ValueOverflowError:
+        return ValueOverflowError(
+            f"{self} left its range, or met NaN or an infinity, which cannot be taken back: nothing of this "
+            "batch counts. Leave such rows out with transform.",
+            aggregator=self.describe(),
+        )
 
 
 class NetSum(NetAvg):

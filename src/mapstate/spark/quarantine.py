@@ -30,10 +30,18 @@ class Quarantine:
 
         Driver, with the first batch of a run, which alone can be one that was begun before.
         """
+        files, place = self._files(batch_df, query_id, batch_id)
+        files.delete(place, True)
+
+    def kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> str | None:
+        """Where the rows of a batch are that counts already; None where it was none that failed. Driver."""
+        files, place = self._files(batch_df, query_id, batch_id)
+        return self._place(query_id, batch_id) if files.exists(place) else None
+
+    def _files(self, batch_df: DataFrame, query_id: str, batch_id: int) -> tuple[Any, Any]:
         session: Any = batch_df.sparkSession
         place = session.sparkContext._jvm.org.apache.hadoop.fs.Path(self._place(query_id, batch_id))
-        files = place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-        files.delete(place, True)
+        return place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()), place
 
     def _place(self, query_id: str, batch_id: int) -> str:
         return f"{self._path}/query_id={query_id}/batch_id={batch_id}"

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from mapstate.errors import UnknownColumnError
+from mapstate.errors import DuplicateNameError, UnknownColumnError
 from mapstate.reader import Consistency
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def empty_frame(like: DataFrame, schema: StructType | None = None) -> DataFrame:
 
 
 def column_names(frame_schema: StructType, columns: Iterable[str], who: str) -> list[str]:
-    """The columns, if all are there. Raises UnknownColumnError."""
+    """The columns, if all are there, and each once. Raises UnknownColumnError, DuplicateNameError."""
     names = list(columns)
     for name in names:
         if name not in frame_schema.names:
@@ -50,6 +50,11 @@ def column_names(frame_schema: StructType, columns: Iterable[str], who: str) -> 
                 f"{who} names the column {name!r}, which the rows do not have; they have "
                 f"{', '.join(frame_schema.names)}",
                 column=name,
+            )
+        if frame_schema.names.count(name) > 1:
+            raise DuplicateNameError(
+                f"{who} names the column {name!r}, which the rows have more than once: give each a name of its own",
+                name=name,
             )
     return names
 

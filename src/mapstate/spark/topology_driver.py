@@ -276,8 +276,13 @@ class TopologyDriver:
             for spec, commit in zip(self._specs, commits, strict=True)
             if commit is not None
         }
-        self._tell(FinishedBatch(batch_id=batch_id, states=reports, repeated=True))
+        kept = None if self._quarantine is None else self._quarantine.kept(batch_df, run.query_id, batch_id)
+        self._tell(FinishedBatch(batch_id=batch_id, states=reports, quarantined=kept, repeated=True))
+        if kept is not None:
+            return  # nothing went downstream, and a function may fail for these rows again
         for branch, state, ledger, one in zip(self._branches, self._states, ledgers.ledgers, begun, strict=True):
+            if not branch.job.downstream:
+                continue
             frame = batch_df
             for function in branch.functions:
                 frame = frame.transform(function)

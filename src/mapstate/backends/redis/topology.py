@@ -141,7 +141,8 @@ class Cluster:
     def ask_ahead(self, requests: Sequence[Request]) -> Ahead:
         """Sends requests that may be asked again, once, and leaves their replies for later."""
         replies: list[Reply | None] = [None] * len(requests)
-        owners = _slots.get((os.getpid(), self._backend))
+        pid = os.getpid()
+        owners = _slots.get((pid, self._backend))
         sent: list[_Sent] = []
         troubles: dict[int, Exception] = {}
         if owners is not None:
@@ -151,6 +152,8 @@ class Cluster:
             troubles = self._send(by_node, sent, b"")
 
         def read() -> list[Reply]:
+            if os.getpid() != pid:
+                sent.clear()  # a fork leaves its parent's replies alone
             self._receive(sent, replies, troubles, lives=False)
             missing = [at for at, reply in enumerate(replies) if reply is None]
             for at, reply in zip(missing, self.ask([requests[at] for at in missing]), strict=True):
