@@ -76,6 +76,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from mapstate import spark
+
+        return getattr(spark, name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mapstate"):
             raise
@@ -83,4 +85,3 @@ def __getattr__(name: str) -> Any:
             f"{name} needs the package {error.name!r}, which is not installed: pip install 'mapstate[spark]'",
             package=error.name,
         ) from error
-    return getattr(spark, name)
