@@ -31,6 +31,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "chaos" and config.getoption("--chaos") == "none" else None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long even once runs in full only."""
+    if config.getoption("--chaos") != "full":
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[GivenRedis]:
     """A Redis that all tests share: the one of MAPSTATE_TEST_REDIS_URL, or one of our own."""
