@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, Scan
+from mapstate.backing_map import Backend, Scan, let_go
 from mapstate.errors import KeyEncodingError, UsageError
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.ledger import clock_txid, encode_ledger, ledger_store, record_pages
@@ -74,9 +74,7 @@ def adopt(
             _make_ledger(store, _ledger(state, type, tuple(keys), tuple(fields), found))
         return found
     finally:
-        close = getattr(store, "close", None)
-        if close is not None:
-            close()
+        let_go(store)
 
 
 def _with_page(found: Adopted, page: list[str], records: list[Any], codec: KeyCodec, state_type: StateType) -> Adopted:

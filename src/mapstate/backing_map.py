@@ -33,6 +33,7 @@ __all__ = [
     "SpreadFences",
     "Swap",
     "check_lengths",
+    "let_go",
     "writer_of",
 ]
 
@@ -228,6 +229,13 @@ def writer_of(store: Any, token: FenceToken, *, has_txids: bool = True) -> Any:
     if has_txids and isinstance(store, FilteredWrites):
         return store.filtered_writer(token)
     return store
+
+
+def let_go(thing: Any) -> None:
+    """Closes a store, a writer, or a state of a user's own, if it has a ``close()``."""
+    close = getattr(thing, "close", None)
+    if close is not None:
+        close()
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend
+from mapstate.backing_map import Backend, let_go
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.ledger import read_ledger
 from mapstate.spec import check_state_name
@@ -50,9 +50,7 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
     try:
         ledger = read_ledger(store, state)
     finally:
-        close = getattr(store, "close", None)
-        if close is not None:
-            close()
+        let_go(store)
     try:
         return _rewound(ledger, _local(checkpoint), dry_run=dry_run)
     except OSError as error:

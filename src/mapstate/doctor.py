@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan
+from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import CorruptRecordError, StoreError
 from mapstate.findings import Finding
@@ -37,9 +37,7 @@ def examine(backend_or_url: Backend | str, state: str, *, replay_horizon: float 
             found += store.checkup(replay_horizon)
         return found
     finally:
-        close = getattr(store, "close", None)
-        if close is not None:
-            close()
+        let_go(store)
 
 
 def _capabilities(store: Any) -> Iterator[Finding]:

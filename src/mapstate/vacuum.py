@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, FencedWrites, FilteredWrites, Rewrites, Scan, writer_of
+from mapstate.backing_map import Backend, FencedWrites, FilteredWrites, Rewrites, Scan, let_go, writer_of
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.keys import StoreKey
 from mapstate.ledger import Ledger, check_page_size, read_ledger, record_pages
@@ -55,9 +55,7 @@ def vacuum(
     try:
         return _vacuum(store, state, page_size, take_over, on_page)
     finally:
-        close = getattr(store, "close", None)
-        if close is not None:
-            close()
+        let_go(store)
 
 
 def _vacuum(
@@ -94,9 +92,7 @@ def _vacuum(
             if on_page is not None:
                 on_page(done)
     finally:
-        close = getattr(writer, "close", None)
-        if close is not None:
-            close()
+        let_go(writer)
     ledger.commit_vacuum(begun.txid, fenced=fenced)
     return done
 

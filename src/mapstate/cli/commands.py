@@ -15,6 +15,7 @@ from mapstate import transitions
 from mapstate.adopt import FORMER_OWNER, Adopted
 from mapstate.adopt import adopt as adopt_state
 from mapstate.backends import resolve
+from mapstate.backing_map import let_go
 from mapstate.batch_report import BatchReport
 from mapstate.checkpoint import rewind as rewind_checkpoint
 from mapstate.cli.group import CommandGroup
@@ -117,9 +118,7 @@ def rollback(url: Url, state: State, yes: Yes = False) -> None:
             typer.confirm("Take it back?", abort=True)
         after = Ledger(store, state).rollback(last.txid)
     finally:
-        close = getattr(store, "close", None)
-        if close is not None:
-            close()
+        let_go(store)
     typer.echo(f"Done: the state waits for batch {after.owners[after.owner]}.")
 
 
