@@ -189,6 +189,39 @@ def test_queries_that_take_turns_and_leave_states_apart_are_evened_out(apart):
     assert [one.committed.owner for one in ledgers.records] == ["new", "new"]
 
 
+def further_alone(store, name, batches, owner="q"):
+    for batch_id in batches:
+        alone, begun = Ledger.open_and_begin(store, opening(name, owner=owner), batch_id)
+        alone.commit(Commit(batch_id=batch_id, txid=begun.txid, owner=owner, at=now()))
+
+
+@pytest.mark.parametrize("place", ["together", "apart"])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_states_that_one_query_left_two_batches_apart_are_not_adopted(place, ahead, request):
+    stores = request.getfixturevalue(place)
+    ledgers, begun = started(stores, 0)
+    ledgers.commit(commits(ledgers, begun))
+    further_alone(stores[ahead], NAMES[ahead], [1, 2])
+    before = [one.load() for one in stores]
+    lacks, has = NAMES[1 - ahead], NAMES[ahead]
+    with pytest.raises(MissingBatchesError, match=f"'{lacks}' counts .* up to batch 0, and state '{has}' .* batch 2"):
+        started(stores, 0, owner="new", on_new_owner="adopt")
+    assert [one.load() for one in stores] == before
+    on_gaps = ["refuse", "refuse"]
+    on_gaps[1 - ahead] = "accept"
+    accepted, begun = started(stores, 0, on_gaps, owner="new", on_new_owner="adopt")
+    accepted.commit(commits(accepted, begun))
+    again, begun = started(stores, 1, owner="new", on_new_owner="adopt")
+    assert [type(one) for one in begun] == [Begun, Begun]
+
+
+def test_states_that_two_queries_kept_are_adopted_wherever_each_ended(together):
+    further_alone(together[0], NAMES[0], [0, 1, 2], owner="q")
+    further_alone(together[1], NAMES[1], [0], owner="p")
+    ledgers, _ = started(together, 0, owner="new", on_new_owner="adopt")
+    assert last(ledgers) == [2, 0]
+
+
 @pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
 def test_a_state_that_joins_with_another_query_takes_the_only_batch_of_none_back(together, kind):
     alone, begun = Ledger.open_and_begin(together[0], opening(NAMES[0], kind), 0)

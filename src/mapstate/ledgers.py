@@ -125,6 +125,7 @@ class Ledgers:
         """What begins in a group of states, or in all, where these are the ledgers of all. Writes nothing."""
         sessions = [one.session for one in self.ledgers]
         even = transitions.even_out(records, sessions, batch_id)
+        transitions.check_adopted(even, self._on_gaps)
         names = nonces or [""] * len(even)
         begun = [
             transitions.begin(record, session, batch_id, on_gap, nonce, at=at)

@@ -40,6 +40,7 @@ __all__ = [
     "StateType",
     "begin",
     "begin_vacuum",
+    "check_adopted",
     "commit",
     "commit_vacuum",
     "even_out",
@@ -428,6 +429,34 @@ def even_out(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id:
     for ledger, session in zip(ledgers, sessions, strict=True):
         _check_session(ledger, session)
     return [_rolled_back(one, ledgers) if _is_ahead(one, ledgers, batch_id) else one for one in ledgers]
+
+
+def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> None:
+    """Of the states of one topology, those that another query has kept last have to hold the same batches of it.
+
+    Behind `even_out`, before `begin`. Of states that came from different queries nobody can tell. Raises
+    MissingBatchesError; not for a state whose ``on_gap`` is "accept".
+    """
+    for behind, on_gap in zip(ledgers, on_gaps, strict=True):
+        last = behind.committed
+        if last is None or last.owner == behind.owner or on_gap == "accept":
+            continue
+        for ahead in ledgers:
+            if ahead.committed is not None and ahead.committed.owner == last.owner:
+                _check_no_further(ahead, ahead.committed, behind, last)
+
+
+def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord, last: Commit) -> None:
+    if newest.batch_id > last.batch_id:
+        raise MissingBatchesError(
+            f"state {behind.state!r} counts what query {last.owner} brought up to batch {last.batch_id}, and state "
+            f"{ahead.state!r} of the same topology up to batch {newest.batch_id}: adopted like this they would differ "
+            "for ever. Nothing was written. Restore both from one moment, or run that query once more from its own "
+            f"checkpoint; on_gap='accept' for {behind.state!r}, in one run, goes on without what it lacks.",
+            state=behind.state,
+            found=newest.batch_id + 1,
+            expected=last.batch_id + 1,
+        )
 
 
 def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:

@@ -15,7 +15,7 @@ from mapstate.backing_map import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.testing.model.protocol import Attempt, Protocol, Record, Refused
 from mapstate.testing.model.world import Drivers, Label, ViolationError, with_item
-from mapstate.transitions import AlreadyCommitted, Field, LedgerRecord, OnNewOwner, Opening, StateType
+from mapstate.transitions import AlreadyCommitted, LedgerRecord, OnNewOwner, Opening, StateType
 
 __all__ = ["Together", "TogetherProtocol", "TogetherSteps"]
 
@@ -114,20 +114,6 @@ class TogetherProtocol(Protocol):
     opens_all_first = True
     commits_one_store_at_once = True
 
-    def opening(self, query: int, session: int, policy: OnNewOwner) -> Opening:
-        """What a driver brings."""
-        return Opening(
-            state="s",
-            type=self.type,
-            serializer="json",
-            keys=(),
-            fields=(Field("n", "Sum", "bigint"),),
-            owner=f"q{query}",
-            session=f"s{session}",
-            clock_txid=1000,
-            on_new_owner=policy,
-        )
-
     def open_one(self, ledger: int, opening: Opening) -> int | Refused:
         """See `transitions.open_ledger`."""
         return self._changed(lambda: self.opened(self._ledgers[ledger], opening))
@@ -152,8 +138,10 @@ class TogetherProtocol(Protocol):
         return out
 
     def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
-        """See `transitions.even_out`."""
-        return transitions.even_out(ledgers, sessions, batch)
+        """See `transitions.even_out` and `transitions.check_adopted`."""
+        even = transitions.even_out(ledgers, sessions, batch)
+        transitions.check_adopted(even, ["refuse"] * len(even))
+        return even
 
 
 class TogetherSteps:
