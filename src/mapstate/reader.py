@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields, results_of
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, LedgerReads, Scan
+from mapstate.backing_map import Backend, LedgerReads, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import ConfigurationError, CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.keys import Key, KeyCodec, StoreKey
@@ -116,9 +116,7 @@ class StateReader:
 
     def close(self) -> None:
         """Lets the store's connection go. Closing twice is no error."""
-        close = getattr(self._store, "close", None)
-        if close is not None:
-            close()
+        let_go(self._store)
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +193,8 @@ class StateReader:
             later = f"batch {done.batch_id} is committed" if other else "an attempt or a vacuum began"
             raise UsageError(
                 f"state {self._state!r} cannot be read as it was before batch {batch_id}: {later} since, and records "
-                "keep one value before the current one"
+                "keep one value before the current one. Restore the store as it was before that; or ask this once with "
+                "consistency='latest', which answers with what is there now."
             )
         return Committed(done.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
 
