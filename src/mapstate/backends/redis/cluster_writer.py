@@ -10,12 +10,10 @@ from typing import NamedTuple
 from mapstate.backends.redis.buckets import Bucket, Group, in_groups, put_together
 from mapstate.backends.redis.topology import Ahead, Cluster, Request
 from mapstate.backends.redis.wire import PackedKeys, token_text
-from mapstate.backends.redis.writer import fenced
+from mapstate.backends.redis.writer import MOST_AHEAD, fenced
 from mapstate.backing_map import FenceToken, check_lengths
 
 __all__ = ["ClusterWriter"]
-
-_MOST_AHEAD = 16 * 2**20  # bytes of a put, after which the next read is not sent ahead: it would wait in memory
 
 
 class _Chunk(NamedTuple):
@@ -78,7 +76,7 @@ class ClusterWriter:
             self._buckets[group.bucket].fenced_put(self._text, packed, group.of(values))
             for group, packed in zip(chunk.groups, chunk.packed, strict=True)
         ]
-        self._large = sum(map(len, puts)) > _MOST_AHEAD
+        self._large = sum(map(len, puts)) > MOST_AHEAD
         self._write(chunk.groups, puts)
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:

@@ -17,10 +17,10 @@ from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token
 from mapstate.backing_map import FenceToken, check_lengths
 from mapstate.errors import FencedError
 
-__all__ = ["Writer", "fenced"]
+__all__ = ["MOST_AHEAD", "Writer", "fenced"]
 
 _PUT_TRIES = 8
-_MOST_AHEAD = 16 * 2**20  # bytes of a put, after which the next read is not sent ahead: it would wait in memory
+MOST_AHEAD = 16 * 2**20  # bytes of a put, after which the next read is not sent ahead: it would wait in memory
 
 
 class Writer:
@@ -95,7 +95,7 @@ class Writer:
         """A transaction under the fence; again where somebody has touched that, and has left it as it was."""
         server = self._server
         change = MULTI + put + EXEC
-        self._large = len(change) > _MOST_AHEAD
+        self._large = len(change) > MOST_AHEAD
         for _ in range(_PUT_TRIES):
             if server.retrying(lambda: self._transact(change, replies + 2)) is not None:
                 return
