@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from measuring import Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
 
-from counted_state import CountedState, arrow_batches, processor_time
+from counted_state import CountedState, arrow_batches, processor_lines, processor_time
 from redis_groups import RedisCluster
 from servers import RedisServer
 
@@ -41,10 +41,7 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
             "state on | microseconds a key",
             [
                 *((name, spread(own, 1e6 / keys)) for name, own in seconds.items()),
-                *(
-                    (f"cluster, {name.replace('_cpu', '')}, processor time", f"{own:.2f}")
-                    for name, own in processor.items()
-                ),
+                *processor_lines("cluster", processor),
             ],
         ),
         {f"cluster.{name}": own for name, own in processor.items()},

@@ -81,6 +81,11 @@ class CountedState:
                 assert reader.multi_get(some) == [{"n": expected}] * len(some), "counted wrong"
 
 
+def processor_lines(prefix: str, processor: dict[str, float]) -> list[tuple[str, str]]:
+    """What `processor_time` found, as lines of a table."""
+    return [(f"{prefix}, {name.replace('_cpu', '')}, processor time", f"{own:.2f}") for name, own in processor.items()]
+
+
 def processor_time(
     state: CountedState, batches: Sequence[pa.RecordBatch], keys: int, servers: Sequence[Any], rounds: int = 5
 ) -> dict[str, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from measuring import Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
 
 import redis
-from counted_state import CountedState, arrow_batches, chunks, processor_time
+from counted_state import CountedState, arrow_batches, chunks, processor_lines, processor_time
 from servers import RedisServer
 
 from mapstate.backends.redis.layout import StringLayout
@@ -65,10 +65,7 @@ def ask(keys: int = 200_000, turns: int = 9) -> Answer:
             "way | microseconds a key",
             [
                 *((name, spread(own, 1e6 / keys)) for name, own in seconds.items()),
-                *(
-                    (f"mapstate, {name.replace('_cpu', '')}, processor time", f"{own:.2f}")
-                    for name, own in processor.items()
-                ),
+                *processor_lines("mapstate", processor),
             ],
         ),
         {f"one_process.{name}": own for name, own in processor.items()},
