@@ -18,6 +18,30 @@ import pytest
 from pyspark.sql import SparkSession
 from visits_job import SCHEMA, session
 
+from mapstate import open_reader
+
+AVAILABLE = {"availableNow": True}
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def each_url(request: Any, tmp_path: Path) -> str:
+    """A store of each kind, empty."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return str(request.getfixturevalue("redis_url"))
+
+
+def finish(query: Any) -> None:
+    query.awaitTermination(120)
+    assert not query.isActive
+
+
+def contents(url: Any, state: str) -> dict[Any, Any]:
+    with open_reader(url, state) as reader:
+        return dict(reader.scan())
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_fixtures import Visits
+from spark_fixtures import AVAILABLE, Visits, contents, finish
 
 from mapstate import (
     Avg,
@@ -37,27 +37,10 @@ from mapstate.testing import crash_between, wait_for
 
 pytestmark = pytest.mark.spark
 
-AVAILABLE = {"availableNow": True}
 
-
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def url(request: Any, tmp_path: Any) -> str:
-    """A store of each kind, empty."""
-    if request.param == "memory":
-        return f"memory://{tmp_path.name}"
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/state.db"
-    return request.getfixturevalue("redis_url")
-
-
-def finish(query: Any) -> None:
-    query.awaitTermination(120)
-    assert not query.isActive
-
-
-def contents(url: str, state: str) -> dict[Any, Any]:
-    with open_reader(url, state) as reader:
-        return dict(reader.scan())
+@pytest.fixture
+def url(each_url: str) -> str:
+    return each_url
 
 
 def counts_of(visits: Visits, spark: SparkSession, recipe: Any) -> Any:
@@ -575,6 +558,7 @@ BAD = [
     (lambda s: s.groupBy("k", "k"), errors.DuplicateNameError, "'k'"),
     (lambda s: s.groupBy("m"), errors.UnsupportedTypeError, "map<string,string>"),
     (lambda s: kept(s, k=Count()), errors.DuplicateNameError, "'k'"),
+    (lambda s: kept(s, __Mapstate_n=Count()), errors.DuplicateNameError, "begin with __mapstate_ are"),
     (
         kept,
         errors.ConfigurationError,

@@ -14,35 +14,18 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_fixtures import Visits
+from spark_fixtures import AVAILABLE, Visits, contents, finish
 
-from mapstate import Count, Sum, Topology, errors, non_transactional, opaque, open_reader, transactional
+from mapstate import Count, Sum, Topology, errors, non_transactional, opaque, transactional
 from mapstate.backends import resolve
 from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
 
 pytestmark = pytest.mark.spark
 
-AVAILABLE = {"availableNow": True}
 
-
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def url(request: Any, tmp_path: Path) -> str:
-    """A store of each kind, empty."""
-    if request.param == "memory":
-        return f"memory://{tmp_path.name}"
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/state.db"
-    return request.getfixturevalue("redis_url")
-
-
-def finish(query: Any) -> None:
-    query.awaitTermination(120)
-    assert not query.isActive
-
-
-def contents(url: Any, state: str) -> dict[Any, Any]:
-    with open_reader(url, state) as reader:
-        return dict(reader.scan())
+@pytest.fixture
+def url(each_url: str) -> str:
+    return each_url
 
 
 def sizes(visits: Visits) -> dict[Any, Any]:

@@ -20,7 +20,7 @@ from mapstate.errors import AggregatorError, MapStateError
 from mapstate.serializers.value_types import check_type
 from mapstate.transitions import Field
 
-__all__ = ["NULL", "Fields", "Folding", "results_of"]
+__all__ = ["NULL", "Fields", "Folding", "results_of", "shown_as"]
 
 NULL = (None,)
 """A single field's value where it is there and null."""
@@ -111,10 +111,7 @@ class Fields:
     def shown(self, value: Any) -> list[Any]:
         """`result` as new values show it: nulls for a removed key, JSON for what has no Spark type."""
         results = self.result(value) or [None] * len(self.fields)
-        return [
-            msgspec.json.encode(one).decode() if field.type == "any" and one is not None else one
-            for field, one in zip(self.fields, results, strict=True)
-        ]
+        return [shown_as(one, is_json=field.type == "any") for field, one in zip(self.fields, results, strict=True)]
 
     def with_presence(self, value: Any, before: Any) -> list[Any]:
         """The value before as `shown` has it, then whether there was one, and whether there is one now."""
@@ -193,6 +190,11 @@ class Folding:
                 acc = _call(one, one.init)
             acc = _call(one, one.reduce, acc, row)
         return acc
+
+
+def shown_as(result: Any, *, is_json: bool) -> Any:
+    """A result as a column holds it: text where its type is no Spark type."""
+    return msgspec.json.encode(result).decode() if is_json and result is not None else result
 
 
 def _combine_known(one: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any] | None:

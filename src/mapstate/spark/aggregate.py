@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 
 from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, NativeCombiner, Sum
-from mapstate.aggregators.fields import Folding
+from mapstate.aggregators.fields import Folding, shown_as
 from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
 from mapstate.spark.applied import column_of
 from mapstate.spark.rows import Rows, Step, column_names
@@ -202,8 +201,7 @@ def _nothing(one: Aggregator, value_type: str) -> Any:
     zero: Any = one.zero() if isinstance(one, CombinerAggregator) else getattr(one, "init")()  # noqa: B009
     if zero is None:
         return None
-    shown = one.result(zero)
-    return msgspec.json.encode(shown).decode() if value_type == "any" and shown is not None else shown
+    return shown_as(one.result(zero), is_json=value_type == "any")
 
 
 class _Fold:
@@ -314,7 +312,7 @@ class _Link:
             return [] if nothing is None else [(nothing,)]
         value = self._folding.onto(None)
         shown = None if value is None else one.result(value)
-        return [(msgspec.json.encode(shown).decode() if self._type == "any" and shown is not None else shown,)]
+        return [(shown_as(shown, is_json=self._type == "any"),)]
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

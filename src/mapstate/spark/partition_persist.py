@@ -7,6 +7,7 @@ a fixed number of partitions, empty ones too, and accounts of who has reported.
 
 from __future__ import annotations
 
+import copy
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import pyarrow as pa
 
+from mapstate.backing_map import let_go
 from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError
 from mapstate.spark.applied import column_of, computed_once
 from mapstate.spark.driver import Downstream
@@ -24,7 +26,15 @@ from mapstate.spark.rows import column_names, empty_frame, through
 from mapstate.spark.startable import Startable
 from mapstate.spark.state_query import Collector, StateFactory, StaticState
 from mapstate.spark.stream import Stream, check_travels
-from mapstate.spark.task import REPORT_COLUMN, TaskError, TaskReport, arrow_schema, arrow_to_python, partition_id
+from mapstate.spark.task import (
+    REPORT_COLUMN,
+    TaskError,
+    TaskReport,
+    arrow_schema,
+    arrow_to_python,
+    partition_id,
+    report_line,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -184,7 +194,7 @@ class _UpdateTask:
         self._txid = -1
 
     def of_batch(self, batch_id: int) -> _UpdateTask:
-        task = _UpdateTask(self.factory, self.updater, self.emitted, self.partitions, self._chunk_size)
+        task = copy.copy(self)
         task._txid = batch_id
         return task
 
@@ -206,10 +216,7 @@ class _UpdateTask:
             )
         for _ in batches:
             pass  # what is left unread would block the sender
-        line = pa.array([msgspec.json.encode(report).decode()], pa.string())
-        arrow = arrow_schema(self.schema)
-        nulls = [pa.nulls(1, field.type) for field in list(arrow)[:-1]]
-        yield pa.RecordBatch.from_arrays([*nulls, line], schema=arrow)
+        yield report_line(report, self.schema)
 
     def _update(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         state = self.factory.make_state(report.partition, self.partitions)
@@ -224,9 +231,7 @@ class _UpdateTask:
                     yield self._emitted(collector.emitted)
             state.commit(self._txid)
         finally:
-            close = getattr(state, "close", None)
-            if close is not None:
-                close()
+            let_go(state)
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[dict[str, Any]]]:
         empty = True

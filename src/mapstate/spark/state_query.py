@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-import msgspec
 import pyarrow as pa
 
 from mapstate.aggregators.aggregator import Aggregator
-from mapstate.aggregators.fields import Fields, results_of
+from mapstate.aggregators.fields import Fields, results_of, shown_as
+from mapstate.backing_map import let_go
 from mapstate.errors import (
     ConfigurationError,
     DuplicateNameError,
@@ -26,7 +25,6 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
-from mapstate.ledger import read_ledger
 from mapstate.reader import Consistency, StateReader
 from mapstate.spark.applied import column_of
 from mapstate.spark.query import QueryRun
@@ -356,8 +354,8 @@ class _Known:
         spec = static.state
         if not isinstance(spec, StateSpec):
             return static
-        with closing(_Store(spec)) as store:
-            ledger = read_ledger(store.store, spec.state)
+        with StateReader(spec.backend, spec.state, "committed", {}) as reader:
+            ledger = reader.ledger()
         fields = results_of(ledger.fields, static.aggregators)
         return cls(spec, ledger.keys, fields, static.aggregators, may_be_absent=False)
 
@@ -400,18 +398,6 @@ class _Known:
         return [(name, name in self._json) for name in named], StructType(columns)
 
 
-class _Store:
-    """A store that is let go."""
-
-    def __init__(self, spec: StateSpec) -> None:
-        self.store = spec.open()
-
-    def close(self) -> None:
-        close = getattr(self.store, "close", None)
-        if close is not None:
-            close()
-
-
 class _QueryTask:
     """The function that `mapInArrow` runs, once per partition. Picklable."""
 
@@ -430,10 +416,13 @@ class _QueryTask:
             keys = _rows_of(table.columns, self._asks.keys, table.num_rows)
         else:
             keys = [()]
-        with closing(self._opened()) as state:
+        state = self._opened()
+        try:
             for start in range(0, len(keys), self._chunk_size):
                 chunk = keys[start : start + self._chunk_size]
                 known.update(zip(map(_hashable, chunk), self._retrieve(state, chunk), strict=True))
+        finally:
+            let_go(state)
         self._known = known
 
     @property
@@ -447,8 +436,8 @@ class _QueryTask:
             return StateReader(spec.backend, spec.state, consistency, state.aggregators, before=self._before)
         factory: Any = state.state
         if state.partitions is None:
-            return _OwnState(factory.make_state(0, 1))
-        return _OwnState(factory.make_state(partition_id(), state.partitions))
+            return factory.make_state(0, 1)
+        return factory.make_state(partition_id(), state.partitions)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows with the answers beside them."""
@@ -460,8 +449,7 @@ class _QueryTask:
                         opened = self._opened()
                     yield self._with_answers(opened, batch.slice(start, self._chunk_size))
         finally:
-            if opened is not None:
-                opened.close()
+            let_go(opened)
 
     def _with_answers(self, state: Any, batch: pa.RecordBatch) -> pa.RecordBatch:
         names = self._asks.keys
@@ -486,9 +474,8 @@ class _QueryTask:
     def _retrieve(self, state: Any, keys: list[tuple[Any, ...]]) -> Sequence[Any]:
         """One answer per key, in the form that the query function's ``execute`` takes."""
         query, shown = self._asks.query, self._asks.shown
-        inner = state.state if isinstance(state, _OwnState) else state
         try:
-            found = query.batch_retrieve(inner, keys)
+            found = query.batch_retrieve(state, keys)
         except StateNotFoundError:
             if not (isinstance(self._asks.state, _Known) and self._asks.state.may_be_absent):
                 raise
@@ -503,19 +490,17 @@ class _QueryTask:
         if isinstance(query, MapGet):
             return [[None] * len(shown) if one is None else self._parts(one) for one in found]
         if isinstance(query, TupleCollectionGet):
-            return [self._entries(inner, one) for one in found]
+            made = {id(one): self._entries(one) for one in {id(one): one for one in found}.values()}
+            return [made[id(one)] for one in found]  # mostly one and the same for all keys
         return found
 
-    def _entries(self, reader: StateReader, entries: Any) -> list[list[Any]]:
-        names = [key.name for key in reader.ledger().keys]
-        whole = [dict(zip(names, key, strict=True)) | fields for key, fields in entries]
-        return [self._parts(one) for one in whole]
+    def _entries(self, entries: Any) -> list[list[Any]]:
+        state = self._asks.state
+        names = [key.name for key in state.keys] if isinstance(state, _Known) else []
+        return [self._parts(dict(zip(names, key, strict=True)) | fields) for key, fields in entries]
 
     def _parts(self, entry: Mapping[str, Any]) -> list[Any]:
-        values = [(entry.get(name), is_json) for name, is_json in self._asks.shown]
-        return [
-            msgspec.json.encode(value).decode() if is_json and value is not None else value for value, is_json in values
-        ]
+        return [shown_as(entry.get(name), is_json=is_json) for name, is_json in self._asks.shown]
 
     def _emitted(self, key: tuple[Any, ...], answer: Any) -> list[tuple[Any, ...]]:
         collector = Collector()
@@ -527,18 +512,6 @@ class _QueryTask:
                     f"were announced: {', '.join(one.name for one in self._added)}"
                 )
         return collector.emitted
-
-
-class _OwnState:
-    """A user's own state, closed if it can be."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def close(self) -> None:
-        close = getattr(self.state, "close", None)
-        if close is not None:
-            close()
 
 
 def _rows_of(columns: Sequence[pa.Array], names: Sequence[str], rows: int) -> list[tuple[Any, ...]]:

@@ -16,11 +16,10 @@ from mapstate.errors import (
 )
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
-from mapstate.spark.applied import computed_once
+from mapstate.spark.applied import INSIDE, computed_once
 from mapstate.spark.driver import BatchDriver, Downstream, Job, OnBatch
 from mapstate.spark.rows import Rows, Step, empty_frame, through
 from mapstate.spark.startable import Startable
-from mapstate.spark.task import REPORT_COLUMN
 from mapstate.spec import StateSpec, check_state_name
 from mapstate.transitions import Field
 
@@ -369,9 +368,10 @@ class PersistentAggregate(Startable):
 def _check_unique(names: list[str] | tuple[str, ...]) -> None:
     folded = [name.casefold() for name in names]  # as Spark compares them
     for name in names:
-        if folded.count(name.casefold()) > 1 or name == REPORT_COLUMN:
+        if folded.count(name.casefold()) > 1 or name.casefold().startswith(INSIDE):
             raise DuplicateNameError(
-                f"the name {name!r} is taken: key columns and aggregates each need a name of their own",
+                f"the name {name!r} is taken: key columns and aggregates each need a name of their own, and those that "
+                f"begin with {INSIDE} are mapstate's",
                 name=name,
             )
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from mapstate import errors
 from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.fields import Fields, Folding
-from mapstate.backing_map import Claims, FencedWrites, FenceToken, ReadsAhead, writer_of
+from mapstate.backing_map import Claims, FencedWrites, FenceToken, ReadsAhead, let_go, writer_of
 from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.ledger import read_ledger
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
@@ -37,7 +37,16 @@ if TYPE_CHECKING:
 
     from mapstate.transitions import Begun
 
-__all__ = ["REPORT_COLUMN", "BatchTask", "TaskError", "TaskReport", "arrow_schema", "arrow_to_python", "partition_id"]
+__all__ = [
+    "REPORT_COLUMN",
+    "BatchTask",
+    "TaskError",
+    "TaskReport",
+    "arrow_schema",
+    "arrow_to_python",
+    "partition_id",
+    "report_line",
+]
 
 REPORT_COLUMN = "__mapstate_report"
 
@@ -136,7 +145,7 @@ class BatchTask:
         for _ in batches:
             pass  # what is left unread would block the sender
         report.milliseconds = int((time.monotonic() - started) * 1000)
-        yield self._line(report)
+        yield report_line(report, self.new_values)
 
     def _apply(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         store = self.spec.open()
@@ -168,9 +177,7 @@ class BatchTask:
                     report.skipped = state.skipped
         finally:
             if writer is not store:
-                close = getattr(writer, "close", None)
-                if close is not None:
-                    close()
+                let_go(writer)
 
     def _claimed(self, store: Any, report: TaskReport) -> bool:
         """Whether this try of its task is the one that may write."""
@@ -299,14 +306,6 @@ class BatchTask:
         arrays.append(pa.nulls(len(values), pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
-    def _line(self, report: TaskReport) -> pa.RecordBatch:
-        line = pa.array([msgspec.json.encode(report).decode()], pa.string())
-        if self.new_values is None:
-            return pa.RecordBatch.from_arrays([line], [REPORT_COLUMN])
-        arrow = arrow_schema(self.new_values)
-        nulls = [pa.nulls(1, field.type) for field in list(arrow)[:-1]]
-        return pa.RecordBatch.from_arrays([*nulls, line], schema=arrow)
-
 
 _Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
 """Key texts, partials, the number of rows behind them, and the key columns for new values."""
@@ -412,6 +411,16 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def report_line(report: TaskReport, schema: StructType | None) -> pa.RecordBatch:
+    """The one row that a task ends with: alone, or as the last column of the rows that it gives out."""
+    line = pa.array([msgspec.json.encode(report).decode()], pa.string())
+    if schema is None:
+        return pa.RecordBatch.from_arrays([line], [REPORT_COLUMN])
+    arrow = arrow_schema(schema)
+    nulls = [pa.nulls(1, field.type) for field in list(arrow)[:-1]]
+    return pa.RecordBatch.from_arrays([*nulls, line], schema=arrow)
 
 
 def partition_id() -> int:

@@ -19,6 +19,7 @@ from mapstate.batch_report import FinishedBatch
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
 from mapstate.ledgers import places_of
 from mapstate.spark.driver import Downstream, Job, OnBatch
+from mapstate.spark.startable import Startable
 from mapstate.spark.stream import newStream
 from mapstate.spark.topology_driver import Branch, OnFinished, TopologyDriver
 from mapstate.spec import StateSpec, check_state_name
@@ -121,15 +122,14 @@ class Topology:
         return f"<topology {self.name}: {', '.join(map(repr, self.streams.values())) or 'no stream'}>"
 
 
-class _Root:
+class _Root(Startable):
     """What all branches of a stream share: its states, and the driver of its batches."""
 
     def __init__(self, topology: Topology, name: str, df: DataFrame) -> None:
+        super().__init__(df)
         self.topology = topology
         self.name = name
-        self.df = df
         self.branches: list[Branch] = []
-        self.last_error: MapStateError | None = None
         self._driver: TopologyDriver | None = None
 
     def add(self, branch: Branch) -> None:
@@ -172,17 +172,13 @@ class _Root:
                 "and what follows them, before it is started"
             )
 
-    def run(self, batch_df: DataFrame, batch_id: int) -> None:
+    def _apply(self, batch_df: DataFrame, batch_id: int) -> None:
         """One foreachBatch call."""
         if not self.branches:
             raise UsageError(f"the stream {self.name!r} of topology {self.topology.name!r} has no state to keep")
         if self._driver is None:
             self._driver = TopologyDriver(self.name, self.branches, self.topology.told, self.topology.quarantine)
-        try:
-            self._driver.run(batch_df, batch_id)
-        except MapStateError as error:
-            self.last_error = error  # Spark passes on the text alone
-            raise
+        self._driver.run(batch_df, batch_id)
 
 
 class TopologyStream:
@@ -221,30 +217,13 @@ class TopologyStream:
         self.root.add(Branch(rows.persistentAggregate(state, **aggregates).job, self._functions))
         return TopologyState(self.root, len(self.root.branches) - 1)
 
-    def start(
-        self,
-        checkpointLocation: str | None = None,
-        *,
-        trigger: Mapping[str, Any] | None = None,
-        queryName: str | None = None,
-        outputMode: str = "append",
-        options: Mapping[str, str] | None = None,
-    ) -> StreamingQuery:
+    def start(self, checkpointLocation: str | None = None, **how: Any) -> StreamingQuery:
         """Starts the query of the whole stream, with all of its branches. See `PersistentAggregate.start`."""
-        if not self.root.df.isStreaming:
-            raise UsageError("this DataFrame is no stream: read it with spark.readStream")
-        writer = self.root.df.writeStream.foreachBatch(self).outputMode(outputMode)
-        if trigger is not None:
-            writer = writer.trigger(**trigger)
-        if queryName is not None:
-            writer = writer.queryName(queryName)
-        if checkpointLocation is not None:
-            writer = writer.option("checkpointLocation", str(checkpointLocation))
-        return writer.options(**(options or {})).start()
+        return self.root.start(checkpointLocation, **how)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch to all states of the stream. See `Topology.__call__`."""
-        self.root.run(batch_df, batch_id)
+        self.root(batch_df, batch_id)
 
     def __repr__(self) -> str:
         return f"<stream {self.root.name}: {', '.join(one.job.spec.state for one in self.root.branches)}>"

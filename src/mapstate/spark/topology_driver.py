@@ -39,7 +39,7 @@ from mapstate.spark.driver import BatchDriver, Job
 from mapstate.spark.offsets import offsets_of
 from mapstate.spark.quarantine import Quarantine
 from mapstate.spark.query import QueryRun, configured
-from mapstate.transitions import AlreadyCommitted, Begun, Commit
+from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -213,7 +213,12 @@ class TopologyDriver:
         self, batch_df: DataFrame, ledgers: Ledgers, begun: Sequence[Begun], run: QueryRun, done: Sequence[_Done] | None
     ) -> list[Commit]:
         """All states, or an error: what was committed of them is rolled back by the next begin."""
-        at = now()
+        at, offsets = now(), dict[Any, str | None]()
+        for record in ledgers.records:  # mostly all build on the same ones, and each reading asks the JVM
+            if _offsets_before(record) not in offsets:
+                offsets[_offsets_before(record)] = offsets_of(
+                    batch_df, begun[0].batch_id, record.owner, record.committed
+                )
         commits = [
             Commit(
                 batch_id=one.batch_id,
@@ -222,7 +227,7 @@ class TopologyDriver:
                 rows=0 if done is None else done[place].rows,
                 keys=0 if done is None else done[place].keys,
                 at=at,
-                offsets=offsets_of(batch_df, one.batch_id, record.owner, record.committed),
+                offsets=offsets[_offsets_before(record)],
                 run=run.run_id,
             )
             for place, (one, record) in enumerate(zip(begun, ledgers.records, strict=True))
@@ -345,6 +350,11 @@ class TopologyDriver:
         finally:
             for release in releases:
                 release()
+
+
+def _offsets_before(record: LedgerRecord) -> tuple[str, str | None] | None:
+    """What `offsets_of` builds on."""
+    return None if record.committed is None else (record.committed.owner, record.committed.offsets)
 
 
 def _is_of_the_batch(error: Exception) -> bool:

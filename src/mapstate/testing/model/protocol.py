@@ -79,11 +79,9 @@ class Protocol:
             self._ledgers.append(ledger)
         return self._ledger_numbers[data]
 
-    def open_and_begin(
-        self, ledger: int, query: int, session: int, batch: int, policy: OnNewOwner, life: int, serial: int
-    ) -> Attempt | int | Refused:
-        """A driver's first write. A number is the ledger of a batch that is committed already."""
-        opening = Opening(
+    def opening(self, query: int, session: int, policy: OnNewOwner, life: int = 1) -> Opening:
+        """What a driver brings."""
+        return Opening(
             state="s",
             type=self.type,
             serializer="json",
@@ -94,6 +92,12 @@ class Protocol:
             clock_txid=life * 1000,
             on_new_owner=policy,
         )
+
+    def open_and_begin(
+        self, ledger: int, query: int, session: int, batch: int, policy: OnNewOwner, life: int, serial: int
+    ) -> Attempt | int | Refused:
+        """A driver's first write. A number is the ledger of a batch that is committed already."""
+        opening = self.opening(query, session, policy, life)
 
         def first_write() -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
             opened = self.opened(self._ledgers[ledger], opening)
