@@ -112,7 +112,7 @@ SMALL: tuple[World | Together, ...] = (
 )
 
 LARGE: tuple[World | Together, ...] = (
-    World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=_BOTH_OR_ONE),
+    World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=((1, 1),)),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
     World(
@@ -123,8 +123,13 @@ LARGE: tuple[World | Together, ...] = (
         plans=((1, 1), (0, 1), (0, 0)),
         copies=2,
     ),
+    World(name="tasks that are tried again, and a second driver", copies=1),
     World(
-        name="tasks that are tried again, and a second driver", partitions=_TWO_KEYS, plans=((1, 1), (0, 0)), copies=1
+        name="tasks that are tried again, and a second driver, one batch",
+        partitions=_TWO_KEYS,
+        batches=1,
+        plans=((1, 1), (0, 0)),
+        copies=1,
     ),
     World(name="jobs that fail, and a second driver", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE, failures=1),
     World(
@@ -157,7 +162,7 @@ LARGE: tuple[World | Together, ...] = (
     World(name="rollbacks, two keys", partitions=_TWO_KEYS, attempts=4, plans=_BOTH_OR_ONE, rollbacks=2),
     World(name="a rollback and an adoption", drivers=((0, "refuse"), (1, "adopt")), attempts=4, rollbacks=1),
     World(name="a reader, two drivers", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE, reads=1),
-    World(name="a reader and two vacuums", plans=_MAY_BE_REMOVED, reads=1, vacuums=2),
+    World(name="a reader and two vacuums", drivers=_ALONE, plans=_MAY_BE_REMOVED, reads=1, vacuums=2),
     World(name="a vacuum, two keys", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE, vacuums=1),
     World(name="a vacuum and a reset", drivers=((0, "refuse"), (1, "reset")), plans=_MAY_BE_REMOVED, vacuums=1),
     World(name="a filtered store, two keys", store="filtered", partitions=_TWO_KEYS, plans=((1, 1), (0, 1), (2, 0))),
