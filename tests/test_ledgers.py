@@ -211,7 +211,7 @@ def test_states_that_one_query_left_two_batches_apart_are_not_adopted(place, ahe
     on_gaps[1 - ahead] = "accept"
     accepted, begun = started(stores, 0, on_gaps, owner="new", on_new_owner="adopt")
     accepted.commit(commits(accepted, begun))
-    again, begun = started(stores, 1, owner="new", on_new_owner="adopt")
+    _, begun = started(stores, 1, owner="new", on_new_owner="adopt")
     assert [type(one) for one in begun] == [Begun, Begun]
 
 

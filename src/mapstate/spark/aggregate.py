@@ -18,7 +18,7 @@ import pyarrow as pa
 from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, NativeCombiner, Sum
 from mapstate.aggregators.fields import Folding, shown_as
 from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
-from mapstate.spark.applied import column_of
+from mapstate.spark.plan import column_of
 from mapstate.spark.rows import Rows, Step, column_names
 from mapstate.spark.state_query import Collector
 from mapstate.spark.stream import check_travels

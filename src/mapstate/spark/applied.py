@@ -1,4 +1,4 @@
-"""A batch on its way to the store: the Spark plan in front of the tasks, and what comes back.
+"""A batch on its way to the store, and what comes back.
 
 Writes run once. Where somebody asked for new values, they are materialized together with the reports,
 in two replicas: a frame that is only persisted would be computed again, writes and all, when an
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.aggregators.fields import Fields
 from mapstate.backing_map import Scan
 from mapstate.errors import UsageError
@@ -27,7 +26,7 @@ from mapstate.spec import StateSpec
 from mapstate.transitions import Commit, LedgerRecord
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "Applied",
     "apply_on_driver",
     "apply_on_executors",
-    "column_of",
     "computed_once",
     "new_values_type",
     "read_back",
@@ -84,17 +82,21 @@ class Applied:
             self._release = None
 
 
-def apply_on_executors(batch_df: DataFrame, task: BatchTask) -> Applied:
-    """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors."""
-    from pyspark.sql import functions as F
+def apply_on_executors(rows: DataFrame, task: BatchTask) -> Applied:
+    """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors.
 
-    with configured(batch_df, ONE_DRAW), fixed_partitions(batch_df, task.spec):
-        plan = _plan(batch_df, task)
-        task.spread = spread_of(plan) if task.spec.cache_size else None
+    ``rows`` are as `Plan.of` gives them.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    with configured(rows, ONE_DRAW), fixed_partitions(rows, task.spec):
+        task.spread = spread_of(rows) if task.spec.cache_size else None
         if task.new_values is None:
-            lines = plan.mapInArrow(task, f"{REPORT_COLUMN} string").collect()
+            line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
+            lines = rows.mapInArrow(task, line_type).collect()
             return Applied(_reports(line[0] for line in lines), None)
-        out, release = computed_once(plan.mapInArrow(task, task.new_values))
+        out, release = computed_once(rows.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
     return Applied(
@@ -104,26 +106,26 @@ def apply_on_executors(batch_df: DataFrame, task: BatchTask) -> Applied:
     )
 
 
-def apply_on_driver(batch_df: DataFrame, task: BatchTask) -> Applied:
+def apply_on_driver(rows: DataFrame, task: BatchTask) -> Applied:
     """Aggregates on the executors and applies on the driver, for a store that lives in its process.
 
     Partitions come one after the other, each by a job of its own, so where there are executors to lose all are
     computed by one job before. New values are kept in the driver's memory where asked for.
     """
-    plan, release = _plan(batch_df, task).mapInArrow(_to_ipc, "batch binary"), _nothing
-    if not batch_df.sparkSession.sparkContext._jsc.isLocal():
-        with configured(batch_df, ONE_DRAW):
-            plan, release = computed_once(plan)
+    packed, release = rows.mapInArrow(_to_ipc, "batch binary"), _nothing
+    if not rows.sparkSession.sparkContext._jsc.isLocal():
+        with configured(rows, ONE_DRAW):
+            packed, release = computed_once(packed)
     try:
-        rows = plan.toLocalIterator(prefetchPartitions=True)
-        batches = (batch for row in rows for batch in pa.ipc.open_stream(bytes(row[0])))
+        lines = packed.toLocalIterator(prefetchPartitions=True)
+        batches = (batch for row in lines for batch in pa.ipc.open_stream(bytes(row[0])))
         out = list(task(batches))
     finally:
         release()
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
     new_values = None
     if task.new_values is not None:
-        new_values = _frame(batch_df, task.new_values, out)
+        new_values = _frame(rows, task.new_values, out)
     return Applied(_reports([line]), new_values)
 
 
@@ -207,34 +209,6 @@ def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Field
         columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown)]
         columns += [StructField(WAS_THERE, BooleanType()), StructField(IS_THERE, BooleanType())]
     return StructType([*columns, StructField(REPORT_COLUMN, StringType())])
-
-
-def _plan(batch_df: DataFrame, task: BatchTask) -> DataFrame:
-    """One row per key with its partials; or, for aggregators in plain Python, the rows in key order."""
-    from pyspark.sql import functions as F
-
-    keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(task.keys)]
-    if task.partials is not None:
-        partials = [
-            column.alias(f"partial{at}_{part}")
-            for at, (one, field) in enumerate(zip(task.fields.aggregators, task.fields.fields, strict=True))
-            if isinstance(one, NativeCombiner)
-            for part, column in enumerate(one.partials(field.type))
-        ]
-        return batch_df.groupBy(*keys).agg(*partials, F.count(F.lit(1)).alias("rows"))
-    values = [column_of(name).alias(f"value{at}") for at, name in enumerate(task.rows_of)]
-    rows = batch_df.select(*keys, *values)
-    if not keys:
-        return rows.repartition(1)
-    places = [rows[f"key{at}"] for at in range(len(keys))]
-    return rows.repartition(*places).sortWithinPartitions(*places)
-
-
-def column_of(name: str) -> Column:
-    """The column of this very name, whatever is in it."""
-    from pyspark.sql import functions as F
-
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

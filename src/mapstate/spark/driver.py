@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
+from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backing_map import Reports
 from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
@@ -24,6 +24,7 @@ from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, clock_txid, now
 from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
 from mapstate.spark.offsets import offsets_of
+from mapstate.spark.plan import Plan
 from mapstate.spark.query import QueryRun
 from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.spec import StateSpec
@@ -85,6 +86,7 @@ class BatchDriver:
         self._store: Any = None
         self._committed: tuple[int, str] | None = None
         self._started = 0.0
+        self._plan: Plan | None = None
         self._old = any(isinstance(function, Replacing) for function in job.downstream)
 
     def run(self, batch_df: DataFrame, batch_id: int) -> None:
@@ -197,7 +199,8 @@ class BatchDriver:
 
         on_driver = self._spec.apply_on == "driver" or not self._spec.backend.shared_between_processes
         try:
-            applied = (apply_on_driver if on_driver else apply_on_executors)(batch_df, task)
+            rows = self._planned(batch_df, task.fields).of(batch_df)
+            applied = (apply_on_driver if on_driver else apply_on_executors)(rows, task)
         except (PySparkException, Py4JError) as error:
             # A worker died, or the input failed. The non-transactional type would count twice what is in.
             no_use = isinstance(error, AnalysisException) or last
@@ -223,10 +226,6 @@ class BatchDriver:
 
     def _task(self, batch_df: DataFrame, record: LedgerRecord, begun: Begun) -> BatchTask:
         fields = Fields(record.fields, self._job.aggregators)
-        native = [one for one in fields.aggregators if isinstance(one, NativeCombiner)]
-        partials = None
-        if len(native) == len(fields.aggregators):  # one that is not sends all of them through Python
-            partials = [len(one.partials(field.type)) for one, field in zip(native, fields.fields, strict=True)]
         vouched = None
         if self._committed is not None and self._committed[0] == begun.view.last:
             vouched = self._committed[1]
@@ -235,7 +234,7 @@ class BatchDriver:
             fields=fields,
             layouts=record.layouts,
             keys=self._job.keys,
-            partials=partials,
+            partials=self._planned(batch_df, fields).partials,
             begun=begun,
             new_values=new_values_type(batch_df, self._job.keys, fields, old=self._old)
             if self._job.downstream
@@ -244,6 +243,11 @@ class BatchDriver:
             rows_of=list(self._job.columns),
             committed=vouched,
         )
+
+    def _planned(self, batch_df: DataFrame, fields: Fields) -> Plan:
+        if self._plan is None or not self._plan.fits(batch_df, fields):
+            self._plan = Plan(batch_df, self._job.keys, fields, list(self._job.columns))
+        return self._plan
 
     def _account(self, reports: list[TaskReport]) -> tuple[int, int]:
         """Rows and keys of the batch. Raises IncompleteBatchError unless all is accounted for."""

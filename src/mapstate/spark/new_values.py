@@ -14,8 +14,9 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.net import SIGN, net_of
 from mapstate.errors import ConfigurationError, DuplicateNameError
-from mapstate.spark.applied import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, column_of, new_values_type
+from mapstate.spark.applied import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
 from mapstate.spark.driver import Downstream, Job, Replacing
+from mapstate.spark.plan import column_of
 from mapstate.spark.rows import Rows, Step, empty_frame, through
 from mapstate.spark.startable import Startable
 from mapstate.spark.stream import GroupedStream, PersistentAggregate, Stream

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from mapstate.backing_map import let_go
 from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError
-from mapstate.spark.applied import column_of, computed_once
+from mapstate.spark.applied import computed_once
 from mapstate.spark.driver import Downstream
 from mapstate.spark.new_values import NewValuesStream
+from mapstate.spark.plan import column_of
 from mapstate.spark.query import configured
 from mapstate.spark.rows import column_names, empty_frame, through
 from mapstate.spark.startable import Startable

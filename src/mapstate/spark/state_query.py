@@ -26,7 +26,7 @@ from mapstate.errors import (
 )
 from mapstate.keys import KeyField
 from mapstate.reader import Consistency, StateReader
-from mapstate.spark.applied import column_of
+from mapstate.spark.plan import column_of
 from mapstate.spark.query import QueryRun
 from mapstate.spark.rows import Rows, column_names
 from mapstate.spark.stream import PersistentAggregate, Stream, check_travels
