@@ -7,7 +7,7 @@ itself is reported too.
 
 from __future__ import annotations
 
-from turns import Contestant, Turns, make_file, noop, run_streams, session  # isort: skip
+from turns import Contestant, Turns, make_file, no_store, noop, run_streams, session  # isort: skip
 
 import statistics
 import tempfile
@@ -32,7 +32,7 @@ def measured(url: str, batches: int, rows: int, keys: int, *, whole: bool) -> di
         stream = newStream("users", spark.createDataFrame([], "user_id string"))
         state = f"visits-{'whole' if whole else 'function'}"
         aggregate = stream.groupBy("user_id").persistentAggregate(opaque(url, state), n=Count())
-        contestants: dict[str, Contestant] = {"noop": noop, "opaque": aggregate}
+        contestants: dict[str, Contestant] = {"noop": noop, "no store": no_store, "opaque": aggregate}
         turns = Turns(list(contestants), whole=whole)
         run_streams(spark, folder, contestants, turns)
         with open_reader(url, state) as reader:
@@ -52,6 +52,12 @@ def ask(batches: int = 50, rows: int = 1000, keys: int = 500) -> Answer:
                 "the same query into `noop`",
                 ratios(whole["opaque"], whole["noop"]),
                 Goal("most", 1.25),
+            ),
+            Row(
+                "the same, tasks in Python that write to no store",
+                "the same query into `noop`",
+                ratios(whole["no store"], whole["noop"]),
+                note="what the goal above would be for a store that takes no time",
             ),
             Row(
                 "the same, the batch function by itself",

@@ -6,7 +6,7 @@ from measuring import ROOT  # isort: skip  # finds the servers
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-__all__ = ["ROOT", "Contestant", "Turns", "aggregated", "make_file", "noop", "run_streams", "session"]
+__all__ = ["ROOT", "Contestant", "Turns", "aggregated", "make_file", "no_store", "noop", "run_streams", "session"]
 
 Contestant = Callable[[DataFrame, int], Any]
 
@@ -98,6 +98,15 @@ def aggregated(batch_df: DataFrame) -> DataFrame:
 def noop(batch_df: DataFrame, _batch_id: int) -> None:
     """The aggregation alone."""
     aggregated(batch_df).write.format("noop").mode("overwrite").save()
+
+
+def no_store(batch_df: DataFrame, _batch_id: int = 0) -> None:
+    """The aggregation, and tasks in Python that only read it: what a store that takes no time would come to."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # in here it travels by value
+        yield pa.RecordBatch.from_arrays([pa.array([sum(batch.num_rows for batch in batches)])], ["done"])
+
+    aggregated(batch_df).mapInArrow(read, "done bigint").collect()
 
 
 def make_file(folder: Path, number: int, rows: int, keys: int, seed: int = 7) -> None:
