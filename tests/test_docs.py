@@ -30,16 +30,17 @@ def test_links_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-# The public methods of Storm 2's Stream, GroupedStream, TridentState and TridentTopology; those of resources in one.
+# The public methods of Storm 2's Stream, GroupedStream, TridentState and TridentTopology.
 TRIDENT = {
-    "Stream": "aggregate applyAssembly batchGlobal broadcast chainedAgg each filter flatMap getOutputFields global "
-    "groupBy identityPartition localOrShuffle map max maxBy min minBy name parallelismHint partition "
-    "partitionAggregate partitionBy partitionPersist peek persistentAggregate project setCPULoad shuffle "
-    "slidingWindow stateQuery toStream tumblingWindow window",
-    "GroupedStream": "aggregate chainedAgg each getGroupFields getOutputFields name partitionAggregate "
-    "persistentAggregate stateQuery toStream",
-    "TridentState": "newValuesStream parallelismHint setCPULoad",
-    "TridentTopology": "build join merge multiReduce newDRPCStream newStaticState newStream setResourceDefaults",
+    "Stream": "addSharedMemory aggregate applyAssembly batchGlobal broadcast chainedAgg each filter flatMap "
+    "getOutputFields global groupBy identityPartition localOrShuffle map max maxBy min minBy name parallelismHint "
+    "partition partitionAggregate partitionBy partitionPersist peek persistentAggregate project setCPULoad "
+    "setMemoryLoad shuffle slidingWindow stateQuery toStream tumblingWindow window",
+    "GroupedStream": "aggPartition aggregate chainedAgg each getGroupFields getOutputFields name partitionAggregate "
+    "persistentAggregate singleEmitPartitioner stateQuery toStream",
+    "TridentState": "addSharedMemory newValuesStream parallelismHint setCPULoad setMemoryLoad",
+    "TridentTopology": "build join merge multiReduce newDRPCStream newStaticState newStream setMasterCoordResources "
+    "setResourceDefaults",
 }
 
 
