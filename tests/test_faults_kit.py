@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+from openings import opening
 
 from mapstate import open_reader
 from mapstate.backends import resolve
@@ -42,7 +43,7 @@ from mapstate.testing import (
     crash_between,
     wait_for,
 )
-from mapstate.transitions import Commit, Field, Opening
+from mapstate.transitions import Commit
 
 CAPABILITIES = (IBackingMap, LedgerStore, FencedWrites, Claims, Scan, LedgerReads)
 OPEN = FenceToken(1, 1)
@@ -69,18 +70,6 @@ class Declares(DictMap):
     def multi_delete(self, keys):
         for key in keys:
             self.records.pop(key, None)
-
-
-def opening(owner="q"):
-    return Opening(
-        state="s",
-        type="opaque",
-        serializer="json",
-        keys=(),
-        fields=(Field("n", "Count", "bigint"),),
-        owner=owner,
-        clock_txid=1,
-    )
 
 
 def committed(begun, owner="q"):
@@ -234,7 +223,7 @@ def test_the_ledgers_writes_are_addressed_by_their_batch(store):
         with pytest.raises(AttributeError):
             _ = wrapper.swap
         return
-    ledger, begun = Ledger.open_and_begin(wrapper, opening(), 0)
+    ledger, begun = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
     ledger.commit(committed(begun))
     assert not wrapper.fired("begin")
     begun = ledger.begin(1)
@@ -249,7 +238,7 @@ def test_the_ledgers_writes_are_addressed_by_their_batch(store):
 
 def test_a_store_with_get_and_put_only_has_its_ledgers_writes_addressed_too():
     wrapper = FaultyStore(DictMap(), Mark(where=Commits(0), name="committed"))
-    ledger, begun = Ledger.open_and_begin(wrapper, opening(), 0)
+    ledger, begun = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
     assert not wrapper.fired("committed")
     ledger.commit(committed(begun))
     assert wrapper.fired("committed")
@@ -328,7 +317,7 @@ def test_a_store_that_forgets_loses_ledger_and_fence_with_the_records(store):
     if not isinstance(store, FencedWrites):
         return
     forgetful = ForgetfulStore(store, last=2)
-    ledger, begun = Ledger.open_and_begin(forgetful, opening(), 0)
+    ledger, begun = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
     first = forgetful.writer(begun.token)
     first.multi_put(["a"], [b"[1,1,null]"])
     ledger.commit(committed(begun))
@@ -347,7 +336,7 @@ def test_a_store_that_forgets_loses_ledger_and_fence_with_the_records(store):
 
 def test_an_attempt_that_lost_a_put_and_not_its_begin_cannot_be_committed():
     forgetful = ForgetfulStore(resolve(f"memory://{secrets.token_hex(8)}").open("s"), last=1)
-    ledger, begun = Ledger.open_and_begin(forgetful, opening(), 0)
+    ledger, begun = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
     writer = forgetful.writer(begun.token)
     writer.multi_put(["a"], [b"[1,1,null]"])
     assert forgetful.lose() == 1
@@ -362,11 +351,11 @@ def test_an_attempt_that_lost_a_put_and_not_its_begin_cannot_be_committed():
 
 def test_a_stream_over_a_store_that_failed_over_stops_and_does_not_count_on():
     backend = ForgetfulBackend(resolve(f"memory://{secrets.token_hex(8)}"), last=2)
-    ledger, begun = Ledger.open_and_begin(backend.open("s"), opening(), 0)
+    ledger, begun = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
     assert backend.lose() == 1  # the begin was all there was
     with pytest.raises(StoreLostError):
         ledger.commit(committed(begun))
-    ledger, begun = Ledger.open_and_begin(backend.open("s"), opening(), 0)
+    ledger, begun = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
     ledger.commit(committed(begun))
     ledger.commit(committed(ledger.begin(1)))
     with open_reader(backend, "s") as reader:
@@ -374,7 +363,7 @@ def test_a_stream_over_a_store_that_failed_over_stops_and_does_not_count_on():
         assert backend.lose() == 2
         assert reader.ledger().committed.batch_id == 0
     with pytest.raises(MissingBatchesError):
-        Ledger.open_and_begin(backend.open("s"), opening(), 2)
+        Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 2)
 
 
 def test_wait_for_ends_at_its_deadline():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openings import opening
 
 from mapstate.backing_map import Fence, FenceToken, SpreadFences
 from mapstate.errors import (
@@ -14,9 +15,8 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
 )
-from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, Opening, StateType
+from mapstate.transitions import AlreadyCommitted, Begun, Commit
 
 
 class Spread:
@@ -57,19 +57,6 @@ def store() -> Spread:
     return Spread()
 
 
-def opening(owner: str = "q", kind: StateType = "opaque", **more: Any) -> Opening:
-    return Opening(
-        state="visits",
-        type=kind,
-        serializer="json",
-        keys=(KeyField("k", "string"),),
-        fields=(Field("n", "Count", "bigint"),),
-        owner=owner,
-        clock_txid=100,
-        **more,
-    )
-
-
 def start(store: Spread, batch_id: int, on_gap: Any = "refuse", **options: Any) -> tuple[Ledger, Begun]:
     ledger, begun = Ledger.open_and_begin(store, opening(**options), batch_id, on_gap)
     assert isinstance(begun, Begun)
@@ -105,7 +92,7 @@ def test_a_batch_that_is_committed_already_moves_no_fence(store):
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(store, kind):
-    ledger, begun = start(store, 0, kind=kind)
+    ledger, begun = start(store, 0, type=kind)
     for _ in range(20):
         again = ledger.begin(0)
         assert store.at == [again.token] * 3
@@ -114,7 +101,7 @@ def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(st
     ledger._fences.close()  # and its commit is lost
     again = ledger.begin(0)
     assert store.at == [again.token] * 3
-    _, later = start(store, 0, kind=kind)
+    _, later = start(store, 0, type=kind)
     assert store.at == [later.token] * 3
 
 

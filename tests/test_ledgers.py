@@ -5,35 +5,22 @@ from __future__ import annotations
 import secrets
 
 import pytest
+from openings import opening
 
 from mapstate.backends.memory import MemoryBackend
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.errors import FencedError, MissingBatchesError, RollbackError, StoreRestartedError, StoreUnavailableError
-from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, now
 from mapstate.ledgers import Ledgers, places_of
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, Opening
+from mapstate.transitions import AlreadyCommitted, Begun, Commit
 
 NAMES = ("by_user", "by_page")
 REFUSE = ("refuse", "refuse")
 
 
-def opening(name, kind="opaque", owner="q", on_new_owner="refuse"):
-    return Opening(
-        state=name,
-        type=kind,
-        serializer="json",
-        keys=(KeyField("k", "string"),),
-        fields=(Field("n", "Count", "bigint"),),
-        owner=owner,
-        clock_txid=1000,
-        on_new_owner=on_new_owner,
-    )
-
-
 def started(stores, batch_id, on_gaps=REFUSE, **how):
-    return Ledgers.open_and_begin(stores, [opening(name, **how) for name in NAMES], batch_id, on_gaps)
+    return Ledgers.open_and_begin(stores, [opening(state=name, **how) for name in NAMES], batch_id, on_gaps)
 
 
 def commits(ledgers, begun):
@@ -75,7 +62,7 @@ def test_states_of_one_store_are_of_one_place_and_of_two_stores_of_two(together,
 @pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
 def test_states_of_one_place_begin_and_commit_in_one_write_each(together, kind):
     watched = [FaultyStore(one, record=True) for one in together]
-    ledgers, begun = started(watched, 0, kind=kind)
+    ledgers, begun = started(watched, 0, type=kind)
     ledgers.commit(commits(ledgers, begun))
     assert last(ledgers) == [0, 0]
     again = ledgers.begin(1)
@@ -86,7 +73,7 @@ def test_states_of_one_place_begin_and_commit_in_one_write_each(together, kind):
 
 
 def test_a_batch_that_one_state_refuses_begins_in_none(together):
-    Ledger.open(together[1], opening(NAMES[1], owner="another"))
+    Ledger.open(together[1], opening(state=NAMES[1], owner="another"))
     before = together[1].load()
     with pytest.raises(Exception, match="belongs to"):
         started(together, 0)
@@ -191,7 +178,7 @@ def test_queries_that_take_turns_and_leave_states_apart_are_evened_out(apart):
 
 def further_alone(store, name, batches, owner="q"):
     for batch_id in batches:
-        alone, begun = Ledger.open_and_begin(store, opening(name, owner=owner), batch_id)
+        alone, begun = Ledger.open_and_begin(store, opening(state=name, owner=owner), batch_id)
         alone.commit(Commit(batch_id=batch_id, txid=begun.txid, owner=owner, at=now()))
 
 
@@ -224,16 +211,16 @@ def test_states_that_two_queries_kept_are_adopted_wherever_each_ended(together):
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
 def test_a_state_that_joins_with_another_query_takes_the_only_batch_of_none_back(together, kind):
-    alone, begun = Ledger.open_and_begin(together[0], opening(NAMES[0], kind), 0)
+    alone, begun = Ledger.open_and_begin(together[0], opening(state=NAMES[0], type=kind), 0)
     alone.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
-    ledgers, begun = started(together, 0, kind=kind, owner="new", on_new_owner="adopt")
+    ledgers, begun = started(together, 0, type=kind, owner="new", on_new_owner="adopt")
     assert last(ledgers) == [0, None]
     ledgers.commit(commits(ledgers, begun))
     assert [one.owners for one in ledgers.records] == [{"q": 1, "new": 1}, {"new": 1}]
 
 
 def test_a_state_that_joins_another_query_in_another_store_takes_no_batch_back(apart):
-    alone, begun = Ledger.open_and_begin(apart[1], opening(NAMES[1]), 0)
+    alone, begun = Ledger.open_and_begin(apart[1], opening(state=NAMES[1]), 0)
     alone.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
     ledgers, _ = started(apart, 0, owner="new", on_new_owner="adopt")
     assert last(ledgers) == [None, 0]
@@ -246,7 +233,8 @@ def test_a_state_that_is_reset_takes_the_only_batch_of_an_adopted_one_not_back(p
     ledgers, begun = started(stores, 0)
     ledgers.commit(commits(ledgers, begun))
     openings = [
-        opening(name, owner="new", on_new_owner="reset" if at == reset else "adopt") for at, name in enumerate(NAMES)
+        opening(state=name, owner="new", on_new_owner="reset" if at == reset else "adopt")
+        for at, name in enumerate(NAMES)
     ]
     ledgers, _ = Ledgers.open_and_begin(stores, openings, 0, REFUSE)
     assert last(ledgers) == ([None, 0] if reset == 0 else [0, None])
@@ -282,7 +270,7 @@ def test_a_state_that_lost_a_batch_takes_no_other_back(apart):
 
 
 def test_a_state_that_joins_later_starts_with_the_batch_that_comes(together):
-    alone, begun = Ledger.open_and_begin(together[0], opening(NAMES[0]), 0)
+    alone, begun = Ledger.open_and_begin(together[0], opening(state=NAMES[0]), 0)
     alone.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
     with pytest.raises(MissingBatchesError):
         started(together, 1)

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import pytest
 import redis
 import trustme
+from openings import opening
 from servers import CuttingProxy, GivenRedis, TlsFront, free_port, wait_until
 
 from mapstate import opaque, open_reader
@@ -41,21 +42,12 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-from mapstate.keys import KeyField
 from mapstate.ledger import Ledger
-from mapstate.transitions import Commit, Field, Opening
+from mapstate.transitions import Commit
 
 pytestmark = pytest.mark.redis
 
-OPENING = Opening(
-    state="visits",
-    type="opaque",
-    serializer="json",
-    keys=(KeyField("k", "string"),),
-    fields=(Field("n", "Count", "bigint"),),
-    owner="q",
-    clock_txid=1000,
-)
+OPENING = opening()
 
 OPEN = FenceToken(1, 7)
 LATER = FenceToken(1, 8)
@@ -460,16 +452,7 @@ def test_each_call_is_one_round_trip_and_swap_is_two(proxy):
 
 
 def test_a_reader_asks_once_per_read(proxy):
-    opening = Opening(
-        state="visits",
-        type="opaque",
-        serializer="json",
-        keys=(KeyField("user", "string"),),
-        fields=(Field("n", "count", "bigint"),),
-        owner="query",
-        clock_txid=5,
-    )
-    ledger = Ledger.open(opened(proxy.url), opening)
+    ledger = Ledger.open(opened(proxy.url), OPENING)
     ledger.begin(0)
     with open_reader(proxy.url, "visits") as reader:
         reader.get("warm")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from openings import opening
 from redis.connection import Connection
 from redis_groups import RedisCluster
 from servers import RedisServer, free_port, wait_until
@@ -50,27 +51,18 @@ from mapstate.errors import (
     TooLargeError,
     UsageError,
 )
-from mapstate.keys import KeyField
 from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Begun, Commit, Field, Opening
+from mapstate.transitions import Begun, Commit
 from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis
 
 OPEN = FenceToken(1, 7, nonce="0a")
 LATER = FenceToken(1, 8, nonce="0b")
-OPENING = Opening(
-    state="visits",
-    type="opaque",
-    serializer="json",
-    keys=(KeyField("k", "string"),),
-    fields=(Field("n", "Count", "bigint"),),
-    owner="q",
-    clock_txid=1000,
-)
+OPENING = opening()
 KEYS = [f"user-{at}" for at in range(300)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from openings import opening
 from servers import GivenRedis
 
 from mapstate import open_reader
@@ -22,26 +23,17 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-from mapstate.keys import KeyField
 from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Begun, Commit, Field, Opening
+from mapstate.transitions import Begun, Commit
 from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis
 
 OPEN, LATER = FenceToken(1, 7), FenceToken(1, 8)
-OPENING = Opening(
-    state="visits",
-    type="opaque",
-    serializer="json",
-    keys=(KeyField("k", "string"),),
-    fields=(Field("n", "Count", "bigint"),),
-    owner="q",
-    clock_txid=1000,
-)
+OPENING = opening()
 KEYS = [f"user-{at}" for at in range(50)]
 
 
