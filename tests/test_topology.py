@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,27 @@ def test_what_an_attempt_before_has_kept_goes_where_the_batch_counts_after_all(s
     finish(again.start(visits.checkpoint, trigger=AVAILABLE))
     assert not left.exists()
     assert contents(url, "by_user") == visits.truth()
+
+
+@dataclass
+class Over:
+    """Rows above a size. It has no hash, as one that is not frozen."""
+
+    size: int
+
+    def __call__(self, rows: DataFrame) -> DataFrame:
+        return rows.where(F.col("bytes") > self.size)
+
+
+def test_a_branch_may_be_made_by_anything_that_can_be_called(spark, url):
+    frame = spark.createDataFrame([("u1", 1), ("u2", 3)], "user_id string, bytes bigint")
+    topology = Topology("site")
+    large = topology.newStream("visits", frame).transform(Over(2))
+    large.persistentAggregate(opaque(url, "one"), n=Count())
+    large.groupBy("user_id").persistentAggregate(opaque(url, "two"), n=Count())
+    topology(frame, 0)
+    assert contents(url, "one") == {(): {"n": 1}}
+    assert contents(url, "two") == {("u2",): {"n": 1}}
 
 
 def test_on_finished_is_called_for_an_empty_batch_and_fails_nothing(spark, url, caplog):
