@@ -157,11 +157,14 @@ class TopologyDriver:
                 [spec.on_gap for spec in self._specs],
             )
             self._open = (run, ledgers)
-            if self._quarantine is not None and isinstance(begun[0], Begun):
-                self._quarantine.forget(batch_df, run.query_id, batch_id)  # an attempt before may have come so far
+            opened = True
         else:
             ledgers = self._open[1]
             begun = ledgers.begin(batch_id)
+            opened = run.run_id is None  # called by hand, where another try of a batch is no other run
+        if opened and self._quarantine is not None:
+            due = batch_id if isinstance(begun[0], Begun) else batch_id + 1
+            self._quarantine.forget(batch_df, run.query_id, due)
         if isinstance(begun[0], AlreadyCommitted):
             self._repeat(batch_df, ledgers, begun, run)  # type: ignore[arg-type]
         else:
