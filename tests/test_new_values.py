@@ -253,6 +253,11 @@ BAD = [
     ),
     (lambda s: behind(s, transactional("memory://"), old=True), errors.ConfigurationError, "no old values"),
     (lambda s: behind(s, old=True).persistentAggregate(NEXT, m=Count()), errors.ConfigurationError, "without old"),
+    (
+        lambda s: behind(s).transform(lambda rows: rows.withColumnRenamed("k", "Batch_Id")).write("json", path="nix"),
+        errors.DuplicateNameError,
+        "which write adds",
+    ),
     (lambda s: behind(s).groupBy("nix"), errors.UnknownColumnError, "'nix'"),
     (lambda s: behind(s).persistentAggregate(NEXT, m=Sum("k")), errors.UnsupportedTypeError, "a number"),
 ]

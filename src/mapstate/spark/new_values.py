@@ -128,9 +128,17 @@ class NewValuesStream(Rows):
     def write(self, format: str, *, mode: str = "append", **options: Any) -> Any:  # noqa: A002  as Spark calls it
         """Writes each batch to a sink of Spark's, with a column ``batch_id`` by which repeated rows can be told.
 
-        ``format``, ``mode`` and ``options`` as DataFrameWriter has them. Returns what is to be started.
+        ``format``, ``mode`` and ``options`` as DataFrameWriter has them. Returns what is to be started. Raises
+        DuplicateNameError where the rows have such a column.
         """
         from pyspark.sql import functions as F
+
+        if "batch_id" in map(str.casefold, self.schema.names):
+            raise DuplicateNameError(
+                "the rows have a column 'batch_id', which write adds to tell batches apart: rename it with transform, "
+                "or write them in a foreachBatch function",
+                name="batch_id",
+            )
 
         def save(rows: DataFrame, batch_id: int) -> None:
             rows.withColumn("batch_id", F.lit(batch_id)).write.format(format).mode(mode).options(**options).save()
