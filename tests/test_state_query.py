@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from spark_fixtures import Visits
 
 from mapstate import Avg, Count, ReducerAggregator, Sum, errors, newStream, opaque, transactional
@@ -250,6 +251,22 @@ def test_new_values_ask_another_state(url, spark, visits):
         visits.put(f"{at}", rows)
     alerts.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
     assert got == [(0, []), (1, [("a", 2, 41, 40)])]
+
+
+def test_a_state_that_starts_empty_is_asked_empty(url, spark):
+    recipe = opaque(url, name="visits", on_new_owner="reset")
+    frame = visits_of(spark, [("a", 1)])
+    for name in ("old", "new"):
+        stream = newStream(name, frame)
+        plain = stream.groupBy("user_id").persistentAggregate(recipe, visits=Count(), said=Sum("bytes"))
+        asks = stream.stateQuery(plain, "user_id", {"visits": "before"}).transform(
+            lambda rows: rows.withColumn("bytes", F.col("before"))
+        )
+        job = asks.groupBy("user_id").persistentAggregate(recipe, visits=Count(), said=Sum("bytes"))
+        for batch_id in range(2):
+            job(frame, batch_id)
+        found = stateQuery(frame, job, "user_id").collect()[0]
+        assert (found["visits"], found["said"]) == (2, 1)
 
 
 @pytest.mark.redis

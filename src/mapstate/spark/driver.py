@@ -99,6 +99,14 @@ class BatchDriver:
                 self._open = None  # Spark ends a query that raised; the next call is another start
             raise
 
+    def open_for(self, batch_df: DataFrame) -> None:
+        """Takes the state before its batch is planned: for queries of it that are answered on the driver, there."""
+        run = QueryRun.of(batch_df, default=self._job.stream)
+        if self._open is None or self._open[0] != run:
+            self._store = self._spec.open()
+            self._open = (run, Ledger.open(self._store, self._opening(run.query_id)))
+            self._committed = None
+
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
         if self._open is None or self._open[0] != run:
             self._store = self._spec.open()

@@ -308,6 +308,8 @@ class PersistentAggregate(Startable):
 
     def _take(self, frame: DataFrame, batch_id: int) -> None:
         """Rows of a batch, of the stream or of what this state follows."""
+        if self._steps and not self._job.spec.backend.shared_between_processes:
+            self._driver.open_for(frame)
         frame, release = computed_once(frame) if self._after else (frame, None)
         try:
             self._driver.run(through(self._steps, frame, batch_id), batch_id)
