@@ -269,6 +269,22 @@ def test_a_state_that_starts_empty_is_asked_empty(url, spark):
         assert (found["visits"], found["said"]) == (2, 1)
 
 
+def test_called_by_hand_new_values_ask_as_it_was_before_too(url, spark):
+    got: list[Any] = []
+    frame = visits_of(spark, [("a", 1)])
+    stream = newStream("visits", frame).groupBy("user_id")
+    counts = stream.persistentAggregate(opaque(url, name="counts"), n=Count())
+    totals = counts.newValuesStream().persistentAggregate(opaque(url, name="totals"), n=Sum("n"))
+    job = (
+        totals.newValuesStream()
+        .stateQuery(totals, (), {"n": "was"}, when="before")
+        .foreachBatch(lambda rows, _: got.extend(tuple(row) for row in rows.collect()))
+    )
+    for batch_id in (0, 1, 1):
+        job(frame, batch_id)
+    assert got == [(1, None), (2, 1), (2, 1)]
+
+
 @pytest.mark.redis
 def test_a_plain_streaming_frame_asks_while_it_runs(redis_url, spark, visits, tmp_path):
     recipe = opaque(redis_url, name="visits")

@@ -82,7 +82,7 @@ class NewValuesStream(Rows):
 
         exact = not old and job.spec.type == "opaque" and job.spec.ttl is None
         return cls(
-            job.spec.state,
+            job.stream,
             aggregate._df,
             shape(empty_frame(inside, columns)),
             feed,
@@ -100,6 +100,11 @@ class NewValuesStream(Rows):
             kind="events",
             states=aggregate.states,
         )
+
+    @property
+    def _followed(self) -> str:
+        """The state whose new values these are."""
+        return str(self._states[-1][1])
 
     @property
     def schema(self) -> StructType:
@@ -176,13 +181,13 @@ class NewValuesStream(Rows):
             return dict(aggregates)
         if self._kind == "answers":
             raise ConfigurationError(
-                f"what a query or an aggregate says of the new values of {self.name!r} may be something else when they "
-                "are replaced, so a second state could not take it back. Ask where the second state is read, or in a "
-                "foreachBatch function."
+                f"what a query or an aggregate says of the new values of {self._followed!r} may be something else "
+                "when they are replaced, so a second state could not take it back. Ask where the second state is read, "
+                "or in a foreachBatch function."
             )
         if self._updates is None:
             raise ConfigurationError(
-                f"the state {self.name!r} cannot say which old values its new ones replace: it has to be opaque, "
+                f"the state {self._followed!r} cannot say which old values its new ones replace: it has to be opaque, "
                 "without a ttl, and newValuesStream() without old"
             )
         return {name: net_of(name, one, grouped=keyed) for name, one in aggregates.items()}
