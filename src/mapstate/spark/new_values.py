@@ -195,7 +195,7 @@ class NewValuesStream(Rows):
     def _kept(self, job: Job, schema: StructType) -> PersistentAggregate:
         feed, steps = self._feed, self._steps
         if self._updates is not None and self._kind == "updates":
-            feed, steps = self._updates.through(steps), ()
+            feed, steps = self._updates.through(steps, job.spec), ()
         return PersistentAggregate(self._df, job, schema, steps, source=feed, followed=self._states)
 
 
@@ -239,7 +239,7 @@ class _Updates:
         self._aggregate = aggregate
         self._parts = parts
 
-    def through(self, steps: tuple[Step, ...]) -> Callable[[Downstream], Startable]:
+    def through(self, steps: tuple[Step, ...], follower: StateSpec) -> Callable[[Downstream], Startable]:
         """What feeds a second state: both sides go through the steps."""
         from pyspark.sql import functions as F
 
@@ -249,6 +249,6 @@ class _Updates:
                 old = through(steps, self._parts.old(found.where(WAS_THERE)), batch_id)
                 take(new.withColumn(SIGN, F.lit(1)).unionByName(old.withColumn(SIGN, F.lit(-1))), batch_id)
 
-            return self._aggregate.with_downstream(Replacing(signed))
+            return self._aggregate.with_downstream(Replacing(signed, follower))
 
         return feed
