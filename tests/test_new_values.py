@@ -26,6 +26,7 @@ from mapstate import (
     transactional,
 )
 from mapstate.backends import resolve
+from mapstate.ledger import Ledger
 from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
 
 pytestmark = pytest.mark.spark
@@ -206,6 +207,39 @@ def test_a_second_state_that_was_begun_later_is_told(url, spark):
         second(frame, 1)
 
 
+def test_states_that_are_apart_are_not_taken_over_together(spark, tmp_path):
+    """A batch that only the first counts, and then a new checkpoint; or a first that was rolled back by itself."""
+    url = f"sqlite:///{tmp_path}/state.db"
+
+    def frame(*rows: tuple[str, int]) -> DataFrame:
+        return spark.createDataFrame(list(rows), "user_id string, bytes bigint")
+
+    def job(query: str, second: Any = url, **options: Any) -> Any:
+        grouped = newStream(query, frame()).groupBy("user_id")
+        first = grouped.persistentAggregate(opaque(url, "first", on_new_owner="adopt"), n=Count())
+        recipe = opaque(second, "second", on_new_owner="adopt", **options)
+        return first.newValuesStream().groupBy("n").persistentAggregate(recipe, users=Count())
+
+    job("q1")(frame(("a", 1), ("a", 1), ("b", 1), ("c", 1)), 0)
+    with pytest.raises(errors.StoreFullError):
+        job("q1", FaultyBackend(resolve(url), str(tmp_path), (FAILS,)))(frame(("b", 1), ("c", 1)), 1)
+    before = contents(url, "first")
+    with pytest.raises(errors.MissingBatchesError, match=r"batch 1 of q1, .* with batch 0 of q1: .* for ever"):
+        job("q2")(frame(("a", 1)), 0)
+    assert contents(url, "first") == before
+    job("q1")(frame(), 1)
+    job("q2")(frame(("a", 1)), 0)
+    assert contents(url, "second") == {(2,): {"users": 2}, (3,): {"users": 1}}
+    Ledger(opaque(url, "first").open(), "first").rollback()
+    for _ in range(2):
+        with pytest.raises(errors.MissingBatchesError, match="rolled back or restored by itself"):
+            job("q2")(frame(("b", 1)), 0)
+    Ledger(opaque(url, "second").open(), "second").rollback()
+    job("q2")(frame(("b", 1)), 0)
+    assert contents(url, "second") == {(2,): {"users": 2}, (3,): {"users": 1}}
+    assert contents(url, "first") == {("a",): {"n": 2}, ("b",): {"n": 3}, ("c",): {"n": 2}}
+
+
 def test_new_values_that_cannot_all_be_read_back_stop_the_query_and_not_the_count(url, spark, caplog):
     frame = spark.createDataFrame([("a", 1), ("b", 1)], "user_id string, bytes bigint")
 
@@ -253,6 +287,11 @@ BAD = [
     ),
     (lambda s: behind(s, transactional("memory://"), old=True), errors.ConfigurationError, "no old values"),
     (lambda s: behind(s, old=True).persistentAggregate(NEXT, m=Count()), errors.ConfigurationError, "without old"),
+    (
+        lambda s: behind(s).transform(lambda rows: rows.withColumnRenamed("k", "Batch_Id")).write("json", path="nix"),
+        errors.DuplicateNameError,
+        "which write adds",
+    ),
     (lambda s: behind(s).groupBy("nix"), errors.UnknownColumnError, "'nix'"),
     (lambda s: behind(s).persistentAggregate(NEXT, m=Sum("k")), errors.UnsupportedTypeError, "a number"),
 ]

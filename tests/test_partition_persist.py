@@ -70,6 +70,10 @@ class Totals(StateUpdater):
             collector.emit(key, state.now[key])
 
 
+class Reports(Totals):
+    output = "k string, __Mapstate_report string"
+
+
 class Total(QueryFunction):
     def batch_retrieve(self, state: Any, keys: Any) -> Any:
         return [state.now.get(key) for (key,) in keys]
@@ -125,6 +129,7 @@ BAD = [
     (lambda s: s.partitionPersist(Files(Path()), Totals, partitions=1), "StateUpdater"),
     (lambda s: s.partitionPersist(Files(Path()), Totals(), partitions=0), "partitions"),
     (lambda s: s.partitionPersist(Files(Path()), Totals(), ["nix"], partitions=1), "'nix'"),
+    (lambda s: s.partitionPersist(Files(Path()), Reports(), partitions=1), "'__Mapstate_report' is taken"),
     (lambda s: s.stateQuery(newStaticState(Files(Path())), "k"), "QueryFunction of your own"),
 ]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from spark_fixtures import Visits
 
 from mapstate import Avg, Count, ReducerAggregator, Sum, errors, newStream, opaque, transactional
@@ -250,6 +251,38 @@ def test_new_values_ask_another_state(url, spark, visits):
         visits.put(f"{at}", rows)
     alerts.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
     assert got == [(0, []), (1, [("a", 2, 41, 40)])]
+
+
+def test_a_state_that_starts_empty_is_asked_empty(url, spark):
+    recipe = opaque(url, name="visits", on_new_owner="reset")
+    frame = visits_of(spark, [("a", 1)])
+    for name in ("old", "new"):
+        stream = newStream(name, frame)
+        plain = stream.groupBy("user_id").persistentAggregate(recipe, visits=Count(), said=Sum("bytes"))
+        asks = stream.stateQuery(plain, "user_id", {"visits": "before"}).transform(
+            lambda rows: rows.withColumn("bytes", F.col("before"))
+        )
+        job = asks.groupBy("user_id").persistentAggregate(recipe, visits=Count(), said=Sum("bytes"))
+        for batch_id in range(2):
+            job(frame, batch_id)
+        found = stateQuery(frame, job, "user_id").collect()[0]
+        assert (found["visits"], found["said"]) == (2, 1)
+
+
+def test_called_by_hand_new_values_ask_as_it_was_before_too(url, spark):
+    got: list[Any] = []
+    frame = visits_of(spark, [("a", 1)])
+    stream = newStream("visits", frame).groupBy("user_id")
+    counts = stream.persistentAggregate(opaque(url, name="counts"), n=Count())
+    totals = counts.newValuesStream().persistentAggregate(opaque(url, name="totals"), n=Sum("n"))
+    job = (
+        totals.newValuesStream()
+        .stateQuery(totals, (), {"n": "was"}, when="before")
+        .foreachBatch(lambda rows, _: got.extend(tuple(row) for row in rows.collect()))
+    )
+    for batch_id in (0, 1, 1):
+        job(frame, batch_id)
+    assert got == [(1, None), (2, 1), (2, 1)]
 
 
 @pytest.mark.redis

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -254,14 +255,73 @@ def test_what_an_attempt_before_has_kept_goes_where_the_batch_counts_after_all(s
     visits.put("a", [("u1", 2)])
     finish(poisoned(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE))
     query_id = json.loads(Path(visits.checkpoint, "metadata").read_text())["id"]
-    left = kept / f"query_id={query_id}" / "batch_id=1"
-    left.mkdir(parents=True)
-    (left / "part").write_text("left by a driver that died before its commit")
+    own = kept / "site" / "visits" / f"query_id={query_id}"
+    for batch_id in (0, 1, 2):
+        (own / f"batch_id={batch_id}").mkdir(parents=True)
+        (own / f"batch_id={batch_id}" / "part").write_text("left by a driver that died, or from before a restore")
     visits.put("b", [("u1", 1)])
     again = poisoned(spark, visits, url, on_poison="quarantine", quarantine=str(kept))
     finish(again.start(visits.checkpoint, trigger=AVAILABLE))
-    assert not left.exists()
+    assert [path.name for path in own.iterdir()] == ["batch_id=0"]  # which counts as it is
     assert contents(url, "by_user") == visits.truth()
+
+
+def test_rows_are_kept_once_for_each_topology_and_call_by_hand(spark, tmp_path):
+    """Two of one name and batch id; and one whose commit failed, called again."""
+    url, kept, finished = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept", []
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    fails = Fail(method="swap", where=Commits(0), error=errors.StoreUnavailableError, times=8)
+    broken = FaultyBackend(resolve(url), str(tmp_path), (fails,))
+    poison = {"on": True}
+
+    def checked(rows: DataFrame) -> DataFrame:
+        if poison["on"] and not rows.isEmpty():
+            raise ValueError("mine")
+        return rows
+
+    def topology(name: str, backend: Any, *functions: Any) -> Topology:
+        own = Topology(name, on_poison="quarantine", quarantine=str(kept)).on_finished(finished.append)
+        stream = own.newStream("visits", frame.limit(0))
+        for function in functions:
+            stream = stream.transform(function)
+        stream.persistentAggregate(opaque(backend, name, max_attempts=1), n=Count())
+        return own
+
+    one, two, good = topology("one", broken, checked), topology("two", url, checked), topology("good", url)
+    with pytest.raises(errors.StoreUnavailableError):
+        one(frame, 0)
+    two(frame, 0)
+    good(frame, 0)
+    assert [str(path.relative_to(kept)) for path in sorted(kept.glob("*/*/*/*"))] == [
+        f"{name}/visits/query_id=visits/batch_id=0" for name in ("one", "two")
+    ]
+    assert [spark.read.parquet(one.quarantined).count() for one in finished if one.quarantined] == [1]
+    poison["on"] = False
+    one(frame, 0)
+    assert [path.name for path in kept.glob("*/*/*/*")] == ["batch_id=0"]
+    assert contents(url, "one") == contents(url, "good") == {(): {"n": 1}}
+    assert contents(url, "two") == {}
+
+
+@dataclass
+class Over:
+    """Rows above a size. It has no hash, as one that is not frozen."""
+
+    size: int
+
+    def __call__(self, rows: DataFrame) -> DataFrame:
+        return rows.where(F.col("bytes") > self.size)
+
+
+def test_a_branch_may_be_made_by_anything_that_can_be_called(spark, url):
+    frame = spark.createDataFrame([("u1", 1), ("u2", 3)], "user_id string, bytes bigint")
+    topology = Topology("site")
+    large = topology.newStream("visits", frame).transform(Over(2))
+    large.persistentAggregate(opaque(url, "one"), n=Count())
+    large.groupBy("user_id").persistentAggregate(opaque(url, "two"), n=Count())
+    topology(frame, 0)
+    assert contents(url, "one") == {(): {"n": 1}}
+    assert contents(url, "two") == {("u2",): {"n": 1}}
 
 
 def test_on_finished_is_called_for_an_empty_batch_and_fails_nothing(spark, url, caplog):
@@ -322,6 +382,10 @@ def test_what_cannot_be_is_refused_when_it_is_declared(spark, tmp_path):
     with pytest.raises(errors.ConfigurationError, match="is transactional"):
         kept.persistentAggregate(transactional("memory://x"), n=Count())
     kept.persistentAggregate(non_transactional("memory://x"), n=Count())
+    with pytest.raises(errors.DuplicateNameError, match="a column 'Batch_ID'"):
+        Topology("kept", on_poison="quarantine", quarantine=str(tmp_path)).newStream(
+            "visits", frame.withColumnRenamed("bytes", "Batch_ID")
+        )
 
 
 def main(options: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from mapstate.transitions import (
     Opening,
     begin,
     begin_vacuum,
+    check_follower,
     commit,
     commit_vacuum,
     open_ledger,
@@ -680,3 +681,26 @@ for machine in (Ledgers, TransactionalLedgers, NonTransactionalLedgers):
 TestOpaqueLedgers = Ledgers.TestCase
 TestTransactionalLedgers = TransactionalLedgers.TestCase
 TestNonTransactionalLedgers = NonTransactionalLedgers.TestCase
+
+
+def test_a_follower_may_lack_the_batch_that_comes_again_and_nothing_else():
+    one, two = with_batches(1), with_batches(2)
+    for found in ((None, None), (one, None), (one, one), (two, one), (two, two)):
+        check_follower(found, "query-1", ["refuse", "refuse"])
+    with pytest.raises(MissingBatchesError, match="rolled back or restored by itself") as raised:
+        check_follower((one, two), "query-1", ["refuse", "refuse"])
+    assert (raised.value.found, raised.value.expected) == (2, 1)
+
+
+def test_a_state_and_its_follower_are_taken_over_with_the_same_batches():
+    one, two = with_batches(1), with_batches(2)
+    for found in ((None, None), (two, two), (opened(), None)):
+        check_follower(found, "query-2", ["adopt", "adopt"])
+    for found in ((two, one), (two, None), (None, one)):
+        with pytest.raises(MissingBatchesError, match="differ for ever"):
+            check_follower(found, "query-2", ["adopt", "adopt"])
+    check_follower((two, one), "query-2", ["reset", "reset"])
+    with pytest.raises(MissingBatchesError, match="with nothing, and .* with batch 0 of query-1"):
+        check_follower((two, one), "query-2", ["reset", "adopt"])
+    taken = open_ledger(two, opening(owner="query-2", on_new_owner="adopt"))
+    check_follower((taken, two), "query-2", ["adopt", "adopt"])  # the driver died before it opened the second

@@ -41,6 +41,7 @@ __all__ = [
     "begin",
     "begin_vacuum",
     "check_adopted",
+    "check_follower",
     "commit",
     "commit_vacuum",
     "even_out",
@@ -456,6 +457,39 @@ def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord,
             state=behind.state,
             found=newest.batch_id + 1,
             expected=last.batch_id + 1,
+        )
+
+
+def check_follower(found: Sequence[LedgerRecord | None], query: str, on_new_owners: Sequence[OnNewOwner]) -> None:
+    """A state and one that follows its new values, as ``query`` finds them: both have to hold the same batches.
+
+    But for one that a driver has committed in the first alone, which the query brings again: the follower's own `begin`
+    sees to that. Raises MissingBatchesError.
+    """
+    _, follower = found
+    due, its_due = (0 if one is None else one.owners.get(query, 0) for one in found)
+    if follower is not None and its_due > due:
+        raise MissingBatchesError(
+            f"state {follower.state!r} counts the new values of batch {its_due - 1}, and the state that it follows has "
+            f"still to get batch {due}: it was rolled back or restored by itself. Nothing was written. Roll both back, "
+            "or restore both from one moment, and rewind the checkpoint.",
+            state=follower.state,
+            found=its_due,
+            expected=due,
+        )
+    if any(one is not None and one.owner == query for one in found):
+        return
+    last, its_last = (
+        None if one is None or how == "reset" else one.committed for one, how in zip(found, on_new_owners, strict=True)
+    )
+    can_tell = last is None or its_last is None or last.owner == its_last.owner
+    if can_tell and _place(last) != _place(its_last):
+        one, other = ("nothing" if at is None else f"batch {at.batch_id} of {at.owner}" for at in (last, its_last))
+        raise MissingBatchesError(
+            f"a state would be taken over with {one}, and the state that follows its new values with {other}: they "
+            "would differ for ever. Nothing was written. Restore both from one moment, or run that query once more "
+            "from its own checkpoint, or begin both anew; on_gap='accept' for the one that follows, in one run, goes "
+            "on without what it lacks."
         )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.backing_map import Reports
+from mapstate.backing_map import Reports, let_go
 from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.errors import FencedError, IncompleteBatchError, StateSchemaError, StoreRestartedError, UsageError
 from mapstate.keys import KeyField
@@ -28,7 +28,7 @@ from mapstate.spark.plan import Plan
 from mapstate.spark.query import QueryRun
 from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.spec import StateSpec
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, LedgerRecord, Opening
+from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, LedgerRecord, Opening, check_follower
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,10 +43,12 @@ Downstream = Callable[["DataFrame", int], None]
 class Replacing:
     """A `Downstream` that gets the old values too, of an opaque state; see `new_values_type`.
 
-    Where those of a batch that counts already cannot all be read back any more, the query stops.
+    Where those of a batch that counts already cannot all be read back any more, the query stops. ``follower`` is a
+    state that has to hold the same batches.
     """
 
     function: Downstream
+    follower: StateSpec | None = None
 
     def __call__(self, new_values: DataFrame, batch_id: int) -> None:
         """Passes them on."""
@@ -101,9 +103,19 @@ class BatchDriver:
                 self._open = None  # Spark ends a query that raised; the next call is another start
             raise
 
+    def open_for(self, batch_df: DataFrame) -> None:
+        """Takes the state before its batch is planned: for queries of it that are answered on the driver, there."""
+        run = QueryRun.of(batch_df, default=self._job.stream)
+        if self._open is None or self._open[0] != run:
+            self._store = self._spec.open()
+            self._check_followers(run.query_id)
+            self._open = (run, Ledger.open(self._store, self._opening(run.query_id)))
+            self._committed = None
+
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
         if self._open is None or self._open[0] != run:
             self._store = self._spec.open()
+            self._check_followers(run.query_id)
             ledger, begun = Ledger.open_and_begin(self._store, self._opening(run.query_id), batch_id, self._spec.on_gap)
             self._open = (run, ledger)
             self._committed = None
@@ -119,6 +131,24 @@ class BatchDriver:
             )
         else:
             self._repeat_downstream(batch_df, ledger, begun)
+
+    def _check_followers(self, query_id: str) -> None:
+        """See `check_follower`. Raises MissingBatchesError, not for a state whose ``on_gap`` is "accept"."""
+        for function in self._job.downstream:
+            spec = function.follower if isinstance(function, Replacing) else None
+            if spec is None or "accept" in (self._spec.on_gap, spec.on_gap):
+                continue
+            store = spec.open()
+            try:
+                follower = Ledger(store, spec.state).load()
+            finally:
+                let_go(store)
+            first = Ledger(self._store, self._spec.state).load()
+            check_follower(
+                [None if found is None else found[0] for found in (first, follower)],
+                query_id,
+                [self._spec.on_new_owner, spec.on_new_owner],
+            )
 
     def _check_columns(self, batch_df: DataFrame) -> None:
         """The batch has the columns that the job was made for. Raises StateSchemaError."""

@@ -83,7 +83,7 @@ class NewValuesStream(Rows):
 
         exact = not old and job.spec.type == "opaque" and job.spec.ttl is None
         return cls(
-            job.spec.state,
+            job.stream,
             aggregate._df,
             shape(empty_frame(inside, columns)),
             feed,
@@ -101,6 +101,11 @@ class NewValuesStream(Rows):
             kind="events",
             states=aggregate.states,
         )
+
+    @property
+    def _followed(self) -> str:
+        """The state whose new values these are."""
+        return str(self._states[-1][1])
 
     @property
     def schema(self) -> StructType:
@@ -129,9 +134,17 @@ class NewValuesStream(Rows):
     def write(self, format: str, *, mode: str = "append", **options: Any) -> Any:  # noqa: A002  as Spark calls it
         """Writes each batch to a sink of Spark's, with a column ``batch_id`` by which repeated rows can be told.
 
-        ``format``, ``mode`` and ``options`` as DataFrameWriter has them. Returns what is to be started.
+        ``format``, ``mode`` and ``options`` as DataFrameWriter has them. Returns what is to be started. Raises
+        DuplicateNameError where the rows have such a column.
         """
         from pyspark.sql import functions as F
+
+        if "batch_id" in map(str.casefold, self.schema.names):
+            raise DuplicateNameError(
+                "the rows have a column 'batch_id', which write adds to tell batches apart: rename it with transform, "
+                "or write them in a foreachBatch function",
+                name="batch_id",
+            )
 
         def save(rows: DataFrame, batch_id: int) -> None:
             rows.withColumn("batch_id", F.lit(batch_id)).write.format(format).mode(mode).options(**options).save()
@@ -169,13 +182,13 @@ class NewValuesStream(Rows):
             return dict(aggregates)
         if self._kind == "answers":
             raise ConfigurationError(
-                f"what a query or an aggregate says of the new values of {self.name!r} may be something else when they "
-                "are replaced, so a second state could not take it back. Ask where the second state is read, or in a "
-                "foreachBatch function."
+                f"what a query or an aggregate says of the new values of {self._followed!r} may be something else "
+                "when they are replaced, so a second state could not take it back. Ask where the second state is read, "
+                "or in a foreachBatch function."
             )
         if self._updates is None:
             raise ConfigurationError(
-                f"the state {self.name!r} cannot say which old values its new ones replace: it has to be opaque, "
+                f"the state {self._followed!r} cannot say which old values its new ones replace: it has to be opaque, "
                 "without a ttl, and newValuesStream() without old"
             )
         return {name: net_of(name, one, grouped=keyed) for name, one in aggregates.items()}
@@ -183,7 +196,7 @@ class NewValuesStream(Rows):
     def _kept(self, job: Job, schema: StructType) -> PersistentAggregate:
         feed, steps = self._feed, self._steps
         if self._updates is not None and self._kind == "updates":
-            feed, steps = self._updates.through(steps), ()
+            feed, steps = self._updates.through(steps, job.spec), ()
         return PersistentAggregate(self._df, job, schema, steps, source=feed, followed=self._states)
 
 
@@ -227,7 +240,7 @@ class _Updates:
         self._aggregate = aggregate
         self._parts = parts
 
-    def through(self, steps: tuple[Step, ...]) -> Callable[[Downstream], Startable]:
+    def through(self, steps: tuple[Step, ...], follower: StateSpec) -> Callable[[Downstream], Startable]:
         """What feeds a second state: both sides go through the steps."""
         from pyspark.sql import functions as F
 
@@ -237,6 +250,6 @@ class _Updates:
                 old = through(steps, self._parts.old(found.where(WAS_THERE)), batch_id)
                 take(new.withColumn(SIGN, F.lit(1)).unionByName(old.withColumn(SIGN, F.lit(-1))), batch_id)
 
-            return self._aggregate.with_downstream(Replacing(signed))
+            return self._aggregate.with_downstream(Replacing(signed, follower))
 
         return feed

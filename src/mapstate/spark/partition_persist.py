@@ -26,7 +26,7 @@ from mapstate.spark.query import configured
 from mapstate.spark.rows import column_names, empty_frame, through
 from mapstate.spark.startable import Startable
 from mapstate.spark.state_query import Collector, StateFactory, StaticState
-from mapstate.spark.stream import Stream, check_travels
+from mapstate.spark.stream import Stream, check_travels, check_unique
 from mapstate.spark.task import (
     REPORT_COLUMN,
     TaskError,
@@ -175,6 +175,7 @@ def partition_persist(
     check_travels("the state factory", state)
     check_travels("the state updater", updater)
     emitted: Any = StructType.fromDDL(updater.output) if updater.output else StructType([])
+    check_unique(emitted.names)
     return PartitionPersist(stream, _UpdateTask(state, updater, emitted, partitions, chunk_size), by, ())
 
 

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Quarantine"]
+__all__ = ["KEPT_BY", "Quarantine"]
+
+KEPT_BY = ("query_id", "batch_id")
+"""Columns that the directories add to the rows that are read from there."""
 
 
 class Quarantine:
-    """A directory. ``spark.read.parquet(path)`` reads all of it, with the columns ``query_id`` and ``batch_id``."""
+    """A directory. ``spark.read.parquet(path)`` reads all of it, with the columns ``query_id`` and ``batch_id``.
+
+    Of one stream: another one has other columns, and batches of the same ids, which may be those of the same query.
+    """
 
     def __init__(self, path: str) -> None:
-        self._path = path.rstrip("/")
+        self._path = path
 
     def keep(self, rows: DataFrame, query_id: str, batch_id: int) -> str:
         """Writes the rows of a batch, and returns where. Doing it again replaces them. Driver, before the commit.
@@ -26,12 +32,18 @@ class Quarantine:
         return place
 
     def forget(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
-        """Removes what a driver kept that died before its commit: the batch comes again, and may count now.
+        """Removes what is kept of a batch and of those behind it: none of them counts, so all come again, and may now.
 
-        Driver, with the first batch of a run, which alone can be one that was begun before.
+        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Driver,
+        as a run begins.
         """
         files, place = self._files(batch_df, query_id, batch_id)
-        files.delete(place, True)
+        if not files.exists(place.getParent()):
+            return
+        for found in files.listStatus(place.getParent()):
+            name, _, number = found.getPath().getName().partition("=")
+            if name == "batch_id" and number.isdecimal() and int(number) >= batch_id:
+                files.delete(found.getPath(), True)
 
     def kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> str | None:
         """Where the rows of a batch are that counts already; None where it was none that failed. Driver."""

@@ -62,8 +62,8 @@ def column_names(frame_schema: StructType, columns: Iterable[str], who: str) -> 
 class Rows(ABC):
     """Rows of a stream, a batch at a time.
 
-    ``name`` is the stream's; ``schema`` what the rows look like behind all steps: they are planned once over an empty
-    frame, when the next step is asked for.
+    ``name`` is the stream's, also of new values: it owns what is called by hand. ``schema`` is what the rows look like
+    behind all steps: they are planned once over an empty frame, when the next step is asked for.
     """
 
     name: str

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from mapstate.spark.partition_persist import PartitionPersist, StateUpdater
     from mapstate.spark.state_query import StateFactory
 
-__all__ = ["BatchFunction", "GroupedStream", "PersistentAggregate", "Stream", "check_travels", "grouped", "newStream"]
+__all__ = [
+    "BatchFunction",
+    "GroupedStream",
+    "PersistentAggregate",
+    "Stream",
+    "check_travels",
+    "check_unique",
+    "grouped",
+    "newStream",
+]
 
 
 def newStream(name: str, df: DataFrame) -> Stream:
@@ -191,7 +200,7 @@ class GroupedStream:
                     f"the stream {stream.name!r} has no column {column!r} to group by; it has {', '.join(self._types)}",
                     column=column,
                 )
-        _check_unique(columns)
+        check_unique(columns)
         self._keys = tuple(KeyField(column, self._types[column]) for column in columns)
         KeyCodec(self._keys)
 
@@ -214,7 +223,7 @@ class GroupedStream:
                     f"{name} is a {_kind(one)}, not an aggregator: write {name}=Count(), or an instance of a "
                     "CombinerAggregator or ReducerAggregator of your own"
                 )
-        _check_unique([key.name for key in self._keys] + list(aggregates))
+        check_unique([key.name for key in self._keys] + list(aggregates))
         aggregates = self._stream._aggregators(state, aggregates, keyed=bool(self._keys))
         types = self._types | self._stream._inside()
         spec = state.named(self._stream.name)
@@ -308,6 +317,8 @@ class PersistentAggregate(Startable):
 
     def _take(self, frame: DataFrame, batch_id: int) -> None:
         """Rows of a batch, of the stream or of what this state follows."""
+        if self._steps and not self._job.spec.backend.shared_between_processes:
+            self._driver.open_for(frame)
         frame, release = computed_once(frame) if self._after else (frame, None)
         try:
             self._driver.run(through(self._steps, frame, batch_id), batch_id)
@@ -365,13 +376,14 @@ class PersistentAggregate(Startable):
         return f"<{job.stream} by ({by}): {shown} in {job.spec!r}>"
 
 
-def _check_unique(names: list[str] | tuple[str, ...]) -> None:
+def check_unique(names: Sequence[str]) -> None:
+    """DuplicateNameError for a name that comes twice, or that is one of mapstate's own."""
     folded = [name.casefold() for name in names]  # as Spark compares them
     for name in names:
         if folded.count(name.casefold()) > 1 or name.casefold().startswith(INSIDE):
             raise DuplicateNameError(
-                f"the name {name!r} is taken: key columns and aggregates each need a name of their own, and those that "
-                f"begin with {INSIDE} are mapstate's",
+                f"the name {name!r} is taken: key columns, aggregates and what an updater emits each need a name of "
+                f"their own, and those that begin with {INSIDE} are mapstate's",
                 name=name,
             )
 

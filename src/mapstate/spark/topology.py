@@ -19,6 +19,7 @@ from mapstate.batch_report import FinishedBatch
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
 from mapstate.ledgers import places_of
 from mapstate.spark.driver import Downstream, Job, OnBatch
+from mapstate.spark.quarantine import KEPT_BY
 from mapstate.spark.startable import Startable
 from mapstate.spark.stream import newStream
 from mapstate.spark.topology_driver import Branch, OnFinished, TopologyDriver
@@ -44,7 +45,7 @@ class Topology:
     ``on_poison``   what becomes of a batch that fails in every attempt, as many as the recipe with the highest
                     ``max_attempts`` allows: "stop" the query, or "quarantine": its rows are kept, it is committed as
                     an empty batch, and the query goes on
-    ``quarantine``  the directory for such rows, as Spark names directories
+    ``quarantine``  the directory for such rows, as Spark names directories; they are below ``name/stream`` there
     """
 
     def __init__(self, name: str, *, on_poison: OnPoison = "stop", quarantine: str | None = None) -> None:
@@ -70,6 +71,13 @@ class Topology:
                 f"topology {self.name!r} has a stream {name!r} already: give the other one another name", name=name
             )
         newStream(name, df)
+        taken = [column for column in df.columns if column.casefold() in KEPT_BY]
+        if taken and self.quarantine is not None:
+            raise DuplicateNameError(
+                f"the stream {name!r} has a column {taken[0]!r}, and rows in quarantine are told apart by the columns "
+                f"{' and '.join(KEPT_BY)}: give it another name with withColumnRenamed",
+                name=taken[0],
+            )
         self.streams[name] = TopologyStream(_Root(self, name, df), df)
         return self.streams[name]
 
@@ -177,7 +185,10 @@ class _Root(Startable):
         if not self.branches:
             raise UsageError(f"the stream {self.name!r} of topology {self.topology.name!r} has no state to keep")
         if self._driver is None:
-            self._driver = TopologyDriver(self.name, self.branches, self.topology.told, self.topology.quarantine)
+            kept = self.topology.quarantine
+            if kept is not None:
+                kept = f"{kept.rstrip('/')}/{self.topology.name}/{self.name}"
+            self._driver = TopologyDriver(self.name, self.branches, self.topology.told, kept)
         self._driver.run(batch_df, batch_id)
 
 

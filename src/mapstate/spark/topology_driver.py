@@ -29,6 +29,7 @@ from mapstate.errors import (
     DataError,
     FencedError,
     IncompleteBatchError,
+    MapStateError,
     StoreRestartedError,
     UsageError,
 )
@@ -156,11 +157,14 @@ class TopologyDriver:
                 [spec.on_gap for spec in self._specs],
             )
             self._open = (run, ledgers)
-            if self._quarantine is not None and isinstance(begun[0], Begun):
-                self._quarantine.forget(batch_df, run.query_id, batch_id)  # an attempt before may have come so far
+            opened = True
         else:
             ledgers = self._open[1]
             begun = ledgers.begin(batch_id)
+            opened = run.run_id is None  # called by hand, where another try of a batch is no other run
+        if opened and self._quarantine is not None:
+            due = batch_id if isinstance(begun[0], Begun) else batch_id + 1
+            self._quarantine.forget(batch_df, run.query_id, due)
         if isinstance(begun[0], AlreadyCommitted):
             self._repeat(batch_df, ledgers, begun, run)  # type: ignore[arg-type]
         else:
@@ -327,29 +331,48 @@ class TopologyDriver:
     @contextmanager
     def _frames(self, kept: DataFrame) -> Iterator[list[tuple[DataFrame, int | None]]]:
         """The rows of each state, and how many were sent where that is known: of what is computed once."""
-        made: dict[tuple[Any, ...], tuple[DataFrame, int | None]] = {}
+        made: list[tuple[tuple[Any, ...], DataFrame, int | None]] = []  # a function need not have a hash
         releases: list[Callable[[], None]] = []
         whole = len(self._states) > 1 or self._quarantine is not None
 
         def frame(functions: tuple[Any, ...]) -> tuple[DataFrame, int | None]:
-            if functions not in made and not functions:
-                made[()] = kept, kept.count() if whole else None
-            elif functions not in made:
-                one = frame(functions[:-1])[0].transform(functions[-1])
-                users = sum(other.functions[: len(functions)] == functions for other in self._branches)
-                made[functions] = one, None
-                if users > 1:
+            for there, one, rows in made:
+                if there == functions:
+                    return one, rows
+            if not functions:
+                one, rows = kept, kept.count() if whole else None
+            else:
+                one, rows = self._transformed(frame(functions[:-1])[0], functions[-1]), None
+                if sum(other.functions[: len(functions)] == functions for other in self._branches) > 1:
                     with configured(kept, ONE_DRAW):
                         one, release = computed_once(one)
                     releases.append(release)
-                    made[functions] = one, one.count()
-            return made[functions]
+                    rows = one.count()
+            made.append((functions, one, rows))
+            return one, rows
 
         try:
             yield [frame(branch.functions) for branch in self._branches]
         finally:
             for release in releases:
                 release()
+
+    def _transformed(self, rows: DataFrame, function: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        """One function of a branch. What it raises of its own is the batch's: the stream itself has passed it."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        try:
+            return rows.transform(function)
+        except (MapStateError, PySparkException, Py4JError):
+            raise
+        except Exception as error:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise DataError(
+                f"the function {name} in a transform of the stream {self._stream!r} raised {type(error).__name__}: "
+                f"{error}",
+                function=name,
+            ) from error
 
 
 def _offsets_before(record: LedgerRecord) -> tuple[str, str | None] | None:
