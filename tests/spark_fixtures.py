@@ -63,18 +63,14 @@ def spark() -> Iterator[SparkSession]:
 def run_job(options: dict[str, Any], *, seconds: float = 240) -> subprocess.CompletedProcess[str]:
     """`visits_job` in a process group of its own, which is gone when this returns."""
     job = Path(__file__).with_name("visits_job.py")
-    process = subprocess.Popen(
-        [sys.executable, str(job), json.dumps(options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=seconds)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    command = [sys.executable, str(job), json.dumps(options)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
