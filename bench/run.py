@@ -28,6 +28,7 @@ from measuring import ROOT, Answer
 QUESTIONS = (
     "million_rows",
     "one_process",
+    "chunk_sizes",
     "small_batches",
     "large_state",
     "growth",
