@@ -36,7 +36,8 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 Goal("least", 0.7),
             )
         ],
-        f"{keys:,} keys a batch, 64 buckets, chunks of 2,000, {turns} turns after 2 to warm up",
+        f"{keys:,} keys a batch, 64 buckets, chunks of 2,000 keys and of 10,000 in the cluster: each store's default; "
+        f"{turns} turns after 2 to warm up",
         table(
             "state on | microseconds a key",
             [

@@ -18,7 +18,7 @@ from redis.connection import Connection
 from redis_groups import RedisCluster
 from servers import RedisServer, free_port, wait_until
 
-from mapstate import open_reader
+from mapstate import opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisClusterBackend, RedisClusterStore
 from mapstate.backends.redis.buckets import in_groups
@@ -748,3 +748,10 @@ def test_the_cluster_of_these_tests_starts_in_a_few_seconds_and_ends_with_all_it
 def _answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_recipe_takes_the_chunks_that_its_store_is_best_with():
+    assert opaque("redis+cluster://localhost:7000").chunk_size == 10_000
+    assert opaque("redis+cluster://localhost:7000", chunk_size=5).chunk_size == 5
+    assert opaque("redis://localhost").chunk_size == opaque("memory://").chunk_size == 2000
+    assert pickle.loads(pickle.dumps(opaque("redis+cluster://localhost:7000"))).chunk_size == 10_000

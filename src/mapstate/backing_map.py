@@ -334,7 +334,7 @@ class Backend(Protocol):
 
     Holds no client: `open` makes one in the process that uses it. Its repr shows no password.
     ``shared_between_processes`` is False where two processes that open it see different data; such
-    a store is applied on the driver.
+    a store is applied on the driver. One that is best with other chunks than 2,000 keys says so: ``chunk_size``.
     """
 
     shared_between_processes: bool

@@ -17,9 +17,12 @@ from mapstate.errors import ConfigurationError
 from mapstate.serializers import serializer as serializer_named
 from mapstate.transitions import OnGap, OnNewOwner, StateType
 
-__all__ = ["ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]
+__all__ = ["CHUNK_SIZE", "ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]
 
 ApplyOn = Literal["auto", "executors", "driver"]
+
+CHUNK_SIZE = 2000
+"""Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -41,7 +44,8 @@ class StateSpec:
                       "accept" (go on without them)
     ``apply_on``      where records are read and written: "executors", "driver", or "auto", which is the
                       executors wherever the store can be reached from several processes
-    ``chunk_size``    keys per read and write
+    ``chunk_size``    keys per read and write; by default what the store is best with, mostly 2,000. A chunk ends
+                      with its Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
     ``max_attempts``  how often a batch is begun anew inside one foreachBatch call
     """
 
@@ -54,7 +58,7 @@ class StateSpec:
     on_new_owner: OnNewOwner = "refuse"
     on_gap: OnGap = "refuse"
     apply_on: ApplyOn = "auto"
-    chunk_size: int = 2000
+    chunk_size: int = None  # type: ignore[assignment]  # the store's own, see __post_init__
     max_attempts: int = 4
 
     def __post_init__(self) -> None:
@@ -68,6 +72,9 @@ class StateSpec:
                 f"{self.backend!r} {'has types of its own' if native else 'stores bytes'}, so the serializer "
                 f"{self.serializer!r} is not for it: leave it at 'auto'"
             )
+        if self.chunk_size is None:
+            own = getattr(self.backend, "chunk_size", CHUNK_SIZE)  # type: ignore[unreachable]
+            object.__setattr__(self, "chunk_size", own)
         for field, kind in (
             ("on_new_owner", OnNewOwner),
             ("on_gap", OnGap),

@@ -31,7 +31,7 @@ from mapstate.spark.query import QueryRun
 from mapstate.spark.rows import Rows, column_names
 from mapstate.spark.stream import PersistentAggregate, Stream, check_travels
 from mapstate.spark.task import arrow_schema, arrow_to_python, partition_id
-from mapstate.spec import StateSpec
+from mapstate.spec import CHUNK_SIZE, StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -427,7 +427,7 @@ class _QueryTask:
 
     @property
     def _chunk_size(self) -> int:
-        return 2000 if self._asks.spec is None else self._asks.spec.chunk_size
+        return CHUNK_SIZE if self._asks.spec is None else self._asks.spec.chunk_size
 
     def _opened(self) -> Any:
         state = self._asks.state
