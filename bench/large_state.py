@@ -2,6 +2,7 @@
 
 Each state has a Redis of its own. Nine of ten million records are not made by batches but written past mapstate, as a
 committed batch would have left them. Two kinds of batch: the same keys in both; and keys drawn from the whole of each.
+Beside them redis-py reads the same keys and writes back what it read: what a server with more keys costs anybody.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import statistics
 
 import redis
-from counted_state import STATE, CountedState, arrow_batches
+from counted_state import STATE, CountedState, arrow_batches, chunks
 from servers import RedisServer
 
 SMALL, LARGE = 100_000, 10_000_000
@@ -30,7 +31,14 @@ def ask(keys: int = 50_000, turns: int = 9) -> Answer:
     same = [f"user-{at}" for at in range(keys)]
     batches = arrow_batches(same)
     rng = random.Random(7)
-    with RedisServer().start() as small, RedisServer().start() as large:
+    names = [[f"{STATE}:{user}" for user in some] for some in chunks(same, 2000)]
+    with (
+        RedisServer().start() as small,
+        RedisServer().start() as large,
+        small.client() as small_client,
+        large.client() as large_client,
+    ):
+        clients = {SMALL: small_client, LARGE: large_client}
         states = {SMALL: CountedState(small.url), LARGE: CountedState(large.url)}
         counted = {}
         for size, state in states.items():
@@ -46,7 +54,11 @@ def ask(keys: int = 50_000, turns: int = 9) -> Answer:
             drawn = rng.sample(range(keys, size), keys)  # apart from the same ones, whose count is checked
             return states[size].apply(arrow_batches([f"user-{at}" for at in drawn]))
 
-        ways = {(kind.__name__, size): lambda kind=kind, size=size: kind(size) for kind in (same_keys, any_keys)
+        def raw(size: int) -> None:
+            for some in names:
+                clients[size].mset(dict(zip(some, clients[size].mget(some), strict=True)))
+
+        ways = {(kind.__name__, size): lambda kind=kind, size=size: kind(size) for kind in (same_keys, any_keys, raw)
                 for size in states}  # fmt: skip
         seconds = by_turns(ways, turns, warm_up=2)
         for size, state in states.items():
@@ -65,6 +77,12 @@ def ask(keys: int = 50_000, turns: int = 9) -> Answer:
                 against,
                 ratios(seconds["any_keys", LARGE], seconds["any_keys", SMALL]),
                 note="more than the goal asks: what the processor's caches do to the server",
+            ),
+            Row(
+                f"redis-py's MGET + MSET of the same keys, {LARGE:,} keys in the server",
+                f"{SMALL:,} keys in the server",
+                ratios(seconds["raw", LARGE], seconds["raw", SMALL]),
+                note="what the goal above would be for a library that takes no time itself",
             ),
         ],
         f"{keys:,} keys a batch, {turns} turns after 2 to warm up",
