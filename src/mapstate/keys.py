@@ -81,8 +81,10 @@ class KeyCodec:
 
     def encode_all(self, keys: Sequence[Any]) -> list[Any]:
         """The text of each key, given as `encode` takes it. The form that readers use."""
-        rows = [key if isinstance(key, tuple) else (key,) for key in keys]
         width = len(self.fields)
+        if width == 1 and not any(issubclass(kind, tuple) for kind in set(map(type, keys))):
+            return self.encode_columns([keys], len(keys))
+        rows = [key if isinstance(key, tuple) else (key,) for key in keys]
         if any(len(row) != width for row in rows):
             return [self.encode(key) for key in keys]  # which says what is wrong with the first such key
         return self.encode_columns(list(zip(*rows, strict=True)), len(rows))
