@@ -12,7 +12,7 @@ help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
-	@echo "make model    explores the protocol's model; takes a quarter of an hour or so"
+	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
 	@echo "make lint     ruff and mypy only"

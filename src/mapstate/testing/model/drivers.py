@@ -135,8 +135,10 @@ class Drivers:
     def _launched(self, state: State, at: int, driver: Driver, label: Label) -> Iterator[tuple[Label, State]]:
         """The first try of each task; an opaque attempt may hold anything."""
         world = self.world
-        if world.loss == "node" and self.protocol.fence(state.ledger) == driver.token:  # else it cannot commit
-            self._check_nothing_is_lost(state)
+        if world.loss == "node" and self.protocol.fence(state.ledger) == driver.token:
+            lives = zip(driver.lives, state.lives, strict=True)
+            if all(self.protocol.may_commit(begun_in=then, life=life) for then, life in lives):  # else it cannot commit
+                self._check_nothing_is_lost(state)
         plans = world.plans
         if world.type == "transactional":
             plans = (plans[driver.batch % len(plans)],)
