@@ -4,6 +4,7 @@
 STAMP := .venv/.mapstate-installed
 PIP := .venv/bin/python -m pip --disable-pip-version-check --no-input
 ARGS :=
+WORKERS := auto
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-containers chaos model bench lint clean
@@ -11,6 +12,7 @@ ARGS :=
 help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
+	@echo "               WORKERS=4 runs as many files at one time; else two, or one where a server is given"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
@@ -61,7 +63,7 @@ demo: $(STAMP)
 	@scripts/run python examples/demo.py $(ARGS)
 
 test: lint
-	scripts/run python -m pytest $(ARGS)
+	scripts/run python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The servers stay up: docker compose down -v ends them.
 test-containers: $(STAMP)

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from redis_groups import GivenCluster, RedisCluster, SentinelPair
 from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
 
-pytest_plugins = ["spark_fixtures", "aerospike_fixtures"]
+pytest_plugins = ["chaos_table", "spark_fixtures", "aerospike_fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """``--chaos none`` leaves them out."""
     return True if collection_path.name == "chaos" and config.getoption("--chaos") == "none" else None
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes, each with servers of its own; one where a server is given, which they would share."""
+    return 1 if any(name.startswith("MAPSTATE_TEST_") for name in os.environ) else 2
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
