@@ -113,16 +113,15 @@ class Drivers:
     def _raise_fence(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
         assert driver.token is not None
         bucket = driver.raised
-        used = state.used
-        if used.lost_replies < self.world.lost_replies:
-            again = state._replace(
-                late=(*state.late, (bucket, driver.token)), used=used._replace(lost_replies=used.lost_replies + 1)
-            )
-            yield (f"driver {at}", "gets no reply to the fence of key", bucket), again
-        if not self.protocol.is_intact(state.fences[bucket], self.protocol.last(driver.view)):
+        used, fence = state.used, state.fences[bucket]
+        if not self.protocol.is_intact(fence, self.protocol.last(driver.view)):
             yield (f"driver {at}", "finds that a node lost a batch, key", bucket), state.with_driver(at, driver.gone())
             return
-        raised = self.protocol.raised(state.fences[bucket], driver.token)
+        if used.lost_replies < self.world.lost_replies:
+            late = (*state.late, (bucket, fence, driver.token))
+            again = state._replace(late=late, used=used._replace(lost_replies=used.lost_replies + 1))
+            yield (f"driver {at}", "gets no reply to the fence of key", bucket), again
+        raised = self.protocol.raised(fence, fence, driver.token)
         state = state._replace(fences=with_item(state.fences, bucket, raised))
         lives = with_item(driver.lives, bucket, state.lives[bucket])
         driver = driver._replace(raised=bucket + 1, lives=lives)

@@ -6,6 +6,7 @@ found out. `MUTANTS` is in the order of docs/model.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -221,8 +222,15 @@ class _RedoOfACommittedBatch(Protocol):
 
 
 class _ClusterFenceSetUnconditionally(Protocol):
-    def raised(self, fence: FenceToken | None, token: FenceToken) -> FenceToken:
+    def raised(self, fence: FenceToken | None, before: FenceToken | None, token: FenceToken) -> FenceToken | None:
         return token
+
+
+class _ClusterFenceMovesFromAnywhere(Protocol):
+    """Only up, but whatever fence it finds: also that of a replica which lacks what was committed."""
+
+    def raised(self, fence: FenceToken | None, before: FenceToken | None, token: FenceToken) -> FenceToken | None:
+        return token if fence is None or token.rank > fence.rank else fence
 
 
 class _ClusterCommitsWithFencesOpen(Protocol):
@@ -391,6 +399,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _ClusterFenceSetUnconditionally,
         World(name="a cluster", store="cluster", plans=((1,),), lost_replies=1),
         "is refused for ever",
+    ),
+    Mutant(
+        "a cluster's fence that moves up from whatever it is at",
+        _ClusterFenceMovesFromAnywhere,
+        replace(_FAILED_OVER, lost_replies=1),
+        "an attempt counts on",
     ),
     Mutant(
         "a cluster that commits with its fences open",

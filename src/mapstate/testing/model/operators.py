@@ -51,7 +51,8 @@ class Operators:
         fences = keys if self.world.store == "cluster" and vacuum.token is not None else 0
         if vacuum.at < fences:
             assert vacuum.token is not None
-            raised = self.protocol.raised(state.fences[vacuum.at], vacuum.token)
+            fence = state.fences[vacuum.at]
+            raised = self.protocol.raised(fence, fence, vacuum.token)
             after = state._replace(fences=with_item(state.fences, vacuum.at, raised))
             yield ("the vacuum raises the fence of key", vacuum.at), after.with_vacuum(at, vacuum.next())
             return

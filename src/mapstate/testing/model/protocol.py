@@ -234,9 +234,9 @@ class Protocol:
         """A store's answer that filters by record, atomic with the put of it."""
         return stored is None or stored[0] <= txid
 
-    def raised(self, fence: FenceToken | None, token: FenceToken) -> FenceToken:
-        """The fence of one bucket of a cluster after somebody set it to ``token``."""
-        return token if fence is None or token.rank > fence.rank else fence
+    def raised(self, fence: FenceToken | None, before: FenceToken | None, token: FenceToken) -> FenceToken | None:
+        """The fence of one bucket of a cluster after a move to ``token``, by somebody who had read ``before``."""
+        return token if fence == before and (before is None or token.rank > before.rank) else fence
 
     def is_intact(self, fence: FenceToken | None, last: int | None) -> bool:
         """Whether the fence of a bucket shows all that was committed up to ``last``; asked before it is raised."""

@@ -250,7 +250,7 @@ class State(NamedTuple):
     ``history``  of the last batches, as many as may still be rolled back: the truth in front of it, its query, its id
     ``counted``  by query: how many batches count
     ``owner``    the query that opened the state last
-    ``late``     fences that were sent twice, and arrive a second time some day
+    ``late``     moves of a fence that were sent twice, and arrive a second time some day: from what was read, to what
     ``saved``    a copy of the store that may be put back, or of one key and its fence
     ``lives``    how often each node of a cluster was put back
     """
@@ -264,7 +264,7 @@ class State(NamedTuple):
     tries: tuple[Try, ...]
     vacuums: tuple[Vacuum, ...]
     reader: Reader | None
-    late: tuple[tuple[int, FenceToken], ...]
+    late: tuple[tuple[int, FenceToken | None, FenceToken], ...]
     caches: tuple[tuple[int, tuple[Any, ...]] | None, ...]
     truth: tuple[int | None, ...]
     history: tuple[tuple[tuple[int | None, ...], int, int], ...]

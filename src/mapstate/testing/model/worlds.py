@@ -191,10 +191,14 @@ LARGE: tuple[World | Together, ...] = (
     World(name="a cluster, two keys", store="cluster", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(name="a cluster, late fences", store="cluster", drivers=_THREE, lost_replies=2),
     World(
-        name="a cluster, a node that fails over, late fences",
+        name="a cluster, a node that fails over, late fences", store="cluster", lost_replies=1, losses=1, loss="node"
+    ),
+    World(
+        name="a cluster, a node that fails over within a batch, late fences",
         store="cluster",
         partitions=_TWO_KEYS,
         plans=_BOTH_OR_ONE,
+        batches=1,
         lost_replies=1,
         losses=1,
         loss="node",
