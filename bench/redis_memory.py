@@ -1,14 +1,16 @@
 """Bytes of Redis for each key: an opaque count beside a plain counter of the same key.
 
 `MEMORY USAGE` is the server's own account of a key, `used_memory` what the whole server grew by. The counters are
-made by INCRBY, the state by a task; both have been counted up three times.
+made by INCRBY, the state by a task; both have been counted up three times. With `layout=packed`, 50 keys to a bucket,
+the account of all hashes is shared out among the keys; how long a task takes then is beside that of `layout=string`.
 """
 
 from __future__ import annotations
 
-from measuring import Answer, Goal, Row, table  # isort: skip  # finds the servers
+from measuring import Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import redis
@@ -17,25 +19,27 @@ from servers import RedisServer
 
 ROUNDS = 3
 SAMPLE = 100  # keys whose MEMORY USAGE is asked
+A_BUCKET = 50  # keys of one hash where they are packed
+TURNS = 9
 
 
-def filled(fill: Callable[[str, redis.Redis], Any], users: list[str]) -> tuple[list[int], int]:
-    """`MEMORY USAGE` of some keys and the growth of `used_memory`, on a server of its own."""
+def filled(fill: Callable[[str, redis.Redis], Any], names: list[str]) -> tuple[list[int], int]:
+    """`MEMORY USAGE` of these Redis keys and the growth of `used_memory`, on a server of its own."""
     with RedisServer().start() as server, redis.Redis.from_url(server.url) as client:
         before = client.info("memory")["used_memory"]
         fill(server.url, client)
         grown = client.info("memory")["used_memory"] - before
         pipe = client.pipeline(transaction=False)
-        for user in users[:: len(users) // SAMPLE]:
-            pipe.memory_usage(f"{STATE}:{user}")
+        for name in names:
+            pipe.memory_usage(name, samples=0)
         return pipe.execute(), grown
 
 
-def opaque(users: list[str], by: int) -> Callable[[str, redis.Redis], None]:
+def opaque(users: list[str], by: int, layout: str = "layout=string") -> Callable[[str, redis.Redis], None]:
     """Fills a state, in batches of ``by`` rows a key."""
 
     def fill(url: str, _: redis.Redis) -> None:
-        state = CountedState(url)
+        state = CountedState(f"{url}?{layout}")
         for _round in range(ROUNDS):
             state.apply(arrow_batches(users, by))
         state.check(users, ROUNDS * by)
@@ -58,25 +62,53 @@ def counters(users: list[str], by: int) -> Callable[[str, redis.Redis], None]:
     return fill
 
 
+def times(users: list[str], layouts: dict[str, str]) -> dict[str, list[float]]:
+    """Seconds of a task in each layout, by turns, on one server."""
+    batches = arrow_batches(users)
+    with RedisServer().start() as server:
+        states = {way: CountedState(f"{server.url}?prefix={way}/&{layout}") for way, layout in layouts.items()}
+        seconds = by_turns({way: partial(one.apply, batches) for way, one in states.items()}, TURNS, warm_up=2)
+        for one in states.values():
+            one.check(users, one.batches)
+    return seconds
+
+
 def ask(keys: int = 100_000) -> Answer:
     users = [f"user-{at}" for at in range(keys)]
+    buckets = keys // A_BUCKET
+    packed = f"layout=packed&buckets={buckets}"
+    some = [f"{STATE}:{user}" for user in users[:: keys // SAMPLE]]
+    hashes = [f"{STATE}:{at:0{len(str(buckets - 1))}}" for at in range(buckets)]
     rows, lines, figures = [], [], {}
     for by in (1, 20_000):
-        (ours, our_growth), (plain, plain_growth) = filled(opaque(users, by), users), filled(counters(users, by), users)
+        ours, our_growth = filled(opaque(users, by), some)
+        small, small_growth = filled(opaque(users, by, packed), hashes)
+        plain, plain_growth = filled(counters(users, by), some)
         count = f"counts of {ROUNDS * by:,}"
         shared = "Redis keeps integers below 10,000 once for all keys: such a counter has no value of its own"
-        for how, values, note in (
-            ("`MEMORY USAGE`", [a / b for a, b in zip(ours, plain, strict=True)], ""),
-            ("`used_memory`", [our_growth / plain_growth], shared if by == 1 else ""),
+        packed_usage, plain_usage = sum(small) / keys, sum(plain) / len(plain)
+        for layout, goal, usage, growth in (
+            ("", 1.5, [a / b for a, b in zip(ours, plain, strict=True)], our_growth),
+            (", packed", 1.0, [packed_usage / plain_usage], small_growth),
         ):
-            what = f"Redis bytes per key, opaque Count, {how}, {count}"
-            rows.append(Row(what, "plain INCR counters of the same keys", values, Goal("most", 1.5), note))
-        lines.append((f"`MEMORY USAGE`, {count}", f"{sum(ours) / len(ours):.1f}", f"{sum(plain) / len(plain):.1f}"))
-        lines.append((f"`used_memory`, {count}", f"{our_growth / keys:.1f}", f"{plain_growth / keys:.1f}"))
-        figures = {"redis_memory.bytes": our_growth / keys, "redis_memory.plain": plain_growth / keys}
+            what = f"Redis bytes per key, opaque Count{layout}"
+            note = shared if by == 1 and not layout else ""
+            against, most = "plain INCR counters of the same keys", Goal("most", goal)
+            rows.append(Row(f"{what}, `MEMORY USAGE`, {count}", against, usage, most))
+            rows.append(Row(f"{what}, `used_memory`, {count}", against, [growth / plain_growth], most, note))
+        means = sum(ours) / len(ours), packed_usage, plain_usage
+        growths = [one / keys for one in (our_growth, small_growth, plain_growth)]
+        lines.append((f"`MEMORY USAGE`, {count}", *(f"{one:.1f}" for one in means)))
+        lines.append((f"`used_memory`, {count}", *(f"{one:.1f}" for one in growths)))
+        figures = {"redis_memory.bytes": growths[0], "redis_memory.plain": growths[2]}
+    seconds = times(users, {"string": "layout=string", "packed": packed})
+    what = "opaque with layout=packed, one process"
+    rows.append(Row(what, "the same with layout=string", ratios(seconds["packed"], seconds["string"])))
+    by_layout = [(layout, spread(own, 1e6 / keys)) for layout, own in seconds.items()]
     return Answer(
         rows,
-        f"{keys:,} keys such as `{STATE}:user-42`, counted up {ROUNDS} times",
-        table("bytes a key | opaque | INCR", lines),
+        f"{keys:,} keys such as `{STATE}:user-42`, counted up {ROUNDS} times; packed into {buckets:,} buckets; "
+        f"{TURNS} turns after 2 to warm up",
+        table("bytes a key | opaque | packed | INCR", lines) + "\n\n" + table("layout | microseconds a key", by_layout),
         figures,
     )

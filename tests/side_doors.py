@@ -108,6 +108,25 @@ class RedisHashSideDoor:
         self._client.hset(self._prefix + state, key, record)
 
 
+class RedisPackedSideDoor:
+    """With redis-py's HGET and HSET: the key's CRC-32 says in which of the hashes it is."""
+
+    def __init__(self, client: redis.Redis, prefix: str, buckets: int) -> None:
+        self._client: Any = client
+        self._prefix = prefix
+        self._buckets = buckets
+
+    def read(self, state: str, key: str) -> bytes | None:
+        return self._client.hget(self._name(state, key), key)
+
+    def write(self, state: str, key: str, record: bytes) -> None:
+        self._client.hset(self._name(state, key), key, record)
+
+    def _name(self, state: str, key: str) -> str:
+        digits = len(str(self._buckets - 1))
+        return f"{self._prefix}{state}:{crc32(key.encode()) % self._buckets:0{digits}}"
+
+
 class AerospikeSideDoor:
     """With the client's own get and put. ``sets`` stands before each state's name in that of its set."""
 

@@ -1,4 +1,4 @@
-"""The contract of a store, on a real Redis server: a state's records as keys, in one hash, and behind a socket."""
+"""The contract of a store, on a real Redis server: records as keys, in one hash, in many, and behind a socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from servers import free_port
-from side_doors import RedisHashSideDoor, RedisSideDoor
+from side_doors import RedisHashSideDoor, RedisPackedSideDoor, RedisSideDoor
 
 from mapstate.backends.redis import RedisBackend, RedisUnixBackend
 from mapstate.testing.contracts import StoreContract
@@ -47,6 +47,25 @@ class TestRedisHash(TestRedis):
     @pytest.fixture
     def unreachable(self):
         return RedisBackend(port=free_port(), username="user", password=self.secret, retries=0, layout="hash")
+
+
+class TestRedisPacked(TestRedis):
+    without = {"ttl": "Redis expires a hash as a whole"}
+
+    @pytest.fixture
+    def backend(self, redis_url):
+        settings = {"layout": "packed", "buckets": 13, "max_value_bytes": self.max_value_bytes}
+        return replace(RedisBackend.from_url(redis_url), **settings)
+
+    @pytest.fixture
+    def side_door(self, redis_server, backend):
+        with redis_server.client() as client:
+            yield RedisPackedSideDoor(client, backend.prefix, 13)
+
+    @pytest.fixture
+    def unreachable(self):
+        where = {"port": free_port(), "username": "user", "password": self.secret, "retries": 0}
+        return RedisBackend(**where, layout="packed", buckets=13)
 
 
 class TestRedisUnixSocket(TestRedis):

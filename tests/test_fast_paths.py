@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import suppress
 from itertools import repeat
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ from mapstate import Avg, Count, Max, Sum
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.net import NetAvg, NetRows, NetSum
 from mapstate.backends.redis.layout import HashLayout, StringLayout
+from mapstate.backends.redis.packed_layout import PackedLayout
+from mapstate.backends.redis.scripts import _GET_FIELDS, _PUT_FIELDS
 from mapstate.backends.redis.wire import command
 from mapstate.errors import (
     LedgerLostError,
@@ -39,7 +42,9 @@ def outcome(work):
         return type(error), str(error)
 
 
-@given(st.lists(st.tuples(texts, st.binary(max_size=12)), min_size=1, max_size=8), st.sampled_from(["v:", "", "ä:"]))
+@given(
+    st.lists(st.tuples(texts, st.binary(max_size=12)), min_size=1, max_size=8), st.sampled_from(["v:", "", "ä:", "%d%"])
+)
 def test_packed_commands_are_those_of_the_plain_packer(records, head):
     keys, values = [key for key, _ in records], [value for _, value in records]
     names = [(head + key).encode() for key in keys]
@@ -56,6 +61,12 @@ def test_packed_commands_are_those_of_the_plain_packer(records, head):
     fields = [word for key, value in zip(keys, values, strict=True) for word in (key.encode(), value)]
     assert hashed.get(packed) == command(b"HMGET", b"name", *(key.encode() for key in keys))
     assert hashed.put(packed, values) == (command(b"HSET", b"name", *fields), 1)
+    many = PackedLayout("s", 100, head.encode(), 11)
+    packed = many.pack(keys)
+    hashes = [b"%b%02d" % (head.encode(), crc32(key.encode()) % 11) for key in keys]
+    number, own = b"%d" % len(keys), [key.encode() for key in keys]
+    assert many.get(packed) == command(b"EVAL", _GET_FIELDS, number, *hashes, *own)
+    assert many.put(packed, values) == (command(b"EVAL", _PUT_FIELDS, number, *hashes, *fields), 1)
 
 
 class AtMostTen(Count):

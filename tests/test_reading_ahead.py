@@ -19,7 +19,7 @@ OPEN = FenceToken(1, 7, nonce="a")
 CHUNKS = [[f"user-{chunk}-{at}" for at in range(50)] for chunk in range(4)]
 
 
-@pytest.fixture(params=["string", "hash", "cluster"])
+@pytest.fixture(params=["string", "hash", "packed&buckets=30", "cluster"])
 def place(request):
     """The URL of a store, and the servers that it is on."""
     if request.param == "cluster":

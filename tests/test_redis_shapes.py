@@ -1,8 +1,9 @@
-"""The Redis store behind sentinels, behind a socket, and with its records in a hash."""
+"""The Redis store behind sentinels, behind a socket, and with its records in hashes."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from mapstate.errors import (
     ConfigurationError,
     FencedError,
     StoreAuthError,
+    StoreFullError,
     StoreRestartedError,
     StoreUnavailableError,
     TooLargeError,
@@ -168,12 +170,12 @@ def test_a_socket_url_names_a_path_and_no_host():
             resolve(url)
 
 
-# A hash
+# A hash, and many of them
 
 
-@pytest.fixture
-def url(redis_url: str) -> str:
-    return f"{redis_url}&layout=hash"
+@pytest.fixture(params=["hash", "packed&buckets=20"])
+def url(request: Any, redis_url: str) -> str:
+    return f"{redis_url}&layout={request.param}"
 
 
 @pytest.fixture
@@ -187,8 +189,8 @@ def name(redis_url: str) -> str:
     return redis_url.rpartition("prefix=")[2] + "visits"
 
 
-def test_records_lie_in_one_hash(url, name, side_door):
-    store: Any = resolve(url).open("visits")
+def test_records_lie_in_one_hash(redis_url, name, side_door):
+    store: Any = resolve(f"{redis_url}&layout=hash").open("visits")
     move(store, OPEN)
     keys = ["c", "a", "", "é", "\r\n", "a|b", "!ledger"]
     values = [b"%d" % at for at in range(6)] + [bytes(range(256)) * 1000]
@@ -201,6 +203,64 @@ def test_records_lie_in_one_hash(url, name, side_door):
     beside = {f"{name}{one}" for one in ("!ledger", "!fence", "!layout")}
     assert {key.decode() for key in side_door.scan_iter(f"{name}*")} == {name, *beside}
     assert store.multi_get_with_ledger(["c"]) == (store.load()[0], [b"0"], store.load()[0])
+
+
+def test_records_lie_in_the_small_hash_of_their_bucket_in_redis_short_form(redis_url, name, side_door):
+    store: Any = resolve(f"{redis_url}&layout=packed&buckets=100").open("visits")
+    move(store, OPEN)
+    keys = ["c", "a", "", "é", "\r\n", "a|b", "!ledger", *KEYS]
+    for one in (store, store.writer(OPEN)):
+        one.multi_put(keys, [key.encode() * 2 for key in keys])
+        assert one.multi_get([*keys[::-1], "no", "a"]) == [*(key.encode() * 2 for key in keys[::-1]), None, b"aa"]
+        assert one.multi_get([]) == []
+        one.multi_put([], [])
+    for key in keys:
+        hash_name = f"{name}:{zlib.crc32(key.encode()) % 100:02}"
+        assert side_door.hget(hash_name, key) == key.encode() * 2
+        assert side_door.object("encoding", hash_name) in (b"listpack", b"ziplist")
+    assert sorted(key for page in store.scan(70) for key in page) == sorted(keys)
+    assert side_door.exists(name) == 0
+
+
+def test_a_server_without_memory_takes_none_of_a_packed_chunk(start_redis):
+    """What a script writes could be half of a chunk; Redis refuses a script before its first write, or not at all."""
+    server = start_redis()
+    store: Any = resolve(f"{server.url}?layout=packed&buckets=50").open("visits")
+    move(store, OPEN)
+    store.writer(OPEN).multi_put(["first"], [b"1"])
+    with server.client() as admin:
+        admin.config_set("maxmemory", "100kb")  # less than an empty server has
+    with pytest.raises(StoreFullError, match="is full"):
+        store.writer(OPEN).multi_put(["first", *KEYS], [b"2"] * (1 + len(KEYS)))
+    assert store.multi_get(["first", *KEYS]) == [b"1"] + [None] * len(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("layout=packed", "buckets is given with layout=packed"),
+        ("buckets=7", "and only there, not 7"),
+        ("layout=hash&buckets=7", "and only there, not 7"),
+        ("layout=packed&buckets=0", "buckets is from 1 to"),
+        ("layout=packed&buckets=7&records=visits", "records is for the layouts of storm-redis"),
+        ("layout=tight", "layout is string, hash or packed"),
+    ],
+)
+def test_a_url_of_a_layout_that_cannot_be_is_refused_with_the_reason(parameters, message):
+    with pytest.raises(ConfigurationError, match=message):
+        resolve(f"redis://localhost?{parameters}")
+
+
+def test_a_checkup_says_where_buckets_have_grown_out_of_the_short_form(redis_url):
+    store: Any = resolve(f"{redis_url}&layout=packed&buckets=2").open("visits")
+    store.multi_put(KEYS, [b"1"] * len(KEYS))
+    (found,) = [one for one in store.checkup(60) if one.subject == "packing"]
+    assert (found.severity, found.advice) == ("ok", "")
+    store.multi_put(KEYS[:1], [b"x" * 1000])
+    (found,) = [one for one in store.checkup(60) if one.subject == "packing"]
+    assert found.severity == "warning"
+    assert "hash-max-listpack-value" in found.advice
+    assert not [one for one in resolve(redis_url).open("other").checkup(60) if one.subject == "packing"]
 
 
 def test_a_put_into_a_hash_is_fenced_and_not_disturbed_by_others(url):
@@ -222,7 +282,7 @@ def test_a_put_into_a_hash_is_fenced_and_not_disturbed_by_others(url):
     assert store.multi_get(["a", "b"]) == [b"1", b"2"]
 
 
-def test_batches_in_a_hash_are_counted_scanned_and_vacuumed(url, name, side_door):
+def test_batches_in_a_hash_are_counted_scanned_and_vacuumed(url):
     store: Any = resolve(url).open("visits")
     ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
     count(store, ledger, begun, KEYS)
@@ -235,7 +295,7 @@ def test_batches_in_a_hash_are_counted_scanned_and_vacuumed(url, name, side_door
         assert reader.multi_get(KEYS) == [{"n": 1}] * 20 + [{"n": 2}] * 30
         assert vacuum(url, "visits", page_size=7).rewritten == 20
         assert dict(reader.scan(7)) == {(key,): {"n": 1 if at < 20 else 2} for at, key in enumerate(KEYS)}
-    assert json.loads(side_door.hget(name, "user-0"))[1:] == [1, 1]
+    assert json.loads(store.multi_get(["user-0"])[0])[1:] == [1, 1]
     store.writer(OPEN)
     move(store, OPEN)
     store.writer(OPEN).multi_rewrite(["user-0", "user-1", "user-2"], [None, b"x", None])
@@ -244,7 +304,7 @@ def test_batches_in_a_hash_are_counted_scanned_and_vacuumed(url, name, side_door
 
 
 def test_a_hash_has_no_ttl(url):
-    with pytest.raises(ConfigurationError, match="layout=hash has no ttl"):
+    with pytest.raises(ConfigurationError, match=r"layout=\w+ has no ttl"):
         resolve(url).open("visits", ttl=10)
 
 
@@ -254,6 +314,7 @@ def test_a_state_is_opened_in_the_layout_in_which_it_was_made_and_in_no_other(re
     for made, others in (
         (f"{redis_url}s/", [f"{redis_url}s/&layout=hash"]),
         (f"{redis_url}h/&layout=hash", [f"{redis_url}h/"]),
+        (f"{redis_url}p/&layout=packed&buckets=7", [f"{redis_url}p/", f"{redis_url}p/&layout=packed&buckets=8"]),
         (f"{bare}?records=visits", [bare, f"{bare}?layout=hash", f"{bare}?layout=hash&records=visits"]),
     ):
         store: Any = resolve(made).open("visits")

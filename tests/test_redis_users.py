@@ -97,11 +97,11 @@ def read(url: str) -> None:
         reader._store.reports()
 
 
-@pytest.mark.parametrize("layout", ["string", "hash"])
-def test_users_of_one_server_need_what_is_documented_for_their_layout_and_nothing_else(start_redis, layout):
+@pytest.mark.parametrize(("layout", "more"), [("string", ""), ("hash", ""), ("packed", "&buckets=7")])
+def test_users_of_one_server_need_what_is_documented_for_their_layout_and_nothing_else(start_redis, layout, more):
     server = start_redis()
     allow(server, f"`layout={layout}`")
-    job, reader = (f"redis://{who}:s3cret@127.0.0.1:{server.port}?layout={layout}" for who in ("job", "reader"))
+    job, reader = (f"redis://{who}:s3cret@127.0.0.1:{server.port}?layout={layout}{more}" for who in ("job", "reader"))
     live(job)
     may_read, may_all = map(names, documented(f"`layout={layout}`")[:2])
     ran = asked(server)

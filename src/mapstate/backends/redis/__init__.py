@@ -1,4 +1,4 @@
-"""Redis in all its shapes: one server, a pair that sentinels watch, a cluster; keys or a hash.
+"""Redis in all its shapes: one server, a pair that sentinels watch, a cluster; keys or hashes.
 
 A state ``visits`` lives under these Redis keys, readable in ``redis-cli``::
 
@@ -7,7 +7,7 @@ A state ``visits`` lives under these Redis keys, readable in ``redis-cli``::
     visits!fence       who may write: "epoch:txid:nonce", or "epoch:txid:closed" when nobody may
     visits!claims      a hash, "txid/partition" to holder; goes with the next change of the ledger
     visits!reports     a list, the last batch reports, newest first
-    visits!layout      how the records lie: "string" or "hash"
+    visits!layout      how the records lie: "string", "hash", or "packed" into so many hashes
 
 A put is refused by Redis itself: on one server the fence is under WATCH from the get on, and EXEC does
 nothing once it has moved. docs/redis.md has all shapes, their URLs, and how they differ.

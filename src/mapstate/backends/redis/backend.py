@@ -21,33 +21,46 @@ __all__ = ["OneServer", "RedisBackend", "RedisClusterBackend", "RedisSentinelBac
 
 _MOST_CONNECTIONS = 2**31
 _MOST_BUCKETS = 1024
+_MOST_HASHES = 10**9
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class OneServer(RedisSettings):
     """What is the same wherever one server holds all of a state.
 
-    ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records, which have no ttl
+    ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed": many small hashes,
+                 for less memory. Records in hashes have no ttl
+    ``buckets``  with layout=packed: how many hashes, one for each 32 to 64 keys that are expected. Settled when the
+                 state is made, and checked from then on
     ``records``  where the records of a state lie that storm-redis made: the name of its hash; or what stands before
                  each key, which may be nothing. Names one state's records, so no two states can have it
     """
 
     db: int = 0
     layout: str = "string"
+    buckets: int | None = None
     records: str | None = None
 
     PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
         "layout": str,
+        "buckets": int,
         "records": str,
     }
 
     def _rules(self) -> list[tuple[str, object, str]]:
-        whole = self.records is None or not self.prefix
+        whole, packed = self.records is None or not self.prefix, self.layout == "packed"
         return [
             *super()._rules(),
             ("db", self.db >= 0, "from 0 up"),
-            ("layout", self.layout in ("string", "hash"), "string or hash"),
+            ("layout", self.layout in ("string", "hash", "packed"), "string, hash or packed"),
+            ("buckets", packed == (self.buckets is not None), "given with layout=packed, and only there"),
+            ("buckets", self.buckets is None or 0 < self.buckets <= _MOST_HASHES, f"from 1 to {_MOST_HASHES}"),
             ("records", whole, "a whole name, without a prefix"),
+            (
+                "records",
+                self.records is None or not packed,
+                "for the layouts of storm-redis, string and hash",
+            ),
             ("records", self.layout == "string" or self.records != "", "the name of a hash where layout is hash"),
         ]
 
@@ -59,10 +72,10 @@ class OneServer(RedisSettings):
     def open(self, state: str, *, ttl: float | None = None) -> RedisStore:
         """See `Backend.open`. Makes no connection."""
         expiry = self.expiry(state, ttl)
-        if expiry is not None and self.layout == "hash":
+        if expiry is not None and self.layout != "string":
             raise ConfigurationError(
-                "layout=hash has no ttl: Redis expires a hash as a whole. Leave out the ttl, or keep the state with "
-                "layout=string"
+                f"layout={self.layout} has no ttl: Redis expires a hash as a whole. Leave out the ttl, or keep the "
+                "state with layout=string"
             )
         return RedisStore(self, state, expiry)
 
@@ -73,7 +86,7 @@ class OneServer(RedisSettings):
     @cached_property
     def reached(self) -> Self:
         """What is the same wherever on the server the records lie: backends that differ in that share connections."""
-        return replace(self, prefix="", layout="string", records=None)
+        return replace(self, prefix="", layout="string", buckets=None, records=None)
 
     def _new_pool(self) -> ConnectionPool:
         raise NotImplementedError
@@ -84,7 +97,7 @@ class RedisBackend(OneServer):
     """Where a Redis server is and how to reach it.
 
     ``redis://user:password@host:port/db?prefix=app/&retries=3``, and ``rediss://`` for TLS. The URL's parameters are
-    the fields of `RedisSettings`, ``layout`` and ``records``.
+    the fields of `RedisSettings`, ``layout``, ``buckets`` and ``records``.
     """
 
     host: str = "localhost"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mapstate.findings import Finding
 
 __all__ = ["RedisFacts", "judge"]
+
+_PACKED_FORMS = ("listpack", "ziplist")
 
 
 class RedisFacts(NamedTuple):
@@ -19,6 +21,7 @@ class RedisFacts(NamedTuple):
     ``clock``       seconds that the server's clock is ahead of this machine's
     ``ledger_ttl``  of the ledger's key, in milliseconds; negative is none
     ``ttls``        of some records, alike
+    ``forms``       OBJECT ENCODING of the hashes of some records, where it matters
     """
 
     info: dict[str, str]
@@ -26,11 +29,12 @@ class RedisFacts(NamedTuple):
     clock: float | None
     ledger_ttl: int | None
     ttls: list[int]
+    forms: Sequence[str] = ()
 
 
 def judge(facts: RedisFacts, replay_horizon: float) -> list[Finding]:
     """The findings, those that are well included. Pure."""
-    found = [_ledger_ttl(facts), *_record_ttls(facts, replay_horizon), _clock(facts)]
+    found = [_ledger_ttl(facts), *_record_ttls(facts, replay_horizon), *_packing(facts), _clock(facts)]
     if not facts.info:
         unseen = (
             "this user may not run INFO, so eviction, memory and persistence cannot be seen; and a job of this user "
@@ -157,6 +161,23 @@ def _record_ttls(facts: RedisFacts, replay_horizon: float) -> Iterator[Finding]:
     short = max(expiring) < replay_horizon
     advice = "Give the recipe a longer ttl, or none: a key that expires before a replay starts from nothing there."
     yield Finding("warning" if short else "ok", "ttl", found, expected, advice if short else "")
+
+
+def _packing(facts: RedisFacts) -> Iterator[Finding]:
+    if not facts.forms:
+        return
+    loose = sum(form not in _PACKED_FORMS for form in facts.forms)
+    found = f"the hashes of {loose} of {len(facts.forms)} records looked at are kept as hashtable"
+    expected = "listpack (ziplist in Redis 6)"
+    if not loose:
+        yield Finding("ok", "packing", f"{len(facts.forms)} records looked at lie in {facts.forms[0]}s", expected)
+        return
+    advice = (
+        "Their memory is that of keys. A record or key is longer than hash-max-listpack-value, or a bucket has more "
+        "than hash-max-listpack-entries (hash-max-ziplist-... in Redis 6): raise those, or make a state with more "
+        "buckets. What is a hashtable stays one until the server is started again."
+    )
+    yield Finding("warning", "packing", found, expected, advice)
 
 
 def _setting(facts: RedisFacts, config: str, info: str, default: str) -> str:

@@ -68,6 +68,10 @@ class Layout(ABC):
     def ttl_of(self, key: str) -> bytes:
         """One command, whose reply says in how many milliseconds a record expires; negative is never."""
 
+    def encoding_of(self, key: str) -> bytes | None:  # noqa: ARG002  it matters in one layout only
+        """One command, whose reply says in which of its forms Redis keeps a record's hash; None where all are well."""
+        return None
+
     def encoded(self, keys: Sequence[str]) -> list[bytes]:
         """The keys as bytes. Raises KeyEncodingError, TooLargeError."""
         try:
@@ -90,6 +94,12 @@ class Layout(ABC):
             self.check_sizes("the record of key", keys.keys, values)
         starts = {size: b"\r\n$%d\r\n" % size for size in kinds}
         return [start + b"\r\n$"] * len(keys), keys.words(), list(map(starts.__getitem__, lengths)), values
+
+    def check_rewritten(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """Raises TooLargeError where one of the records that are to be kept is."""
+        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        if kept:
+            self.check_sizes("the record of key", list(kept), list(kept.values()))
 
     def check_sizes(self, what: str, keys: Sequence[str], sized: Sequence[bytes]) -> None:
         """Raises TooLargeError where one of them is."""
@@ -153,9 +163,7 @@ class StringLayout(Layout):
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
         """A SET or a DEL per record."""
         texts = self.encoded(keys)
-        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-        if kept:
-            self.check_sizes("the record of key", list(kept), list(kept.values()))
+        self.check_rewritten(keys, values)
         rewrite = b"".join(
             command(b"DEL", self._head + text)
             if value is None
@@ -199,9 +207,7 @@ class HashLayout(Layout):
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
         """One script: there is no HSET that only replaces."""
         texts = self.encoded(keys)
-        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-        if kept:
-            self.check_sizes("the record of key", list(kept), list(kept.values()))
+        self.check_rewritten(keys, values)
         rewrite = rewrite_hash(self._name, texts, values)
         self.check_whole(f"the {len(keys)} records of one page", rewrite, keys[0])
         return rewrite, 1

@@ -1,4 +1,4 @@
-"""What Redis runs by itself, in a cluster and for the vacuum of a hash: few, short, and with every key declared.
+"""What Redis runs by itself, in a cluster and for fields of hashes: few, short, and with every key declared.
 
 A transaction under WATCH guards one slot per connection: EXEC ends all its watches. A node holds many slots of a
 state, so there a put is a script, and as many of them as there are groups go out at once.
@@ -10,7 +10,18 @@ from collections.abc import Sequence
 
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, sizes
 
-__all__ = ["claim", "compare_and_set", "guarded_put", "guarded_rewrite", "rewrite_hash", "swap_ledger"]
+__all__ = [
+    "claim",
+    "compare_and_set",
+    "fields_of",
+    "get_fields",
+    "guarded_put",
+    "guarded_rewrite",
+    "put_fields",
+    "rewrite_fields",
+    "rewrite_hash",
+    "swap_ledger",
+]
 
 _PAIRS = 2000  # Lua's unpack takes 8000 words
 
@@ -59,6 +70,34 @@ end
 return 1
 """
 
+_GET_FIELDS = b"""
+local found = {}
+for at = 1, #KEYS do found[at] = redis.call('HGET', KEYS[at], ARGV[at]) end
+return found
+"""
+
+_PUT_FIELDS = b"""
+for at = 1, #KEYS do redis.call('HSET', KEYS[at], ARGV[2 * at - 1], ARGV[2 * at]) end
+return 1
+"""
+
+_REWRITE_FIELDS = b"""
+for at = 1, #KEYS do
+  local field, value = ARGV[2 * at - 1], ARGV[2 * at]
+  if value == '-' then redis.call('HDEL', KEYS[at], field)
+  elseif redis.call('HEXISTS', KEYS[at], field) == 1 then redis.call('HSET', KEYS[at], field, string.sub(value, 2)) end
+end
+return 1
+"""
+
+_FIELDS_OF = b"""
+local found = {}
+for at = 1, #KEYS do
+  for _, field in ipairs(redis.call('HKEYS', KEYS[at])) do found[#found + 1] = field end
+end
+return {ARGV[1], found}
+"""
+
 _COMPARE_AND_SET = b"""
 local found = redis.call('GET', KEYS[1])
 if (found or '') == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]); return ARGV[2] end
@@ -101,6 +140,27 @@ def rewrite_hash(name: bytes, fields: Sequence[bytes], values: Sequence[bytes | 
     return command(b"EVAL", _REWRITE_HASH, b"1", name, *pairs)
 
 
+def get_fields(count: int, names: bytes, fields: bytes) -> bytes:
+    """One field of each hash; ``names`` and ``fields`` are words, ``count`` of each. The reply: their values."""
+    return _of_hashes(_GET_FIELDS, count, count, names, fields)
+
+
+def put_fields(count: int, names: bytes, pairs: bytes) -> bytes:
+    """Sets one field of each hash; ``pairs`` are fields and values. No guard of its own. The reply: 1."""
+    return _of_hashes(_PUT_FIELDS, count, 2 * count, names, pairs)
+
+
+def rewrite_fields(names: Sequence[bytes], fields: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
+    """As `rewrite_hash`, one field of each hash."""
+    pairs = [word for pair in zip(fields, _marked(values), strict=True) for word in pair]
+    return command(b"EVAL", _REWRITE_FIELDS, b"%d" % len(names), *names, *pairs)
+
+
+def fields_of(names: Sequence[bytes], cursor: bytes) -> bytes:
+    """The reply: ``cursor``, and the fields of all these hashes."""
+    return command(b"EVAL", _FIELDS_OF, b"%d" % len(names), *names, cursor)
+
+
 def compare_and_set(key: bytes, before: bytes | None, after: bytes) -> bytes:
     """Sets ``key``, which is never empty, where it is at ``before``. The reply: what it is at then."""
     return command(b"EVAL", _COMPARE_AND_SET, b"1", key, before or b"", after)
@@ -120,6 +180,14 @@ def swap_ledger(
 def claim(key: bytes, name: bytes, holder: bytes) -> bytes:
     """Create-if-absent in a hash. The reply: the holder."""
     return command(b"EVAL", _CLAIM, b"1", key, name, holder)
+
+
+def _of_hashes(script: bytes, count: int, more: int, names: bytes, packed: bytes) -> bytes:
+    """EVAL with ``count`` names and ``more`` words behind them."""
+    number = b"%d" % count
+    words = count + more + 3
+    start = b"*%d\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$%d\r\n%b" % (words, len(script), script, len(number), number)
+    return b"%b%b%b\r\n" % (start, names, packed)
 
 
 def _marked(values: Sequence[bytes | None]) -> list[bytes]:

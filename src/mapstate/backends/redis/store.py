@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
+from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
@@ -42,7 +43,10 @@ class RedisStore:
             name + one.encode() for one in _NAMES
         )
         self._layout: Layout
-        if backend.layout == "hash":
+        if backend.buckets is not None:
+            self._kind = b"packed, %d buckets" % backend.buckets
+            self._layout = PackedLayout(state, backend.max_value_bytes, name + b":", backend.buckets)
+        elif backend.layout == "hash":
             self._kind, self._layout = b"hash", HashLayout(state, backend.max_value_bytes, name)
         elif backend.records is None:
             self._kind, self._layout = b"string", StringLayout(state, backend.max_value_bytes, name + b":", expiry)
@@ -51,7 +55,7 @@ class RedisStore:
             self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`: one MGET or HMGET."""
+        """See `IBackingMap.multi_get`: one MGET, HMGET or script."""
         if not keys:
             return []
         records: list[bytes | None] = self._server.ask(self._get(keys), 1)[0]
@@ -146,7 +150,7 @@ class RedisStore:
         return found.decode()
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
-        """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time."""
+        """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time; not where packed."""
         cursor, page = b"0", list[str]()
         while True:
             ((cursor, found),) = self._server.ask(self._layout.scan(cursor, page_size), 1)
@@ -171,7 +175,10 @@ class RedisStore:
         """See `Checkup.checkup`. What the user may not ask is left out, and said."""
         page = (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE]
         ttls = [command(b"PTTL", self._ledger), *(self._layout.ttl_of(key) for key in page)]
-        return judge(facts_of(self._allowed, ttls), replay_horizon)
+        facts = facts_of(self._allowed, ttls)
+        asked = [one for one in map(self._layout.encoding_of, page) if one is not None]
+        forms = [form.decode() for form in map(self._allowed, asked) if form is not None]
+        return judge(facts._replace(forms=forms), replay_horizon)
 
     def _get(self, keys: Sequence[str]) -> bytes:
         return self._layout.get(self._layout.pack(keys))
@@ -181,7 +188,8 @@ class RedisStore:
         there = "an unknown layout" if found is None else f"layout {found.decode(errors='replace')}"
         return ConfigurationError(
             f"state {self._state!r} was made with {there}, and the URL says {self._kind.decode()}: its records would "
-            "not be found. Nothing was written. Put into the URL what it was made with: layout=..., records=..."
+            "not be found. Nothing was written. Put into the URL what it was made with: layout=..., buckets=..., "
+            "records=..."
         )
 
     def _allowed(self, asked: bytes) -> Any:

@@ -35,13 +35,17 @@ def command(*words: bytes) -> bytes:
 
 
 class PackedKeys:
-    """The keys of a chunk as words of a command, ``head`` in front of each: made once, for its get and its put."""
+    """The keys of a chunk as words of a command, ``head`` in front of each: made once, for its get and its put.
 
-    __slots__ = ("_head", "joined", "keys")
+    ``names`` of the hashes in which they lie, as words, where each has its own.
+    """
 
-    def __init__(self, keys: Sequence[str], head: bytes, joined: bytes) -> None:
+    __slots__ = ("_head", "joined", "keys", "names")
+
+    def __init__(self, keys: Sequence[str], head: bytes, joined: bytes, names: bytes = b"") -> None:
         self.keys = keys
         self.joined = joined
+        self.names = names
         self._head = head
 
     def __len__(self) -> int:
