@@ -102,6 +102,14 @@ def test_importing_mapstate_loads_no_driver_and_no_spark():
         assert set(loaded) & set(HEAVY) == set()
 
 
+def test_a_worker_of_one_redis_server_does_not_wait_for_the_imports_of_a_cluster():
+    task = "mapstate.spark.task, mapstate.backends.redis"
+    loaded = set(run(f"import sys, {task}; print(*sys.modules)").split())
+    assert "mapstate.backends.redis.store" in loaded
+    assert not {name for name in loaded if name.startswith("mapstate.backends.redis.cluster")}
+    assert "mapstate.backends.third_party" not in loaded
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "mapstate"])
 def test_imports_go_down(module):
     for imported in imports(MODULES[module]):

@@ -15,14 +15,14 @@ nothing once it has moved. docs/redis.md has all shapes, their URLs, and how the
 
 from __future__ import annotations
 
-from mapstate.backends.redis.backend import (
-    RedisBackend,
-    RedisClusterBackend,
-    RedisSentinelBackend,
-    RedisUnixBackend,
-)
-from mapstate.backends.redis.cluster_store import RedisClusterStore
+from typing import TYPE_CHECKING, Any
+
+from mapstate.backends.redis.backend import RedisBackend, RedisSentinelBackend, RedisUnixBackend
 from mapstate.backends.redis.store import RedisStore
+
+if TYPE_CHECKING:
+    from mapstate.backends.redis.cluster_backend import RedisClusterBackend
+    from mapstate.backends.redis.cluster_store import RedisClusterStore
 
 __all__ = [
     "RedisBackend",
@@ -32,3 +32,12 @@ __all__ = [
     "RedisStore",
     "RedisUnixBackend",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The cluster's classes when they are asked for: a worker's first batch waits for its imports."""
+    if name not in ("RedisClusterBackend", "RedisClusterStore"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mapstate.backends.redis import cluster_backend
+
+    return getattr(cluster_backend, name)

@@ -29,7 +29,7 @@ from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavail
 from mapstate.findings import Finding
 
 if TYPE_CHECKING:
-    from mapstate.backends.redis.backend import RedisClusterBackend
+    from mapstate.backends.redis.cluster_backend import RedisClusterBackend
 
 __all__ = ["RedisClusterStore"]
 

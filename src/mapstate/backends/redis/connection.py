@@ -16,7 +16,10 @@ from mapstate.backends.redis.problems import DRIVER_ERRORS, problem_of
 from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH, command, raise_first
 from mapstate.errors import StoreError
 
-__all__ = ["Patience", "Reached", "Server", "pool_of"]
+__all__ = ["MOST_CONNECTIONS", "Patience", "Reached", "Server", "pool_of"]
+
+MOST_CONNECTIONS = 2**31
+"""Of a pool: as many as there are calls at one time."""
 
 T = TypeVar("T")
 
