@@ -2,15 +2,86 @@
 
 A task is called in this process with Arrow batches, for a state on each. All servers share the machine's cores with
 the task, so a cluster cannot be faster here: what shows is what spreading a chunk over nodes and buckets costs.
+
+Beside it the same commands, packed beforehand and sent to all nodes at once, on both: what servers and sockets take by
+themselves, and what a library that takes no time would come to.
 """
 
 from __future__ import annotations
 
 from measuring import Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
 
-from counted_state import CountedState, arrow_batches, processor_lines, processor_time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from counted_state import STATE, CountedState, arrow_batches, chunks, processor_lines, processor_time
 from redis_groups import RedisCluster
-from servers import RedisServer
+from servers import GivenRedis, RedisServer
+
+from mapstate.backends.redis.backend import RedisBackend
+from mapstate.backends.redis.buckets import Bucket, in_groups
+from mapstate.backends.redis.cluster_backend import RedisClusterBackend
+from mapstate.backends.redis.layout import StringLayout
+from mapstate.backends.redis.wire import command
+from mapstate.spec import CHUNK_SIZE
+
+_PAYLOAD = b"[280000009,3,2]"
+_TOKEN = b"1:280000009:nonce"
+_LIMIT = 2**29
+_BUCKETS = RedisClusterBackend().buckets
+
+_Round = list[tuple[Any, list[bytes]]]
+"""What goes to each connection at once."""
+
+
+def sent(rounds: list[_Round]) -> Callable[[], None]:
+    """Sends what was packed, one round after the other, each to all its connections before the first reply."""
+
+    def send() -> None:
+        for one in rounds:
+            for conn, commands in one:
+                conn.send_packed_command(commands, check_health=False)
+            for conn, commands in one:
+                for _ in commands:
+                    reply = conn.read_response()
+                    assert not isinstance(reply, Exception), reply
+
+    return send
+
+
+def to_one(conn: Any, users: list[str]) -> list[_Round]:
+    """MGET and MSET of each chunk."""
+    layout, rounds = StringLayout(STATE, _LIMIT, b"ready:", None), list[_Round]()
+    for some in chunks(users, CHUNK_SIZE):
+        keys = layout.pack(list(some))
+        put, _ = layout.put(keys, [_PAYLOAD] * len(keys))
+        rounds += [[(conn, [layout.get(keys)])], [(conn, [put])]]
+    return rounds
+
+
+def to_nodes(conns: list[Any], users: list[str]) -> list[_Round]:
+    """The fence and MGET, and the script with its guard, for each bucket's share of each chunk."""
+    buckets = [Bucket(b"ready", number, STATE, _LIMIT, None) for number in range(_BUCKETS)]
+    of = [conns[one.slot * len(conns) // 16384] for one in buckets]
+    rounds: list[_Round] = [
+        [(conn, [command(b"SET", one.fence, _TOKEN)])] for conn, one in zip(of, buckets, strict=True)
+    ]
+    for some in chunks(users, RedisClusterBackend.chunk_size):
+        gets: dict[Any, list[bytes]] = {conn: [] for conn in conns}
+        puts: dict[Any, list[bytes]] = {conn: [] for conn in conns}
+        for group in in_groups(some, _BUCKETS):
+            bucket, conn = buckets[group.bucket], of[group.bucket]
+            keys = bucket.pack(group.keys)
+            gets[conn] += bucket.fenced_get(keys)
+            puts[conn].append(bucket.fenced_put(_TOKEN, keys, [_PAYLOAD] * len(keys)))
+        rounds += [list(gets.items()), list(puts.items())]
+    return rounds
+
+
+def connected(server: GivenRedis) -> Any:
+    """A connection, kept to the end."""
+    return RedisBackend(port=server.port).pool().get_connection()
 
 
 def ask(keys: int = 100_000, turns: int = 9) -> Answer:
@@ -19,7 +90,13 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
     with RedisServer().start() as server, RedisCluster() as nodes:
         states = {"single": CountedState(server.url), "cluster of three": CountedState(nodes.url)}
         seconds = by_turns(
-            {name: lambda state=state: state.apply(batches) for name, state in states.items()}, turns, warm_up=2
+            {
+                **{name: partial(state.apply, batches) for name, state in states.items()},
+                "single, packed beforehand": sent(to_one(connected(server), users)),
+                "cluster of three, packed beforehand": sent(to_nodes([connected(one) for one in nodes.masters], users)),
+            },
+            turns,
+            warm_up=2,
         )
         clients = [node.client() for node in nodes.masters]
         processor = processor_time(states["cluster of three"], batches, keys, clients)
@@ -34,7 +111,13 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 "single Redis",
                 ratios(seconds["single"], seconds["cluster of three"]),
                 Goal("least", 0.7),
-            )
+            ),
+            Row(
+                "the same commands on three, packed beforehand",
+                "the same commands on one, packed beforehand",
+                ratios(seconds["single, packed beforehand"], seconds["cluster of three, packed beforehand"]),
+                note="what the goal above would be for a library that takes no time itself",
+            ),
         ],
         f"{keys:,} keys a batch, 64 buckets, chunks of 2,000 keys and of 10,000 in the cluster: each store's default; "
         f"{turns} turns after 2 to warm up",
