@@ -25,6 +25,7 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
+from mapstate.findings import Finding
 from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
@@ -251,16 +252,43 @@ def test_a_url_of_a_layout_that_cannot_be_is_refused_with_the_reason(parameters,
         resolve(f"redis://localhost?{parameters}")
 
 
-def test_a_checkup_says_where_buckets_have_grown_out_of_the_short_form(redis_url):
-    store: Any = resolve(f"{redis_url}&layout=packed&buckets=2").open("visits")
-    store.multi_put(KEYS, [b"1"] * len(KEYS))
-    (found,) = [one for one in store.checkup(60) if one.subject == "packing"]
+def packing(store: Any) -> list[Finding]:
+    return [one for one in store.checkup(60) if one.subject == "packing"]
+
+
+def test_a_checkup_looks_at_hashes_all_over_a_state_for_the_short_form(redis_url):
+    store: Any = resolve(f"{redis_url}&layout=packed&buckets=1000").open("visits")
+    assert packing(store) == []  # there is none yet
+    keys = [f"user-{at}" for at in range(5000)]
+    store.multi_put(keys, [b"1"] * len(keys))
+    (found,) = packing(store)
     assert (found.severity, found.advice) == ("ok", "")
-    store.multi_put(KEYS[:1], [b"x" * 1000])
-    (found,) = [one for one in store.checkup(60) if one.subject == "packing"]
+    long = [key for key in keys if zlib.crc32(key.encode()) % 1000 >= 500]
+    store.multi_put(long, [b"x" * 1000] * len(long))
+    (found,) = packing(store)
     assert found.severity == "warning"
+    assert found.found == "25 of 50 hashes looked at are kept as hashtable"
     assert "hash-max-listpack-value" in found.advice
-    assert not [one for one in resolve(redis_url).open("other").checkup(60) if one.subject == "packing"]
+    assert packing(resolve(redis_url).open("other")) == []
+
+
+def test_a_checkup_says_that_it_may_not_see_the_form(start_redis):
+    server = start_redis()
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "me", "on", ">s3cret", "~*", "+@all", "-object")
+    (found,) = packing(resolve(f"redis://me:s3cret@127.0.0.1:{server.port}?layout=packed&buckets=5").open("visits"))
+    assert found.severity == "warning"
+    assert "OBJECT ENCODING" in found.found
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 1000])
+def test_a_scan_passes_over_many_empty_hashes_and_finds_what_is_between_them(redis_url, page_size):
+    store: Any = resolve(f"{redis_url}&layout=packed&buckets=4500").open("visits")
+    assert list(store.scan(page_size)) == []
+    store.multi_put(KEYS, [b"1"] * len(KEYS))
+    pages = list(store.scan(page_size))
+    assert sorted(key for page in pages for key in page) == sorted(KEYS)
+    assert all(pages)
 
 
 def test_a_put_into_a_hash_is_fenced_and_not_disturbed_by_others(url):

@@ -849,3 +849,15 @@ def test_a_file_that_cannot_even_be_looked_at_is_an_error_and_not_an_absent_stat
         with pytest.raises(StoreUnavailableError) as caught:
             read()
         assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [1, 49, 50, 51, 100, 149])
+@pytest.mark.parametrize("longest", [20, 100_000])
+def test_chunks_of_every_length_are_stored_whether_records_go_many_to_a_statement_or_alone(tmp_path, count, longest):
+    store = SqliteBackend(str(tmp_path / "state.db")).open("visits")
+    keys = [f"user-{at}" for at in range(count)]
+    for turn in range(2):
+        values = [bytes([at % 256, turn]) for at in range(count - 1)] + [b"x" * longest]
+        store.multi_put(keys, values)
+        assert store.multi_get(keys) == values
+    store.close()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
@@ -72,13 +73,14 @@ CREATE TABLE IF NOT EXISTS mapstate_reports (number INTEGER PRIMARY KEY, state T
 """
 _HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"
 _DROP_REPORTS = """
-DELETE FROM mapstate_reports WHERE state = ?1 AND number NOT IN
-    (SELECT number FROM mapstate_reports WHERE state = ?1 ORDER BY number DESC LIMIT ?2)
+DELETE FROM mapstate_reports WHERE state = ? AND number NOT IN
+    (SELECT number FROM mapstate_reports WHERE state = ? ORDER BY number DESC LIMIT ?)
 """
 # REPLACE looks for the row once, an upsert twice; a statement of many rows spares a step for each (35 % together).
 _ROWS_AT_ONCE = 50
-_PUT = "REPLACE INTO mapstate_records VALUES (?1, ?, ?)"
-_PUT_MANY = _PUT + ", (?1, ?, ?)" * (_ROWS_AT_ONCE - 1)
+_MOST_AT_ONCE = 65_536  # bytes of a record, beyond which it goes alone: what a statement was given stays in memory
+_PUT = "REPLACE INTO mapstate_records VALUES (?, ?, ?)"
+_PUT_MANY = _PUT + ", (?, ?, ?)" * (_ROWS_AT_ONCE - 1)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class SqliteStore:
         """See `IBackingMap.multi_put`. All of them or none."""
         rows = self._rows(keys, values)
         if rows:
-            self._transaction("BEGIN IMMEDIATE", lambda db: self._put(db, rows), create=True)
+            self._transaction("BEGIN IMMEDIATE", lambda db: _put(db, rows), create=True)
 
     def load(self) -> tuple[bytes, _Version] | None:
         """See `LedgerStore.load`. The version is the record, no two openings write the same, and the file it is in."""
@@ -241,7 +243,7 @@ class SqliteStore:
         def keep(db: sqlite3.Connection) -> None:
             db.execute(_REPORTS_TABLE)
             db.execute("INSERT INTO mapstate_reports (state, report) VALUES (?, ?)", (state, report))
-            db.execute(_DROP_REPORTS, (state, most))
+            db.execute(_DROP_REPORTS, (state, state, most))
 
         self._transaction("BEGIN IMMEDIATE", keep)
 
@@ -269,7 +271,7 @@ class SqliteStore:
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """`multi_put`, if ``token`` is the fence."""
         rows = self._rows(keys, values)
-        self._fenced(token, lambda db: self._put(db, rows))
+        self._fenced(token, lambda db: _put(db, rows))
 
     def rewrite_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
         """See `Rewrites.multi_rewrite`, if ``token`` is the fence."""
@@ -279,7 +281,7 @@ class SqliteStore:
         gone = [(self._state, key) for key in sorted(set(keys) - kept.keys())]
 
         def rewrite(db: sqlite3.Connection) -> None:
-            changed = [(record, self._state, key) for key, record in rows]
+            changed = [(record, state, key) for state, key, record in rows]
             db.executemany("UPDATE mapstate_records SET record = ? WHERE state = ? AND key = ?", changed)
             db.executemany("DELETE FROM mapstate_records WHERE state = ? AND key = ?", gone)
 
@@ -326,14 +328,7 @@ class SqliteStore:
             found.update(db.execute(ask, (self._state, *some)).fetchall())
         return list(map(found.get, keys))
 
-    def _put(self, db: sqlite3.Connection, rows: list[tuple[str, bytes]]) -> None:
-        state = self._state
-        whole = len(rows) - len(rows) % _ROWS_AT_ONCE
-        for at in range(0, whole, _ROWS_AT_ONCE):
-            db.execute(_PUT_MANY, (state, *chain.from_iterable(rows[at : at + _ROWS_AT_ONCE])))
-        db.executemany(_PUT, [(state, *row) for row in rows[whole:]])
-
-    def _rows(self, keys: Sequence[str], values: Sequence[bytes]) -> list[tuple[str, bytes]]:
+    def _rows(self, keys: Sequence[str], values: Sequence[bytes]) -> list[tuple[str, str, bytes]]:
         """What `_put` takes, in the order of the keys, which is the order of the file."""
         check_lengths(keys, values, "values")
         limit = self._backend.max_value_bytes
@@ -347,7 +342,8 @@ class SqliteStore:
                 size=size,
                 limit=limit,
             )
-        return sorted(dict(zip(keys, values, strict=True)).items())
+        state, last = self._state, dict(zip(keys, values, strict=True))
+        return [(state, key, last[key]) for key in sorted(last)]
 
     def _page(self, after: str | None, page_size: int) -> list[str]:
         where, known = ("", (self._state,)) if after is None else (" AND key > ?", (self._state, after))
@@ -560,3 +556,11 @@ def _identity(path: str) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
+
+
+def _put(db: sqlite3.Connection, rows: list[tuple[str, str, bytes]]) -> None:
+    are_small = max(map(len, map(itemgetter(2), rows)), default=0) <= _MOST_AT_ONCE
+    whole = len(rows) - len(rows) % _ROWS_AT_ONCE if are_small else 0
+    for at in range(0, whole, _ROWS_AT_ONCE):
+        db.execute(_PUT_MANY, tuple(chain.from_iterable(rows[at : at + _ROWS_AT_ONCE])))
+    db.executemany(_PUT, rows[whole:])

@@ -10,7 +10,7 @@ from mapstate.findings import Finding
 
 __all__ = ["RedisFacts", "judge"]
 
-_PACKED_FORMS = ("listpack", "ziplist")
+_PACKED_FORMS = (b"listpack", b"ziplist")
 
 
 class RedisFacts(NamedTuple):
@@ -21,7 +21,8 @@ class RedisFacts(NamedTuple):
     ``clock``       seconds that the server's clock is ahead of this machine's
     ``ledger_ttl``  of the ledger's key, in milliseconds; negative is none
     ``ttls``        of some records, alike
-    ``forms``       OBJECT ENCODING of the hashes of some records, where it matters
+    ``forms``       OBJECT ENCODING of some hashes, None for one that is not there; empty where it does not matter, None
+                    where the user may not ask
     """
 
     info: dict[str, str]
@@ -29,7 +30,7 @@ class RedisFacts(NamedTuple):
     clock: float | None
     ledger_ttl: int | None
     ttls: list[int]
-    forms: Sequence[str] = ()
+    forms: Sequence[bytes | None] | None = ()
 
 
 def judge(facts: RedisFacts, replay_horizon: float) -> list[Finding]:
@@ -164,20 +165,22 @@ def _record_ttls(facts: RedisFacts, replay_horizon: float) -> Iterator[Finding]:
 
 
 def _packing(facts: RedisFacts) -> Iterator[Finding]:
-    if not facts.forms:
-        return
-    loose = sum(form not in _PACKED_FORMS for form in facts.forms)
-    found = f"the hashes of {loose} of {len(facts.forms)} records looked at are kept as hashtable"
     expected = "listpack (ziplist in Redis 6)"
-    if not loose:
-        yield Finding("ok", "packing", f"{len(facts.forms)} records looked at lie in {facts.forms[0]}s", expected)
+    if facts.forms is None:
+        unseen = "the form of the hashes cannot be seen: this user may not run OBJECT ENCODING"
+        yield Finding("warning", "packing", unseen, expected, "Allow OBJECT|ENCODING.")
         return
+    forms = [form for form in facts.forms if form is not None]
+    if not forms:
+        return
+    loose = sum(form not in _PACKED_FORMS for form in forms)
+    found = f"{loose} of {len(forms)} hashes looked at are kept as hashtable"
     advice = (
         "Their memory is that of keys. A record or key is longer than hash-max-listpack-value, or a bucket has more "
         "than hash-max-listpack-entries (hash-max-ziplist-... in Redis 6): raise those, or make a state with more "
         "buckets. What is a hashtable stays one until the server is started again."
     )
-    yield Finding("warning", "packing", found, expected, advice)
+    yield Finding("warning" if loose else "ok", "packing", found, expected, advice if loose else "")
 
 
 def _setting(facts: RedisFacts, config: str, info: str, default: str) -> str:

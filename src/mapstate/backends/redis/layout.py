@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mapstate.backends.redis.scripts import rewrite_hash
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
@@ -65,12 +65,12 @@ class Layout(ABC):
         """The keys of a page. Raises CorruptRecordError."""
 
     @abstractmethod
-    def ttl_of(self, key: str) -> bytes:
-        """One command, whose reply says in how many milliseconds a record expires; negative is never."""
+    def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:
+        """Commands for a sample, ``some`` keys where it needs any. Each reply: in how many milliseconds it expires."""
 
-    def encoding_of(self, key: str) -> bytes | None:  # noqa: ARG002  it matters in one layout only
-        """One command, whose reply says in which of its forms Redis keeps a record's hash; None where all are well."""
-        return None
+    def encodings(self) -> list[bytes]:
+        """Commands for a sample, whose replies say in which form Redis keeps a hash; none where all forms are well."""
+        return []
 
     def encoded(self, keys: Sequence[str]) -> list[bytes]:
         """The keys as bytes. Raises KeyEncodingError, TooLargeError."""
@@ -182,6 +182,10 @@ class StringLayout(Layout):
         texts = self._texts([key[len(self._head) :] for key in found])
         return [text for text in texts if text not in self._reserved] if self._reserved else texts
 
+    def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:
+        """PTTL of each."""
+        return [self.ttl_of(key) for key in some()]
+
     def ttl_of(self, key: str) -> bytes:
         """PTTL of the record."""
         return command(b"PTTL", self._head + key.encode())
@@ -220,9 +224,9 @@ class HashLayout(Layout):
         """Every second of them: the others are records."""
         return self._texts(found[::2])
 
-    def ttl_of(self, key: str) -> bytes:  # noqa: ARG002  all of them expire together
+    def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  all of them expire together
         """PTTL of the hash."""
-        return command(b"PTTL", self._name)
+        return [command(b"PTTL", self._name)]
 
     def _packed(self, name: bytes, words: int, packed: bytes) -> bytes:
         start = b"*%d\r\n$%d\r\n%b\r\n$%d\r\n%b" % (words + 2, len(name), name, len(self._name), self._name)

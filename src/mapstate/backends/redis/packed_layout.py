@@ -7,7 +7,7 @@ hashes, so a chunk goes out as a script, and takes Redis some three times as lon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
 from mapstate.backends.redis.layout import Layout
@@ -16,7 +16,8 @@ from mapstate.backends.redis.wire import PackedKeys, command, interleaved
 
 __all__ = ["PackedLayout"]
 
-_A_BUCKET = 32  # records of one, as a scan guesses
+_SAMPLE = 50  # hashes that a checkup looks at
+_MOST_ASKED = 1000  # hashes that a page of a scan looks into, however empty they are
 
 
 class PackedLayout(Layout):
@@ -57,27 +58,26 @@ class PackedLayout(Layout):
         return rewrite, 1
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
-        """A script that asks HKEYS of a run of hashes; the cursor is the number of the next one."""
+        """A script that asks HKEYS of one hash after the other, until it has a page; the cursor is the next one."""
         start = int(cursor)
-        end = min(self._buckets, start + max(1, page_size // _A_BUCKET))
-        names = [self._name % number for number in range(start, end)]
-        return fields_of(names, b"%d" % (end if end < self._buckets else 0))
+        end = min(self._buckets, start + _MOST_ASKED)
+        return fields_of([self._name % number for number in range(start, end)], start, page_size, self._buckets)
 
     def scanned(self, found: list[bytes]) -> list[str]:
         """All of them."""
         return self._texts(found)
 
-    def ttl_of(self, key: str) -> bytes:
-        """PTTL of its hash."""
-        return command(b"PTTL", self._name_of(key))
+    def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  found by their names
+        """PTTL of hashes from all over the state."""
+        return [command(b"PTTL", name) for name in self._sample()]
 
-    def encoding_of(self, key: str) -> bytes:
-        """OBJECT ENCODING of its hash."""
-        return command(b"OBJECT", b"ENCODING", self._name_of(key))
+    def encodings(self) -> list[bytes]:
+        """OBJECT ENCODING of the same."""
+        return [command(b"OBJECT", b"ENCODING", name) for name in self._sample()]
 
-    def _name_of(self, key: str) -> bytes:
-        (number,) = self._numbers([key.encode()])
-        return self._name % number
+    def _sample(self) -> list[bytes]:
+        count = min(_SAMPLE, self._buckets)
+        return [self._name % (at * self._buckets // count) for at in range(count)]
 
     def _numbers(self, texts: Iterable[bytes]) -> list[int]:
         buckets = self._buckets

@@ -50,7 +50,7 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         advice = (
             "refused the user, the password or a command. A reader's ACL needs GET, MGET and SCAN (and LRANGE for "
             "batch reports), a job's also SET, MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, LTRIM, MULTI, EXEC, "
-            "DISCARD and INFO; docs/redis.md has those for a hash and for a cluster."
+            "DISCARD and INFO; docs/redis.md has those for hashes and for a cluster."
         )
         return StoreAuthError, advice, False
     if isinstance(error, driver.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):

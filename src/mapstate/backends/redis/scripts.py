@@ -91,11 +91,14 @@ return 1
 """
 
 _FIELDS_OF = b"""
-local found = {}
-for at = 1, #KEYS do
+local found, at = {}, 0
+while at < #KEYS and #found < tonumber(ARGV[2]) do
+  at = at + 1
   for _, field in ipairs(redis.call('HKEYS', KEYS[at])) do found[#found + 1] = field end
 end
-return {ARGV[1], found}
+local next = ARGV[1] + at
+if next >= tonumber(ARGV[3]) then next = 0 end
+return {string.format('%d', next), found}
 """
 
 _COMPARE_AND_SET = b"""
@@ -156,9 +159,14 @@ def rewrite_fields(names: Sequence[bytes], fields: Sequence[bytes], values: Sequ
     return command(b"EVAL", _REWRITE_FIELDS, b"%d" % len(names), *names, *pairs)
 
 
-def fields_of(names: Sequence[bytes], cursor: bytes) -> bytes:
-    """The reply: ``cursor``, and the fields of all these hashes."""
-    return command(b"EVAL", _FIELDS_OF, b"%d" % len(names), *names, cursor)
+def fields_of(names: Sequence[bytes], start: int, most: int, count: int) -> bytes:
+    """The fields of these hashes, up to that with which there are ``most``.
+
+    ``names`` are those from number ``start`` on, out of ``count``. The reply: the number of the next hash, 0 at the
+    end, and the fields.
+    """
+    numbers = (b"%d" % start, b"%d" % most, b"%d" % count)
+    return command(b"EVAL", _FIELDS_OF, b"%d" % len(names), *names, *numbers)
 
 
 def compare_and_set(key: bytes, before: bytes | None, after: bytes) -> bytes:

@@ -173,11 +173,10 @@ class RedisStore:
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. What the user may not ask is left out, and said."""
-        page = (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE]
-        ttls = [command(b"PTTL", self._ledger), *(self._layout.ttl_of(key) for key in page)]
-        facts = facts_of(self._allowed, ttls)
-        asked = [one for one in map(self._layout.encoding_of, page) if one is not None]
-        forms = [form.decode() for form in map(self._allowed, asked) if form is not None]
+        some = self._layout.ttls(lambda: (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE])
+        facts = facts_of(self._allowed, [command(b"PTTL", self._ledger), *some])
+        asked = self._layout.encodings()
+        forms = allowed(lambda: self._server.ask(b"".join(asked), len(asked))) if asked else []
         return judge(facts._replace(forms=forms), replay_horizon)
 
     def _get(self, keys: Sequence[str]) -> bytes:
