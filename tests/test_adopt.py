@@ -215,7 +215,7 @@ def test_two_states_cannot_share_records(storm):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("layout=set", "layout is string or hash"),
+        ("layout=set", "layout is string, hash or packed"),
         ("layout=hash&records=", "records is the name of a hash"),
         ("records=a&prefix=b", "records is a whole name"),
     ],

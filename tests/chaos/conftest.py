@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,16 @@ def rounds(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
     """``rounds(few, many)``: few in the subset, many in the full run."""
     full = request.config.getoption("--chaos") == "full"
     return lambda few, many: many if full else few
+
+
+@pytest.fixture
+def store_at(request: Any, tmp_path: Path) -> Callable[[str], str]:
+    """``store_at("packed")``: the URL of an empty store, on SQLite, on Redis, or there with packed records."""
+
+    def url(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path}/state.db"
+        more = {"redis": "", "packed": "&layout=packed&buckets=40"}[kind]
+        return f"{request.getfixturevalue('redis_url')}{more}"
+
+    return url

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,8 @@ class Records(logging.Handler):
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def url(request: Any, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+def url(request: Any, store_at: Callable[[str], str]) -> str:
+    return store_at(request.param)
 
 
 def counted(tally: Any, where: str, done: dict[str, int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -20,9 +20,9 @@ STALLS = [("multi_put", 1, True), ("multi_put", 3, False), ("multi_get", 2, Fals
 STALLS += [("claim", 1, False), ("claim", 1, True), ("writer", 1, True)]
 
 
-@pytest.fixture(params=["redis", "sqlite"])
-def url(request: Any, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+@pytest.fixture(params=["redis", "packed", "sqlite"])
+def url(request: Any, store_at: Callable[[str], str]) -> str:
+    return store_at(request.param)
 
 
 def contents(url: str) -> dict[Any, Any]:

@@ -14,9 +14,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,9 +269,9 @@ def reading(url: str, users: list[str], number: int = READERS, guests: Sequence[
             one.join()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def url(request: Any, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+@pytest.fixture(params=["sqlite", *(pytest.param(one, marks=pytest.mark.redis) for one in ("redis", "packed"))])
+def url(request: Any, store_at: Callable[[str], str]) -> str:
+    return store_at(request.param)
 
 
 def committed(url: str) -> int:

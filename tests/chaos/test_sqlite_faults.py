@@ -130,8 +130,8 @@ def test_a_disk_that_gets_full_in_mid_batch_counts_nothing_of_it_and_goes_on_wit
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def url(request: Any, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+def url(request: Any, store_at: Callable[[str], str]) -> str:
+    return store_at(request.param)
 
 
 def test_a_value_above_the_limit_in_mid_chunk_counts_nothing_and_writes_nothing_of_the_chunk(url, spark, rounds, tally):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -20,9 +21,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.redis]
 ROWS = 150  # of a file
 
 
-@pytest.fixture(params=["redis", "sqlite"])
-def url(request: Any, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+@pytest.fixture(params=["redis", "packed", "sqlite"])
+def url(request: Any, store_at: Callable[[str], str]) -> str:
+    return store_at(request.param)
 
 
 def check(url: str, place: Path, sums: list[int], per_batch: int, kills: list[str]) -> None:
