@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mapstate.errors import LedgerLostError, StaleBatchError
 
@@ -53,6 +54,10 @@ class OpaqueValue(NamedTuple, Generic[V]):
     def update(self, txid: int, new: V | None) -> OpaqueValue[V]:
         """The record that batch ``txid`` leaves when it sets ``new``. Raises StaleBatchError."""
         return OpaqueValue(txid, new, self.get(txid))
+
+
+_TXID: Any = itemgetter(0)
+_CURR: Any = itemgetter(1)
 
 
 class Committed:
@@ -110,11 +115,13 @@ class Committed:
         present = [record for record in records if record is not None] if None in records else records
         if not present:
             return [None] * len(records)
-        txids, currs, _ = zip(*present, strict=True)
+        txids = set(map(_TXID, present))
         oldest = min(txids)
         if start <= oldest and max(txids) <= last and not (self.dead and self.dead[-1][1] >= oldest):
             # what nearly every chunk is like: every record counts
-            return list(currs) if present is records else [None if one is None else one[1] for one in records]
+            if present is records:
+                return list(map(_CURR, records))
+            return [None if one is None else one[1] for one in records]
         has_dead = bool(self.dead)
         out: list[V | None] = []
         append = out.append
