@@ -23,6 +23,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
@@ -87,7 +88,8 @@ class KeyCodec:
         rows = [key if isinstance(key, tuple) else (key,) for key in keys]
         if any(len(row) != width for row in rows):
             return [self.encode(key) for key in keys]  # which says what is wrong with the first such key
-        return self.encode_columns(list(zip(*rows, strict=True)), len(rows))
+        columns = [list(map(itemgetter(at), rows)) for at in range(width)]
+        return self.encode_columns(columns, len(rows))
 
     def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[Any]:
         """The texts of ``rows`` keys, given column by column. The form that tasks use."""
