@@ -53,11 +53,7 @@ class OneServer(RedisSettings):
             ("buckets", packed == (self.buckets is not None), "given with layout=packed, and only there"),
             ("buckets", self.buckets is None or 0 < self.buckets <= _MOST_HASHES, f"from 1 to {_MOST_HASHES}"),
             ("records", whole, "a whole name, without a prefix"),
-            (
-                "records",
-                self.records is None or not packed,
-                "for the layouts of storm-redis, string and hash",
-            ),
+            ("records", self.records is None or not packed, "for the layouts of storm-redis, string and hash"),
             ("records", self.layout == "string" or self.records != "", "the name of a hash where layout is hash"),
         ]
 

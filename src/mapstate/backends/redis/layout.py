@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
-from mapstate.backends.redis.scripts import rewrite_hash
+from mapstate.backends.redis.scripts import rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
 
@@ -212,7 +212,7 @@ class HashLayout(Layout):
         """One script: there is no HSET that only replaces."""
         texts = self.encoded(keys)
         self.check_rewritten(keys, values)
-        rewrite = rewrite_hash(self._name, texts, values)
+        rewrite = rewrite_fields([self._name] * len(texts), texts, values)
         self.check_whole(f"the {len(keys)} records of one page", rewrite, keys[0])
         return rewrite, 1
 

@@ -19,7 +19,6 @@ __all__ = [
     "guarded_rewrite",
     "put_fields",
     "rewrite_fields",
-    "rewrite_hash",
     "swap_ledger",
 ]
 
@@ -59,16 +58,6 @@ end
 return {1}
 """
 )
-
-_REWRITE_HASH = b"""
-for at = 1, #ARGV, 2 do
-  if ARGV[at + 1] == '-' then redis.call('HDEL', KEYS[1], ARGV[at])
-  elseif redis.call('HEXISTS', KEYS[1], ARGV[at]) == 1 then
-    redis.call('HSET', KEYS[1], ARGV[at], string.sub(ARGV[at + 1], 2))
-  end
-end
-return 1
-"""
 
 _GET_FIELDS = b"""
 local found = {}
@@ -137,12 +126,6 @@ def guarded_rewrite(fence: bytes, token: bytes, keys: PackedKeys, values: Sequen
     return _packed(_REWRITE, fence, keys, [token], _marked(values))
 
 
-def rewrite_hash(name: bytes, fields: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
-    """Replaces and removes fields of a hash that are there. No guard of its own: for a transaction. The reply: 1."""
-    pairs = [word for pair in zip(fields, _marked(values), strict=True) for word in pair]
-    return command(b"EVAL", _REWRITE_HASH, b"1", name, *pairs)
-
-
 def get_fields(count: int, names: bytes, fields: bytes) -> bytes:
     """One field of each hash; ``names`` and ``fields`` are words, ``count`` of each. The reply: their values."""
     return _of_hashes(_GET_FIELDS, count, count, names, fields)
@@ -154,7 +137,7 @@ def put_fields(count: int, names: bytes, pairs: bytes) -> bytes:
 
 
 def rewrite_fields(names: Sequence[bytes], fields: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
-    """As `rewrite_hash`, one field of each hash."""
+    """Replaces and removes a field of each hash where it is there. No guard of its own. The reply: 1."""
     pairs = [word for pair in zip(fields, _marked(values), strict=True) for word in pair]
     return command(b"EVAL", _REWRITE_FIELDS, b"%d" % len(names), *names, *pairs)
 
