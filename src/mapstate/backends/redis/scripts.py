@@ -32,9 +32,9 @@ if fence ~= ARGV[1] then return {0, fence} end
 _PUT = (
     _GUARD
     + b"""
-local pairs = {}
-for at = 2, #KEYS do pairs[2 * at - 3] = KEYS[at]; pairs[2 * at - 2] = ARGV[at] end
-for at = 1, #pairs, %d do redis.call('MSET', unpack(pairs, at, math.min(at + %d, #pairs))) end
+local keys, values, pairs, last = KEYS, ARGV, {}, 0
+for at = 2, #keys do pairs[last + 1], pairs[last + 2] = keys[at], values[at]; last = last + 2 end
+for at = 1, last, %d do redis.call('MSET', unpack(pairs, at, math.min(at + %d, last))) end
 return {1}
 """
     % (2 * _PAIRS, 2 * _PAIRS - 1)
