@@ -7,16 +7,29 @@ from measuring import ROOT  # isort: skip  # finds the servers
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-__all__ = ["ROOT", "Contestant", "Turns", "aggregated", "make_file", "no_store", "noop", "run_streams", "session"]
+__all__ = [
+    "ROOT",
+    "Contestant",
+    "Processor",
+    "Turns",
+    "aggregated",
+    "make_file",
+    "no_store",
+    "noop",
+    "run_streams",
+    "session",
+]
 
 Contestant = Callable[[DataFrame, int], Any]
 
@@ -73,6 +86,37 @@ class Turns:
     def _next(self) -> None:
         self._at = (self._at + 1) % len(self._names)
         self._condition.notify_all()
+
+
+class Processor:
+    """Who spends the processor in a turn: seconds of each kind of process under this one, and of idle cores."""
+
+    KINDS = {"java": "Spark's JVM", "redis-server": "Redis"}  # noqa: RUF012
+    OTHERS = "Python"
+    IDLE = "idle"
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[dict[str, float]]] = {}
+
+    def counted(self, name: str, contestant: Contestant) -> Contestant:
+        """``contestant`` with what it spends, told in ``seconds[name]``."""
+        turns = self.seconds.setdefault(name, [])
+
+        def function(batch_df: DataFrame, batch_id: int) -> None:
+            before = self._spent()
+            contestant(batch_df, batch_id)
+            turns.append({kind: spent - before[kind] for kind, spent in self._spent().items()})
+
+        return function
+
+    def _spent(self) -> dict[str, float]:
+        me = psutil.Process()
+        spent = dict.fromkeys((*self.KINDS.values(), self.OTHERS), 0.0)
+        for process in (me, *me.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                spent[self.KINDS.get(process.name(), self.OTHERS)] += times.user + times.system
+        return spent | {self.IDLE: psutil.cpu_times().idle}
 
 
 def session(partitions: int = 2, **config: Any) -> SparkSession:
