@@ -10,6 +10,7 @@ import json
 import secrets
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from mapstate.backends.memory import MemoryStore
 from mapstate.backing_map import Fence, FenceToken, check_lengths
-from mapstate.errors import ConfigurationError, StoreUnavailableError, TooLargeError
+from mapstate.errors import ConfigurationError, FencedError, StoreUnavailableError, TooLargeError
 from mapstate.testing.contracts import StoreContract
 
 _stores: dict[tuple[str, str], Any] = {}
@@ -647,6 +648,80 @@ class DropsClaimsTooEarly(SpreadStore):
 
 class TestDropsClaimsTooEarly(TestSpread):
     store_class = DropsClaimsTooEarly
+
+
+class AWriterAhead:
+    """Does a put when the next one comes, or when it is flushed, if a read is under way. A right one."""
+
+    def __init__(self, writer):
+        self.writer, self.asked, self.sent = writer, [], None
+
+    def read_ahead(self, keys):
+        self.asked.append(list(keys))
+
+    def multi_get(self, keys):
+        if self.asked and self.asked[0] == list(keys):
+            self.asked.pop(0)
+        else:
+            self.flush()
+        return self.writer.multi_get(keys)
+
+    def multi_put(self, keys, values):
+        check_lengths(keys, values, "values")
+        self.flush()
+        self.sent = (list(keys), list(values))
+        if not self.asked:
+            self.flush()
+
+    def multi_rewrite(self, keys, values):
+        self.flush()
+        self.writer.multi_rewrite(keys, values)
+
+    def flush(self):
+        sent, self.sent = self.sent, None
+        if sent is not None:
+            self.writer.multi_put(*sent)
+
+
+class StoreAhead(RightStore):
+    writer_class = AWriterAhead
+
+    def writer(self, token):
+        return self.writer_class(super().writer(token))
+
+
+class TestAhead(Base):
+    store_class = StoreAhead
+
+
+class LosesWhatIsUnderWay(StoreAhead):
+    class writer_class(AWriterAhead):  # noqa: N801
+        def multi_put(self, keys, values):
+            self.sent = (list(keys), list(values))
+            if not self.asked:
+                self.flush()
+
+
+class TestLosesWhatIsUnderWay(Base):
+    store_class = LosesWhatIsUnderWay
+
+
+class FlushSwallowsWhatItFinds(StoreAhead):
+    class writer_class(AWriterAhead):  # noqa: N801
+        def flush(self):
+            with suppress(FencedError):
+                super().flush()
+
+        def multi_put(self, keys, values):
+            self.flush()
+            if self.asked:
+                self.sent = (list(keys), list(values))
+            else:
+                self.writer.multi_put(keys, values)
+
+
+class TestFlushSwallowsWhatItFinds(Base):
+    store_class = FlushSwallowsWhatItFinds
 
 
 class ClaimsAlwaysGranted(RightStore):

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
+import pyarrow as pa
 import pytest
 from redis.connection import ConnectionPool
 from redis.exceptions import ConnectionError as Unreachable
 
-from mapstate import errors
+from mapstate import Count, errors, transactional
+from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backing_map import FenceToken, ReadsAhead, SpreadFences
+from mapstate.keys import KeyField
+from mapstate.ledger import Ledger
+from mapstate.spark.task import BatchTask
+from mapstate.transitions import Field, Opening
 
 pytestmark = pytest.mark.redis
 OPEN = FenceToken(1, 7, nonce="a")
@@ -55,6 +63,29 @@ def drop_connections(place):
             client.client_kill_filter(_type="normal", skipme=True)
 
 
+@contextmanager
+def held(place):
+    """The servers put off all writes."""
+    clients = [server.client() for server in place[1]]
+    for client in clients:
+        client.client_pause(60_000, all=False)
+    try:
+        yield
+    finally:
+        for client in clients:
+            client.client_unpause()
+            client.close()
+
+
+def drop_own_connections(store):
+    """From this end, with all that has not been read yet."""
+    backend = store._backend
+    pools = [backend.pool()] if hasattr(backend, "pool") else map(backend.pool_to, store._cluster.known())
+    for pool in pools:
+        for conn in pool._in_use_connections:
+            conn._sock.shutdown(socket.SHUT_RDWR)
+
+
 def test_every_chunk_finds_what_is_stored_and_is_stored(store):
     store.multi_put(CHUNKS[1], [b"before"] * 50)
     writer = store.writer(OPEN)
@@ -76,8 +107,9 @@ def test_a_fence_that_moved_after_the_read_refuses_the_put(store):
     writer.read_ahead(CHUNKS[1])
     writer.multi_get(CHUNKS[0])
     move(store, OPEN._replace(txid=8))
+    writer.multi_put(CHUNKS[0], [b"late"] * 50)
     with pytest.raises(errors.FencedError):
-        writer.multi_put(CHUNKS[0], [b"late"] * 50)
+        writer.flush()
     writer.close()
     assert store.multi_get(CHUNKS[0]) == [None] * 50
     assert in_use(store) == 0
@@ -116,6 +148,7 @@ def test_a_fence_that_was_touched_and_left_as_it_was_refuses_nothing(store):
         assert writer.multi_get(chunk) == [None] * 50
         move(store, OPEN)
         writer.multi_put(chunk, [b"v"] * 50)
+        writer.flush()
         assert store.multi_get(chunk) == [b"v"] * 50
     writer.close()
 
@@ -139,6 +172,130 @@ def test_a_connection_that_breaks_costs_a_read_and_no_record(store, place, when)
     writer.close()
     assert [store.multi_get(chunk) for chunk in CHUNKS[:2]] == [[b"0"] * 50, [b"1"] * 50]
     assert in_use(store) == 0
+
+
+def test_a_put_with_a_read_under_way_returns_before_its_reply(place, store):
+    writer = store.writer(OPEN)
+    writer.read_ahead(CHUNKS[0])
+    writer.read_ahead(CHUNKS[1])
+    assert writer.multi_get(CHUNKS[0]) == [None] * 50
+    with held(place):
+        writer.multi_put(CHUNKS[0], [b"0"] * 50)
+        writer.read_ahead(CHUNKS[2])
+    assert writer.multi_get(CHUNKS[1]) == [None] * 50
+    writer.flush()
+    assert store.multi_get(CHUNKS[0]) == [b"0"] * 50
+    writer.multi_put(CHUNKS[1], [b"1"] * 50)
+    assert writer.multi_get(CHUNKS[2]) == [None] * 50
+    writer.multi_put(CHUNKS[2], [b"2"] * 50)  # the last one waits
+    assert [store.multi_get(chunk) for chunk in CHUNKS[1:3]] == [[b"1"] * 50, [b"2"] * 50]
+    writer.close()
+    assert in_use(store) == 0
+
+
+@pytest.mark.parametrize("call", ["flush", "multi_put", "multi_get of others", "multi_rewrite"])
+def test_what_a_put_came_to_shows_in_the_next_call(store, call):
+    writer = store.writer(OPEN)
+    writer.read_ahead(CHUNKS[0])
+    writer.read_ahead(CHUNKS[1])
+    writer.multi_get(CHUNKS[0])
+    move(store, OPEN._replace(txid=8))
+
+    def put():
+        writer.multi_put(CHUNKS[0], [b"late"] * 50)
+        if call == "flush":
+            writer.flush()
+        elif call == "multi_put":
+            writer.multi_put(CHUNKS[1], [b"late"] * 50)
+        elif call == "multi_rewrite":
+            writer.multi_rewrite(CHUNKS[1], [b"late"] * 50)
+        else:
+            writer.multi_get(CHUNKS[2])
+
+    with pytest.raises(errors.FencedError):
+        put()
+    for _ in range(2):
+        with pytest.raises(errors.FencedError):
+            writer.flush()
+    writer.close()
+    assert store.multi_get([*CHUNKS[0], *CHUNKS[1]]) == [None] * 100
+    assert in_use(store) == 0
+
+
+def test_records_of_a_later_attempt_are_not_read(store):
+    """Who reads them would take them for a checkpoint that is too old."""
+    writer = store.writer(OPEN)
+    writer.read_ahead(CHUNKS[0])
+    writer.read_ahead(CHUNKS[1])
+    writer.multi_get(CHUNKS[0])
+    later = OPEN._replace(txid=8)
+    move(store, later)
+    store.writer(later).multi_put(CHUNKS[2], [b"later"] * 50)
+
+    def go_on():
+        writer.multi_put(CHUNKS[0], [b"late"] * 50)
+        writer.read_ahead(CHUNKS[2])
+        writer.multi_get(CHUNKS[1])  # as it was before
+        writer.multi_get(CHUNKS[2])
+
+    with pytest.raises(errors.FencedError):
+        go_on()
+    writer.close()
+    assert in_use(store) == 0
+
+
+@pytest.mark.parametrize("hiccup", ["touched", "dropped", "large"])
+def test_after_a_hiccup_reads_go_ahead_again(place, store, monkeypatch, hiccup):
+    if isinstance(store, SpreadFences):
+        hiccup = "large"  # a cluster takes a connection for each request anyway
+    chunks = [[f"{chunk}-{at}" for at in range(50)] for chunk in range(20)]
+    writer = store.writer(OPEN)
+    taken = []
+    take = ConnectionPool.get_connection
+    writer.read_ahead(chunks[0])
+    for at, chunk in enumerate(chunks):
+        if at == 5:
+            monkeypatch.setattr(ConnectionPool, "get_connection", lambda pool: taken.append(pool) or take(pool))
+        if at + 1 < len(chunks):
+            writer.read_ahead(chunks[at + 1])
+            assert at in (3, 4) or writer._asked
+        assert writer.multi_get(chunk) == [None] * 50
+        if at == 3:
+            if hiccup == "touched":
+                move(store, OPEN)
+            elif hiccup == "dropped":
+                drop_connections(place)
+        writer.multi_put(chunk, [b"x" * (400_000 if at == 3 and hiccup == "large" else 1)] * 50)
+    assert isinstance(store, SpreadFences) or len(taken) <= 1
+    writer.close()
+    assert [store.multi_get(chunk) for chunk in chunks[4:]] == [[b"x"] * 50] * 16
+    assert in_use(store) == 0
+
+
+def test_a_put_under_way_on_a_connection_that_breaks_is_sent_again(store, place):
+    writer = store.writer(OPEN)
+    writer.read_ahead(CHUNKS[0])
+    writer.read_ahead(CHUNKS[1])
+    writer.multi_get(CHUNKS[0])
+    with held(place):
+        writer.multi_put(CHUNKS[0], [b"0"] * 50)
+        drop_own_connections(store)
+    writer.flush()
+    assert store.multi_get(CHUNKS[0]) == [b"0"] * 50
+    assert writer.multi_get(CHUNKS[1]) == [None] * 50
+    writer.close()
+    assert in_use(store) == 0
+
+
+def test_a_writer_that_is_closed_with_a_put_under_way_leaves_no_connection_half_read(store):
+    writer = store.writer(OPEN)
+    writer.read_ahead(CHUNKS[0])
+    writer.read_ahead(CHUNKS[1])
+    writer.multi_get(CHUNKS[0])
+    writer.multi_put(CHUNKS[0], [b"0"] * 50)
+    writer.close()
+    assert in_use(store) == 0
+    assert store.multi_get(CHUNKS[1]) == [None] * 50
 
 
 def test_a_read_that_cannot_be_sent_ahead_is_left_to_the_get(store, monkeypatch):
@@ -231,3 +388,49 @@ def test_a_fork_reads_nothing_from_what_its_parent_has_under_way(store):
     writer.multi_put(CHUNKS[0], [b"2"] * 50)
     writer.close()
     assert store.multi_get(CHUNKS[0]) == [b"2"] * 50
+
+
+def test_a_task_ends_when_its_last_put_is_done_also_where_it_skips_chunks_after_it(place, monkeypatch):
+    """A replay of a transactional batch: the second chunk was applied by the try before, the first is put now."""
+    spec = transactional(place[0], "replayed", chunk_size=2)
+    store = spec.open()
+    opening = Opening(
+        state="replayed",
+        type="transactional",
+        serializer=spec.serializer,
+        keys=(KeyField("user_id", "string"),),
+        fields=(Field("n", Count().describe(), "bigint"),),
+        owner="query",
+        clock_txid=7,
+    )
+    ledger = Ledger.open(store, opening)
+    begun = ledger.begin(0)
+    assert done(spec, ledger, begun, ["c", "d"])["error"] is None
+    writer = type(store.writer(begun.token))
+    put = writer.multi_put
+
+    def late(self, keys, values):
+        """Somebody took over since the read."""
+        move(store, begun.token._replace(closed=True))
+        put(self, keys, values)
+        assert self._asked  # so that nobody has waited
+
+    monkeypatch.setattr(writer, "multi_put", late)
+    assert done(spec, ledger, begun, ["a", "b", "c", "d"])["error"]["kind"] == "FencedError"
+    assert store.multi_get(["a", "b"]) == [None, None]
+
+
+def done(spec, ledger, begun, users):
+    """What a task of these users reports."""
+    task = BatchTask(
+        spec=spec,
+        fields=Fields(ledger.record.fields, {"n": Count()}),
+        layouts=ledger.record.layouts,
+        keys=ledger.record.keys,
+        partials=[1],
+        begun=begun,
+        new_values=None,
+    )
+    ones = pa.array([1] * len(users), pa.int64())
+    rows = pa.RecordBatch.from_arrays([pa.array(users), ones, ones], ["key0", "partial0_0", "rows"])
+    return json.loads(list(task(iter([rows])))[-1].column(0)[0].as_py())

@@ -240,14 +240,26 @@ def let_go(thing: Any) -> None:
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """What the writer of a store may offer beside it: the next chunk is read while the present one is worked on."""
+    """What the writer of a store may offer beside it: the store works on chunks while the task works on another.
+
+    The next chunk is read ahead, and a put need not wait until the store has done it.
+    """
 
     def read_ahead(self, keys: Sequence[Any]) -> None:
         """Says which keys a later ``multi_get`` will ask for. Returns before they are there.
 
         Called for one chunk after the other, at most two of which are not got yet, and for keys that no put comes to
         before their get. A get of other keys, or a put without a get, works as if nothing had been said. Raises
-        FencedError like a get; other trouble shows in the get.
+        FencedError like a get, and what `flush` raises; other trouble shows in the get.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Returns when every put is done. Raises what ``multi_put`` raises.
+
+        A ``multi_put`` while keys that were read ahead are not got yet may return before it is done. What it comes to
+        shows in a later call, at the latest in this one, with which a task ends. Without it nothing is known of the
+        last put.
         """
         ...
 

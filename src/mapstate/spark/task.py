@@ -173,6 +173,8 @@ class BatchTask:
                     report.keys += len(keys)
                     if self.new_values is not None:
                         yield self._new_values(self.new_values, columns, values, bases)
+                if isinstance(writer, ReadsAhead):
+                    writer.flush()
                 if isinstance(state, TransactionalMap):
                     report.skipped = state.skipped
         finally:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from mapstate.backends.redis.buckets import Bucket, Group, in_groups, put_together
-from mapstate.backends.redis.topology import Ahead, Cluster, Request
+from mapstate.backends.redis.topology import Ahead, Cluster, Reply, Request
 from mapstate.backends.redis.wire import PackedKeys, token_text
 from mapstate.backends.redis.writer import MOST_AHEAD, fenced
 from mapstate.backing_map import FenceToken, check_lengths
@@ -30,8 +30,8 @@ class ClusterWriter:
     What goes to one bucket is stored whole or not at all; a put that raises may have been done in other buckets. The
     attempt is not committed then. Where a reply is lost the same is sent again: the fence is looked at again.
 
-    What is read ahead is so on connections of its own. Nothing has to be held from a get to its put: a script looks at
-    the fence, which never comes back to a token.
+    What is read ahead is so on connections of its own, as is a put while something is read ahead. Nothing has to be
+    held from a get to its put: a script looks at the fence, which never comes back to a token.
     """
 
     def __init__(self, cluster: Cluster, buckets: Sequence[Bucket], token: FenceToken, state: str) -> None:
@@ -42,6 +42,7 @@ class ClusterWriter:
         self._state = state
         self._chunk: _Chunk | None = None
         self._asked: deque[tuple[_Chunk, Ahead]] = deque()
+        self._sent: Ahead | None = None
         self._large = False
 
     def read_ahead(self, keys: Sequence[str]) -> None:
@@ -56,6 +57,7 @@ class ClusterWriter:
             chunk, ahead = self._asked.popleft()
             replies = ahead.read()
         else:
+            self.flush()
             self.close()
             chunk = self._packed(list(keys))
             replies = self._cluster.ask(self._gets(chunk))
@@ -67,7 +69,7 @@ class ClusterWriter:
         return put_together(chunk.groups, [reply.found[1] for reply in replies], len(keys))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """A script for each bucket. Raises FencedError."""
+        """A script for each bucket. Raises FencedError. With a read under way the replies are left to `flush`."""
         check_lengths(keys, values, "values")
         chunk, self._chunk = self._chunk, None
         if chunk is None or chunk.keys != keys:
@@ -77,7 +79,13 @@ class ClusterWriter:
             for group, packed in zip(chunk.groups, chunk.packed, strict=True)
         ]
         self._large = sum(map(len, puts)) > MOST_AHEAD
-        self._write(chunk.groups, puts)
+        self._write(chunk.groups, puts, wait=self._large or not self._asked)
+
+    def flush(self) -> None:
+        """See `ReadsAhead.flush`: the replies of all nodes to the put that is under way."""
+        if self._sent is not None:
+            self._check_done(self._sent.read())
+            self._sent = None
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
         """See `Rewrites.multi_rewrite`: a script for each bucket, whole or not at all there."""
@@ -90,7 +98,10 @@ class ClusterWriter:
         self._write(chunk.groups, rewrites)
 
     def close(self) -> None:
-        """Lets go what was read ahead. Closing twice is no error."""
+        """Lets go what was read ahead, and a put that is under way to its fate. Closing twice is no error."""
+        if self._sent is not None:
+            self._sent.drop()
+            self._sent = None
         while self._asked:
             self._asked.pop()[1].drop()
 
@@ -109,11 +120,19 @@ class ClusterWriter:
             out.append(Request(bucket.slot, bucket.fenced_get(packed)))
         return out
 
-    def _write(self, groups: list[Group], packed: list[bytes]) -> None:
+    def _write(self, groups: list[Group], packed: list[bytes], *, wait: bool = True) -> None:
+        """Sends to all nodes, when what was sent before is done."""
+        self.flush()
         if self._token.closed and groups:
             raise fenced(self._state, self._token, self._text)
         asked = [Request(self._buckets[one.bucket].slot, (put,)) for one, put in zip(groups, packed, strict=True)]
-        for reply in self._cluster.ask(asked):
+        if wait:
+            self._check_done(self._cluster.ask(asked))
+        else:
+            self._sent = self._cluster.ask_ahead(asked)
+
+    def _check_done(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
             done, *fence = reply.found[0]
             if not done:
                 raise fenced(self._state, self._token, fence[0] if fence else None)

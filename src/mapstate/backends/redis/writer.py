@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from redis.connection import Connection
-
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import DRIVER_ERRORS
@@ -20,6 +18,7 @@ from mapstate.errors import FencedError
 __all__ = ["MOST_AHEAD", "Writer", "fenced"]
 
 _PUT_TRIES = 8
+_TOUCHED = "touched again and again"
 MOST_AHEAD = 16 * 2**20  # bytes of a put, after which the next read is not sent ahead: it would wait in memory
 
 
@@ -29,7 +28,13 @@ class Writer:
     One chunk at a time is under watch: EXEC ends every WATCH of its connection, so a second one there would go
     unguarded. What is read ahead needs no watch of its own. A fence never comes back to a token, so one that is equal
     at the put was equal since the read; and nobody else writes the keys of this task. With a read under way a put
-    carries the next WATCH behind its EXEC, in the same round trip.
+    carries the next WATCH behind its EXEC, and its replies are read when the next put has to know them: the server
+    stores a chunk while this task works on the one after. On the connection, in turn, a bar where this task reads::
+
+        WATCH, MGET 1, MGET 2 | MULTI, MSET 1, EXEC, WATCH, MGET 3 | MULTI, MSET 2, EXEC, WATCH, MGET 4 | ...
+             up to MGET 1's                      MGET 2's, then those to put 1         MGET 3's, then those to put 2
+
+    Beside each WATCH and each MGET the fence is read.
     """
 
     def __init__(self, server: Server, layout: Layout, fence: bytes, token: FenceToken, state: str) -> None:
@@ -41,6 +46,8 @@ class Writer:
         self._state = state
         self._watching: Any = None
         self._asked: deque[_Asked] = deque()
+        self._sent: _Sent | None = None
+        self._due: deque[_Asked | _Sent] = deque()
         self._packed: PackedKeys | None = None
         self._large = False
 
@@ -49,34 +56,30 @@ class Writer:
         if not keys or self._large:
             return
         asked = _Asked(self._layout.pack(list(keys)))
-        get = self._layout.get(asked.packed)
-        conn = self._taken()
+        if self._own() is None:
+            self._start_anew()
         with suppress(*DRIVER_ERRORS):  # then multi_get asks anew, and has the patience for it
-            if conn is not None:
-                self._server.send(conn, get)
-            else:
-                self._asked.clear()
-                conn, (fence,) = self._server.watch(self._server.take(), self._fence, get)
-                self._check(conn, fence, unread=True)
-            self._watching = conn
+            self._ask(asked)
             self._asked.append(asked)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """WATCH, GET fence, and the records: one round trip; none where they were read ahead. Raises FencedError."""
         if not keys:
             return []
-        records = self._read(keys)
-        if records is None:
-            self._packed = self._layout.pack(list(keys))
-            get = self._layout.get(self._packed)
-            self._watching, (records,) = self._server.retrying(lambda: self._watch(get, 1))
-        return records
+        if self._asked and self._asked[0].packed.keys == keys:
+            asked = self._asked.popleft()
+        else:
+            self.flush()
+            asked = _Asked(self._layout.pack(list(keys)))
+        self._packed = asked.packed
+        return self._server.retrying(lambda: self._read(asked))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """MULTI, the records, EXEC: one round trip, and one before it where no get was. Raises FencedError.
 
         Where the reply is lost the same bytes go out again, under the fence again: no other attempt has
-        begun then, and in this one nobody else writes these keys.
+        begun then, and in this one nobody else writes these keys. With a read under way the replies are left to
+        `flush`, which the next put begins with.
         """
         check_lengths(keys, values, "values")
         if keys:
@@ -85,6 +88,12 @@ class Writer:
                 packed = self._layout.pack(keys)
             self._send(*self._layout.put(packed, values))
 
+    def flush(self) -> None:
+        """See `ReadsAhead.flush`: reads the replies to the put that is under way."""
+        if self._sent is not None:
+            self._finish(self._sent)
+            self._sent = None
+
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
         """See `Rewrites.multi_rewrite`: one transaction. Needs Redis 6.0."""
         check_lengths(keys, values, "values")
@@ -92,53 +101,110 @@ class Writer:
             self._send(*self._layout.rewrite(keys, values))
 
     def _send(self, put: bytes, replies: int) -> None:
-        """A transaction under the fence; again where somebody has touched that, and has left it as it was."""
-        server = self._server
-        change = MULTI + put + EXEC
-        self._large = len(change) > MOST_AHEAD
+        """A transaction under the fence. The one before it is done then; with a read under way this one may not be."""
+        self.flush()
+        sent = _Sent(MULTI + put + EXEC, replies)
+        self._large = len(sent.change) > MOST_AHEAD
+        if not self._asked or self._own() is None:
+            self._forget_asked()
+            self._confirm(sent)
+            return
+        self._sent = sent
+        with suppress(*DRIVER_ERRORS):  # flush has the patience for it
+            self._put(sent)
+        if self._large:
+            self.flush()
+
+    def _finish(self, sent: _Sent) -> None:
+        """Returns when a put that was sent is done; again where the fence was touched, and left as it was."""
         for _ in range(_PUT_TRIES):
-            if server.retrying(lambda: self._transact(change, replies + 2)) is not None:
+            if self._own() is None or not (sent.answered or sent in self._due):
+                break
+            with suppress(*DRIVER_ERRORS):  # what was sent may be done or not: again, below
+                self._read_to(sent)
+                self._check(self._taken(), sent.fence)
+                if sent.done is not None:
+                    return
+                self._put(sent)
+        else:
+            raise fenced(self._state, self._token, _TOUCHED)
+        self._forget()
+        self._confirm(sent)
+
+    def _confirm(self, sent: _Sent) -> None:
+        """Sends by itself, and waits; again as `_finish` does."""
+        for _ in range(_PUT_TRIES):
+            if self._server.retrying(lambda: self._transact(sent.change, sent.replies)) is not None:
                 return
-        raise fenced(self._state, self._token, "touched again and again")
+        raise fenced(self._state, self._token, _TOUCHED)
 
     def _transact(self, change: bytes, replies: int) -> Any:
-        """The reply to EXEC. The connection goes back, unless something was read ahead on it."""
-        server, conn = self._server, self._taken()
-        if not self._asked or conn is None:
-            self._asked.clear()
-            return server.finish(conn or self._watch()[0], change, replies)[-1]
-        server.send(conn, change + command(b"WATCH", self._fence) + command(b"GET", self._fence))
-        for asked in self._asked:
-            asked.read(server, conn)
-        *_, done, _, fence = server.replies(conn, replies + 2, exec_at=-3)
-        self._check(conn, fence)
-        self._watching = conn
-        return done
+        """The reply to EXEC. The connection goes back."""
+        if self._own() is None:
+            conn, (fence,) = self._server.watch(self._server.take(), self._fence)
+            self._check(conn, fence)
+        return self._server.finish(self._taken(), change, replies + 2)[-1]
 
-    def _read(self, keys: Sequence[str]) -> list[bytes | None] | None:
-        """The records, if just these keys were read ahead."""
-        if not self._asked:
-            return None
-        if self._own() is not None and self._asked[0].packed.keys == keys:
-            asked, conn = self._asked.popleft(), self._taken()
-            with suppress(*DRIVER_ERRORS):
-                asked.read(self._server, conn)
-                self._watching, self._packed = conn, asked.packed
-                return asked.records
-        self._forget()
-        return None
+    def _read(self, asked: _Asked) -> list[bytes | None]:
+        """The records; asked for again where the connection has gone. Raises FencedError."""
+        if self._own() is None:
+            self._start_anew()
+            asked.records = []
+        if not asked.records:
+            if asked not in self._due:
+                self._ask(asked)
+            self._read_to(asked)
+        self._check(self._taken(), asked.fence)
+        return asked.records
+
+    def _ask(self, asked: _Asked) -> None:
+        """Sends it, behind what is under way if there is something."""
+        conn, get = self._taken(), command(b"GET", self._fence) + self._layout.get(asked.packed)
+        if conn is None:
+            conn, (fence,) = self._server.watch(self._server.take(), self._fence, get)
+            self._due.append(asked)
+            self._check(conn, fence)
+        else:
+            self._server.send(conn, get)
+            self._due.append(asked)
+            self._watching = conn
+
+    def _put(self, sent: _Sent) -> None:
+        """Sends it, behind what is under way, and the next WATCH behind it."""
+        conn, sent.answered = self._taken(), False
+        self._server.send(conn, sent.change + command(b"WATCH", self._fence) + command(b"GET", self._fence))
+        self._due.append(sent)
+        self._watching = conn
+
+    def _read_to(self, last: _Asked | _Sent) -> None:
+        """Reads what is due on the connection, up to and with ``last``. Where that raises the connection is gone."""
+        conn = self._taken()
+        while last in self._due:
+            self._due.popleft().read(self._server, conn)
+        self._watching = conn
+
+    def _start_anew(self) -> None:
+        """For a request by itself: nothing is under way any more, neither a put nor what was read ahead."""
+        self.flush()
+        self._forget_asked()
+
+    def _forget_asked(self) -> None:
+        """Lets go what was read ahead; the connection with it, where replies may be under way there."""
+        if self._asked or self._due:
+            self._forget()
 
     def _forget(self) -> None:
-        """Lets go what was read ahead, with its connection: replies may be under way there."""
+        """Lets the connection go, and all that is under way there."""
         self._asked.clear()
+        self._due.clear()
         conn = self._taken()
         if conn is not None:
             self._server.drop(conn)
 
     def close(self) -> None:
-        """Lets the connection go. Closing twice is no error."""
-        if self._asked:
-            self._forget()
+        """Lets the connection go, and a put that is under way to its fate. Closing twice is no error."""
+        self._sent = None
+        self._forget_asked()
         conn = self._taken()
         if conn is not None:
             self._server.unwatch(conn)
@@ -149,21 +215,17 @@ class Writer:
             if conn is not None:
                 self._server.drop(conn)
 
-    def _watch(self, more: bytes = b"", replies: int = 0) -> tuple[Connection, list[Any]]:
-        conn = self._taken() or self._server.take()
-        conn, (fence, *rest) = self._server.watch(conn, self._fence, more, replies)
-        self._check(conn, fence)
-        return conn, rest
-
-    def _check(self, conn: Any, fence: bytes | None, *, unread: bool = False) -> None:
-        """Raises FencedError unless the fence is at the token."""
+    def _check(self, conn: Any, fence: bytes | None) -> None:
+        """Raises FencedError unless the fence is at the token; else the connection is the one under watch."""
         if fence != self._text or self._token.closed:
             self._asked.clear()
-            if unread:
+            if self._due:
+                self._due.clear()
                 self._server.drop(conn)
             else:
                 self._server.unwatch(conn)
             raise fenced(self._state, self._token, fence)
+        self._watching = conn
 
     def _own(self) -> Any:
         """The connection under watch, if there is one: a fork leaves its parent's alone."""
@@ -177,18 +239,36 @@ class Writer:
 
 
 class _Asked:
-    """Keys whose records were asked for, and the records as soon as they are read."""
+    """Keys whose records were asked for; the fence and the records as soon as they are read."""
 
-    __slots__ = ("packed", "records")
+    __slots__ = ("fence", "packed", "records")
 
     def __init__(self, packed: PackedKeys) -> None:
         self.packed = packed
-        self.records: list[bytes | None] | None = None
+        self.fence: bytes | None = None
+        self.records: list[bytes | None] = []
 
     def read(self, server: Server, conn: Any) -> None:
         """In the order in which they were asked for."""
-        if self.records is None:
-            (self.records,) = server.replies(conn, 1)
+        self.fence, self.records = server.replies(conn, 2)
+
+
+class _Sent:
+    """A transaction of ``replies`` beside those to MULTI and EXEC; then what it came to, and the fence behind it."""
+
+    __slots__ = ("answered", "change", "done", "fence", "replies")
+
+    def __init__(self, change: bytes, replies: int) -> None:
+        self.change = change
+        self.replies = replies
+        self.answered = False
+        self.done: Any = None
+        self.fence: bytes | None = None
+
+    def read(self, server: Server, conn: Any) -> None:
+        """With those to the WATCH and the GET behind it."""
+        *_, self.done, _, self.fence = server.replies(conn, self.replies + 4, exec_at=-3)
+        self.answered = True
 
 
 def fenced(state: str, token: FenceToken, found: bytes | str | None) -> FencedError:

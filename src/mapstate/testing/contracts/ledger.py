@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mapstate.backing_map import Backend, Claims, FenceToken, LedgerStore, Scan, Swap
+from mapstate.backing_map import Backend, Claims, FenceToken, LedgerStore, ReadsAhead, Scan, Swap
 from mapstate.errors import FencedError, MapStateError, StoreUnavailableError, UsageError
 from mapstate.ledger import Ledger, now
 from mapstate.ledgers import Ledgers
@@ -319,6 +319,49 @@ class LedgerContract(BackendContract):
         writer.multi_put(keys, [self.a_record(at, 7) for at in range(1000)])
         assert writer.multi_get(keys[::-1]) == [self.a_record(at, 7) for at in reversed(range(1000))]
         getattr(writer, "close", lambda: None)()
+
+    @needs("guarded_writes", "conditional_writes")
+    def test_what_is_put_with_reads_under_way_is_there_when_the_writer_is_flushed(
+        self, store: Any, side_door: SideDoor
+    ) -> None:
+        """As a task does it. A writer that does not read ahead is done with each put anyway."""
+        self.move(store, OPEN)
+        store.multi_put(["2-1"], [self.a_record(5, 3)])
+        writer = self.writer_of(store, OPEN)
+        chunks = [[f"{chunk}-{at}" for at in range(3)] for chunk in range(4)]
+        _read_ahead(writer, chunks[0])
+        for at, chunk in enumerate(chunks):
+            if at + 1 < len(chunks):
+                _read_ahead(writer, chunks[at + 1])
+            assert writer.multi_get(chunk) == [self.a_record(5, 3) if key == "2-1" else None for key in chunk]
+            if at != 3:  # a put is what flushes as well: the last chunk goes without
+                writer.multi_put(chunk, [self.a_record(at, 7)] * 3)
+        _flush(writer)
+        assert [side_door.read(self.state, f"{at}-{at % 3}") for at in range(4)] == [
+            *(self.a_record(at, 7) for at in range(3)),
+            None,
+        ]
+        getattr(writer, "close", lambda: None)()
+
+    @needs("fenced_writes", "conditional_writes")
+    def test_a_put_with_reads_under_way_is_refused_at_the_latest_when_the_writer_is_flushed(
+        self, store: Any, other: Any, side_door: SideDoor
+    ) -> None:
+        self.move(store, OPEN)
+        writer = self.writer_of(store, OPEN)
+        for keys in (["a"], ["b"]):
+            _read_ahead(writer, keys)
+        writer.multi_get(["a"])
+        self.move(other, LATER)
+
+        def put() -> None:
+            writer.multi_put(["a"], [self.a_record(1, 7)])
+            _flush(writer)
+
+        with pytest.raises(FencedError):
+            put()
+        getattr(writer, "close", lambda: None)()
+        assert side_door.read(self.state, "a") is None
 
     @needs("guarded_writes", "conditional_writes")
     def test_a_writers_put_of_unequal_lengths_is_refused(self, store: Any, side_door: SideDoor) -> None:
@@ -645,3 +688,13 @@ class LedgerContract(BackendContract):
 
     def _committed(self, ledger: Ledger, begun: Any) -> None:
         ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="query", at=now()))
+
+
+def _read_ahead(writer: Any, keys: list[str]) -> None:
+    if isinstance(writer, ReadsAhead):
+        writer.read_ahead(keys)
+
+
+def _flush(writer: Any) -> None:
+    if isinstance(writer, ReadsAhead):
+        writer.flush()
