@@ -219,11 +219,11 @@ class Writer:
         """Raises FencedError unless the fence is at the token; else the connection is the one under watch."""
         if fence != self._text or self._token.closed:
             self._asked.clear()
-            if self._due:
-                self._due.clear()
-                self._server.drop(conn)
-            else:
+            with suppress(*DRIVER_ERRORS):  # then it is gone
+                while self._due:
+                    self._due.popleft().read(self._server, conn)
                 self._server.unwatch(conn)
+            self._due.clear()
             raise fenced(self._state, self._token, fence)
         self._watching = conn
 
