@@ -136,6 +136,26 @@ def test_a_call_that_fails_after_has_done_all():
     assert inner.records == {"a": 1}
 
 
+def test_after_a_put_that_is_left_under_way_is_when_it_is_done():
+    class PutsLater(DictMap):
+        sent = None
+
+        def read_ahead(self, keys):
+            pass
+
+        def multi_put(self, keys, values):
+            self.sent = (keys, values)
+
+        def flush(self):
+            if self.sent is not None:
+                super().multi_put(*self.sent)
+
+    inner = PutsLater()
+    with pytest.raises(StoreUnavailableError):
+        FaultyStore(inner, Fail(after=True)).multi_put(["a"], [b"1"])
+    assert inner.records == {"a": b"1"}
+
+
 def test_a_fault_is_addressed_by_its_keys_and_fires_as_often_as_it_shall():
     store = FaultyStore(DictMap(), Fail(method="multi_get", where=HasKey("a"), times=2), record=True)
     for _ in range(2):

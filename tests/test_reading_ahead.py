@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 import pytest
-from redis.connection import ConnectionPool
+from redis.connection import Connection, ConnectionPool
 from redis.exceptions import ConnectionError as Unreachable
 
 from mapstate import Count, errors, transactional
@@ -345,6 +346,79 @@ def test_keys_that_change_after_they_were_read_ahead_are_read_again(store):
     keys[0] = "third"
     writer.multi_put(keys, [b"v"])
     assert store.multi_get(["mine", "other", "third"]) == [None, b"there", b"v"]
+
+
+@pytest.mark.parametrize("trouble", ["lost", "touched", "moved"])
+def test_whatever_comes_at_each_send_and_each_read_of_a_task(store, monkeypatch, trouble):
+    """All is stored once, or, from when the fence has moved on, nothing."""
+    for number in itertools.count(1, 5 if isinstance(store, SpreadFences) else 1):
+        move(store, OPEN)
+        store.multi_put([key for chunk in CHUNKS for key in chunk], [b"5"] * 200)
+        interrupted = Interrupted(store, number, trouble)
+        with monkeypatch.context() as patch:
+            interrupted.install(patch)
+            done = one_task(store, skips_last=number % 2 == 0)
+        found = [store.multi_get(chunk) for chunk in CHUNKS]
+        if trouble == "moved" and interrupted.found is not None:
+            assert found == interrupted.found, number
+        if trouble != "moved" or done:
+            last = b"5" if number % 2 == 0 else b"6"
+            assert done, number
+            assert found == [*[[b"6"] * 50] * 3, [last] * 50], number
+        assert in_use(store) == 0
+        if interrupted.left > 0:
+            assert number > 25
+            break
+
+
+def one_task(store, *, skips_last):
+    """Adds one to each; whether it was done, and not fenced."""
+    writer = store.writer(OPEN)
+    try:
+        writer.read_ahead(CHUNKS[0])
+        for at, chunk in enumerate(CHUNKS):
+            if chunk is not CHUNKS[-1]:
+                writer.read_ahead(CHUNKS[at + 1])
+            found = writer.multi_get(chunk)
+            if chunk is not CHUNKS[-1] or not skips_last:
+                writer.multi_put(chunk, [b"%d" % (int(one) + 1) for one in found])
+        writer.flush()
+    except errors.FencedError:
+        return False
+    finally:
+        writer.close()
+    return True
+
+
+class Interrupted:
+    """Has a trouble come in before one of the sends and reads of this process's connections."""
+
+    def __init__(self, store, number, trouble):
+        self.store, self.left, self.trouble = store, number, trouble
+        self.found = None
+
+    def install(self, patch):
+        for name in ("send_packed_command", "read_response"):
+            patch.setattr(Connection, name, self.before(getattr(Connection, name)))
+
+    def before(self, call):
+        def interrupted(conn, *args, **options):
+            if conn._sock is not None:  # and not while it connects
+                self.left -= 1
+                if self.left == 0:
+                    self.comes(conn)
+            return call(conn, *args, **options)
+
+        return interrupted
+
+    def comes(self, conn):
+        if self.trouble == "lost":
+            conn._sock.shutdown(socket.SHUT_RDWR)
+        elif self.trouble == "touched":
+            move(self.store, OPEN)
+        else:
+            move(self.store, OPEN._replace(txid=8))
+            self.found = [self.store.multi_get(chunk) for chunk in CHUNKS]
 
 
 def test_a_writer_that_is_closed_leaves_no_connection_half_read(store):

@@ -26,7 +26,7 @@ from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mapstate.backing_map import Backend, FenceToken, check_lengths
+from mapstate.backing_map import Backend, FenceToken, ReadsAhead, check_lengths
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreUnavailableError
 from mapstate.ledger import LEDGER_KEY
 
@@ -138,7 +138,8 @@ class Fault:
     ``method``  of the store or its writer: "multi_put", "swap", "claim", "close", and what else it has
     ``call``    the number of the call (`Call.number`); None: any
     ``where``   further, what the call has to be like
-    ``after``   False: before the call is done. True: afterwards, and its result is lost if this raises
+    ``after``   False: before the call is done. True: afterwards, and its result is lost if this raises. A put that
+                `ReadsAhead` lets return earlier is waited for
     ``since``   only once the fault of this name has fired
     ``times``   how often it fires, over all processes that share a folder; None: at each such call
     ``name``    of the mark that it leaves in the folder; two faults of one name fire once together
@@ -353,7 +354,11 @@ class FaultyStore:
         for fault in self._faults:
             if fault.after != after or (fault.since is not None and not self.fired(fault.since)):
                 continue
-            if fault.meets(call) and self._first(fault):
+            if not fault.meets(call):
+                continue
+            if after and isinstance(self._inner, ReadsAhead):
+                self._inner.flush()  # a put may have returned before it was done
+            if self._first(fault):
                 fault.fire(call, self._folder)
                 return
 
