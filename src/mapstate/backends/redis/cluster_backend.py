@@ -41,7 +41,7 @@ class RedisClusterBackend(RedisSettings):
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+cluster", "rediss+cluster")
 
     chunk_size: ClassVar[int] = 10_000
-    """Each bucket has a share of a chunk; two thirds of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
+    """Each bucket has a share of a chunk; five sixths of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
 
     def _rules(self) -> list[tuple[str, object, str]]:
         ports = all(host and 0 < port < 2**16 for host, port in self.nodes)
