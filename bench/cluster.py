@@ -4,7 +4,8 @@ A task is called in this process with Arrow batches, for a state on each. All se
 the task, so a cluster cannot be faster here: what shows is what spreading a chunk over nodes and buckets costs.
 
 Beside it the same commands, packed beforehand and sent to all nodes at once, on both: what servers and sockets take by
-themselves, and what a library that takes no time would come to.
+themselves, and what a library that takes no time would come to. And the state again with as many buckets as
+docs/performance.md recommends for three masters that are to stay three.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _PAYLOAD = b"[280000009,3,2]"
 _TOKEN = b"1:280000009:nonce"
 _LIMIT = 2**29
 _BUCKETS = RedisClusterBackend().buckets
+_FEW = 24
 
 _Round = list[tuple[Any, list[bytes]]]
 """What goes to each connection at once."""
@@ -88,7 +90,11 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
     users = [f"user-{at}" for at in range(keys)]
     batches = arrow_batches(users)
     with RedisServer().start() as server, RedisCluster() as nodes:
-        states = {"single": CountedState(server.url), "cluster of three": CountedState(nodes.url)}
+        states = {
+            "single": CountedState(server.url),
+            "cluster of three": CountedState(nodes.url),
+            f"cluster of three, {_FEW} buckets": CountedState(f"{nodes.url}?buckets={_FEW}", f"{STATE}-{_FEW}"),
+        }
         seconds = by_turns(
             {
                 **{name: partial(state.apply, batches) for name, state in states.items()},
@@ -113,14 +119,19 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 Goal("least", 0.7),
             ),
             Row(
+                f"the same with {_FEW} buckets, eight for each master",
+                "single Redis",
+                ratios(seconds["single"], seconds[f"cluster of three, {_FEW} buckets"]),
+            ),
+            Row(
                 "the same commands on three, packed beforehand",
                 "the same commands on one, packed beforehand",
                 ratios(seconds["single, packed beforehand"], seconds["cluster of three, packed beforehand"]),
                 note="what the goal above would be for a library that takes no time itself",
             ),
         ],
-        f"{keys:,} keys a batch, 64 buckets, chunks of 2,000 keys and of 10,000 in the cluster: each store's default; "
-        f"{turns} turns after 2 to warm up",
+        f"{keys:,} keys a batch, {_BUCKETS} buckets where nothing is said, chunks of 2,000 keys and of 10,000 in the "
+        f"cluster: each store's default; {turns} turns after 2 to warm up",
         table(
             "state on | microseconds a key",
             [

@@ -65,6 +65,7 @@ class StateReader:
     ) -> None:
         self._state = check_state_name(state)
         self._store: Any = backend.open(state)
+        self._in_one_call = isinstance(self._store, LedgerReads)  # asking a protocol takes as long as ten keys
         self._latest = consistency == "latest"
         self._aggregators = aggregators
         self._before = before
@@ -204,8 +205,9 @@ class StateReader:
 
     def _fetch(self, texts: list[Any]) -> tuple[bytes | None, list[Any], bytes | None]:
         store = self._store
-        if isinstance(store, LedgerReads):
-            return store.multi_get_with_ledger(texts)
+        if self._in_one_call:
+            found: tuple[bytes | None, list[Any], bytes | None] = store.multi_get_with_ledger(texts)
+            return found
         ledger = ledger_store(store)
         before = ledger.load()
         data = store.multi_get(texts)
