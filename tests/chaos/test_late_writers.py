@@ -67,7 +67,11 @@ def test_a_task_that_writes_after_the_next_batch_was_committed_is_refused(url, s
         late = ended_badly(backend, before)
         puts = [one.outcome for one in backend.calls[before:] if one.method == "multi_put"]
         done_before = (method, after) == ("multi_put", True)  # the one that it stalled behind ends only now
-        assert puts.count("done") == done_before, f"at {method} {call}: {puts}"
+        left_under_way = not url.startswith(
+            "sqlite"
+        )  # a put that Redis refuses may have returned: the next call says so
+        returned = puts.count("done") - done_before
+        assert 0 <= returned <= left_under_way, f"at {method} {call}: {puts}"
         # SQLite's reads are not fenced: there it finds records of a later attempt, and stops before its put
         finds = url.startswith("sqlite") and (method, after) in (("multi_put", True), ("multi_get", False))
         # where it stalled before it read its rows, Spark may have taken these away
