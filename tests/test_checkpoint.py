@@ -136,11 +136,16 @@ def test_in_a_mount_point_what_goes_stays_in_it(url, tmp_path, monkeypatch):
 
 def test_where_nothing_can_be_moved_nothing_is_left_behind(url, tmp_path, monkeypatch):
     place = checkpoint(tmp_path / "c", range(5), range(4))
-    before = sorted(tmp_path.rglob("*"))
+
+    def there():
+        """Without those that SQLite has beside its own while a connection is open."""
+        return sorted(path for path in tmp_path.rglob("*") if not path.name.startswith("state.db-"))
+
+    before = there()
     monkeypatch.setattr(Path, "rename", mounted(place / "commits"))
     with pytest.raises(CheckpointError, match=r"link.*run it again"):
         rewind(url, "s", place)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert there() == before
 
 
 def test_a_checkpoint_that_cannot_be_read_is_an_error_of_ours(url, tmp_path, monkeypatch):
