@@ -23,7 +23,12 @@ from mapstate.maps import (
     TransactionStatus,
 )
 from mapstate.transitions import Field
-from mapstate.values import Committed, OpaqueValue, TransactionalValue
+from mapstate.values import Committed, OpaqueValue, TransactionalValue, any_none
+
+
+@given(st.lists(st.sampled_from([None, 0, 0.0, False, "", b"", (), b"record", (1, None, None), 7])))
+def test_whether_a_chunk_has_nones_is_told_from_what_is_false(items):
+    assert any_none(items) == any(one is None for one in items)
 
 
 class DictMap:
@@ -119,7 +124,7 @@ def slow_value(record, view):
     return curr if txid in counts else prev
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(views(), st.lists(st.none() | st.integers(0, 34), max_size=12))
 def test_the_one_rule_agrees_with_its_table(view, txids):
     last, dead, floor, first, newest = view
@@ -363,7 +368,6 @@ def test_beginning_again_without_a_commit_is_another_attempt():
     assert add(state, 1) == 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from("abc"), max_size=5)), max_size=12))
 def test_an_opaque_map_holds_the_sum_of_the_attempts_that_were_committed(attempts):
     """Each attempt has a txid of its own and may die; what it wrote must never count."""
@@ -454,7 +458,7 @@ calls = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(1, 4), st.lists(calls, max_size=15))
 def test_a_cache_reads_as_its_delegate_does_whatever_fails(max_entries, script):
     backing = DictMap()

@@ -27,6 +27,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
+from mapstate.values import any_none
 
 __all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "KeyField", "StoreKey"]
 
@@ -103,7 +104,7 @@ class KeyCodec:
     def _encode_column(self, at: int, column: Sequence[Any]) -> list[str]:
         to_text = self._types[at].to_text
         try:
-            if None in column:
+            if any_none(column):
                 return ["\\N" if value is None else text for value, text in _around_nulls(column, to_text)]
             return to_text(column)
         except (TypeError, ValueError, ArithmeticError) as error:

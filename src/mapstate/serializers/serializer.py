@@ -11,6 +11,7 @@ import msgspec
 from mapstate.errors import CorruptRecordError, SerializationError
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 from mapstate.transitions import Field, StateType
+from mapstate.values import any_none
 
 __all__ = ["RecordCodec", "Serializer"]
 
@@ -89,7 +90,7 @@ class RecordCodec:
             return [None if one is None else self._load_by_txid(key, one) for key, one in zip(keys, data, strict=True)]
         decode, into = self._now.decode, self._now.into
         try:
-            if None not in data:  # no Python code per record, where none has to be converted
+            if not any_none(data):  # no Python code per record, where none has to be converted
                 decoded = map(decode, data)
                 return list(decoded) if into is None else list(map(into, decoded))
             if into is None:

@@ -27,6 +27,7 @@ from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import Fence, FenceToken, IBackingMap, check_lengths
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavailableError
 from mapstate.findings import Finding
+from mapstate.values import any_none
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend
@@ -76,7 +77,7 @@ class RedisClusterStore:
         """
         before = self._at_ledger(command(b"GET", self._ledger))[0]
         records = self.multi_get(keys)
-        after = self._at_ledger(command(b"GET", self._ledger))[0] if None in records else before
+        after = self._at_ledger(command(b"GET", self._ledger))[0] if any_none(records) else before
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
