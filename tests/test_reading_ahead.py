@@ -52,10 +52,22 @@ def move(store, token):
         store.move_fences([fence.token for fence in store.fences()], token)
 
 
-def in_use(store):
+def pools_of(store):
     backend = store._backend
-    pools = [backend.pool()] if hasattr(backend, "pool") else map(backend.pool_to, store._cluster.known())
-    return sum(len(pool._in_use_connections) for pool in pools)
+    return [backend.pool()] if hasattr(backend, "pool") else [*map(backend.pool_to, store._cluster.known())]
+
+
+def in_use(store):
+    return sum(len(pool._in_use_connections) for pool in pools_of(store))
+
+
+def at_first_chunk(store):
+    """A writer that has got the first chunk, with the second one under way."""
+    writer = store.writer(OPEN)
+    writer.read_ahead(CHUNKS[0])
+    writer.read_ahead(CHUNKS[1])
+    assert writer.multi_get(CHUNKS[0]) == [None] * 50
+    return writer
 
 
 def drop_connections(place):
@@ -80,9 +92,7 @@ def held(place):
 
 def drop_own_connections(store):
     """From this end, with all that has not been read yet."""
-    backend = store._backend
-    pools = [backend.pool()] if hasattr(backend, "pool") else map(backend.pool_to, store._cluster.known())
-    for pool in pools:
+    for pool in pools_of(store):
         for conn in pool._in_use_connections:
             conn._sock.shutdown(socket.SHUT_RDWR)
 
@@ -103,10 +113,7 @@ def test_every_chunk_finds_what_is_stored_and_is_stored(store):
 
 
 def test_a_fence_that_moved_after_the_read_refuses_the_put(store):
-    writer = store.writer(OPEN)
-    writer.read_ahead(CHUNKS[0])
-    writer.read_ahead(CHUNKS[1])
-    writer.multi_get(CHUNKS[0])
+    writer = at_first_chunk(store)
     move(store, OPEN._replace(txid=8))
     writer.multi_put(CHUNKS[0], [b"late"] * 50)
     with pytest.raises(errors.FencedError):
@@ -117,10 +124,7 @@ def test_a_fence_that_moved_after_the_read_refuses_the_put(store):
 
 
 def test_a_fence_that_moved_between_two_chunks_refuses_the_second(store):
-    writer = store.writer(OPEN)
-    writer.read_ahead(CHUNKS[0])
-    writer.read_ahead(CHUNKS[1])
-    writer.multi_get(CHUNKS[0])
+    writer = at_first_chunk(store)
     writer.multi_put(CHUNKS[0], [b"in time"] * 50)
     assert writer.multi_get(CHUNKS[1]) == [None] * 50  # was read ahead
     move(store, OPEN._replace(closed=True))
@@ -176,10 +180,7 @@ def test_a_connection_that_breaks_costs_a_read_and_no_record(store, place, when)
 
 
 def test_a_put_with_a_read_under_way_returns_before_its_reply(place, store):
-    writer = store.writer(OPEN)
-    writer.read_ahead(CHUNKS[0])
-    writer.read_ahead(CHUNKS[1])
-    assert writer.multi_get(CHUNKS[0]) == [None] * 50
+    writer = at_first_chunk(store)
     with held(place):
         writer.multi_put(CHUNKS[0], [b"0"] * 50)
         writer.read_ahead(CHUNKS[2])
@@ -196,10 +197,7 @@ def test_a_put_with_a_read_under_way_returns_before_its_reply(place, store):
 
 @pytest.mark.parametrize("call", ["flush", "multi_put", "multi_get of others", "multi_rewrite"])
 def test_what_a_put_came_to_shows_in_the_next_call(store, call):
-    writer = store.writer(OPEN)
-    writer.read_ahead(CHUNKS[0])
-    writer.read_ahead(CHUNKS[1])
-    writer.multi_get(CHUNKS[0])
+    writer = at_first_chunk(store)
     move(store, OPEN._replace(txid=8))
 
     def put():
@@ -225,10 +223,7 @@ def test_what_a_put_came_to_shows_in_the_next_call(store, call):
 
 def test_records_of_a_later_attempt_are_not_read(store):
     """Who reads them would take them for a checkpoint that is too old."""
-    writer = store.writer(OPEN)
-    writer.read_ahead(CHUNKS[0])
-    writer.read_ahead(CHUNKS[1])
-    writer.multi_get(CHUNKS[0])
+    writer = at_first_chunk(store)
     later = OPEN._replace(txid=8)
     move(store, later)
     store.writer(later).multi_put(CHUNKS[2], [b"later"] * 50)
@@ -247,8 +242,6 @@ def test_records_of_a_later_attempt_are_not_read(store):
 
 @pytest.mark.parametrize("hiccup", ["touched", "dropped", "large"])
 def test_after_a_hiccup_reads_go_ahead_again(place, store, monkeypatch, hiccup):
-    if isinstance(store, SpreadFences):
-        hiccup = "large"  # a cluster takes a connection for each request anyway
     chunks = [[f"{chunk}-{at}" for at in range(50)] for chunk in range(20)]
     writer = store.writer(OPEN)
     taken = []
@@ -267,17 +260,14 @@ def test_after_a_hiccup_reads_go_ahead_again(place, store, monkeypatch, hiccup):
             elif hiccup == "dropped":
                 drop_connections(place)
         writer.multi_put(chunk, [b"x" * (400_000 if at == 3 and hiccup == "large" else 1)] * 50)
-    assert isinstance(store, SpreadFences) or len(taken) <= 1
+    assert isinstance(store, SpreadFences) or len(taken) <= 1  # a cluster takes one for each request anyway
     writer.close()
     assert [store.multi_get(chunk) for chunk in chunks[4:]] == [[b"x"] * 50] * 16
     assert in_use(store) == 0
 
 
 def test_a_put_under_way_on_a_connection_that_breaks_is_sent_again(store, place):
-    writer = store.writer(OPEN)
-    writer.read_ahead(CHUNKS[0])
-    writer.read_ahead(CHUNKS[1])
-    writer.multi_get(CHUNKS[0])
+    writer = at_first_chunk(store)
     with held(place):
         writer.multi_put(CHUNKS[0], [b"0"] * 50)
         drop_own_connections(store)
@@ -289,10 +279,7 @@ def test_a_put_under_way_on_a_connection_that_breaks_is_sent_again(store, place)
 
 
 def test_a_writer_that_is_closed_with_a_put_under_way_leaves_no_connection_half_read(store):
-    writer = store.writer(OPEN)
-    writer.read_ahead(CHUNKS[0])
-    writer.read_ahead(CHUNKS[1])
-    writer.multi_get(CHUNKS[0])
+    writer = at_first_chunk(store)
     writer.multi_put(CHUNKS[0], [b"0"] * 50)
     writer.close()
     assert in_use(store) == 0

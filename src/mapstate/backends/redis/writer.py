@@ -118,7 +118,7 @@ class Writer:
     def _finish(self, sent: _Sent) -> None:
         """Returns when a put that was sent is done; again where the fence was touched, and left as it was."""
         for _ in range(_PUT_TRIES):
-            if self._own() is None or not (sent.answered or sent in self._due):
+            if self._own() is None:  # a connection is never taken anew before what was sent on the old one is done
                 break
             with suppress(*DRIVER_ERRORS):  # what was sent may be done or not: again, below
                 self._read_to(sent)
@@ -171,7 +171,7 @@ class Writer:
 
     def _put(self, sent: _Sent) -> None:
         """Sends it, behind what is under way, and the next WATCH behind it."""
-        conn, sent.answered = self._taken(), False
+        conn = self._taken()
         self._server.send(conn, sent.change + command(b"WATCH", self._fence) + command(b"GET", self._fence))
         self._due.append(sent)
         self._watching = conn
@@ -256,19 +256,17 @@ class _Asked:
 class _Sent:
     """A transaction of ``replies`` beside those to MULTI and EXEC; then what it came to, and the fence behind it."""
 
-    __slots__ = ("answered", "change", "done", "fence", "replies")
+    __slots__ = ("change", "done", "fence", "replies")
 
     def __init__(self, change: bytes, replies: int) -> None:
         self.change = change
         self.replies = replies
-        self.answered = False
         self.done: Any = None
         self.fence: bytes | None = None
 
     def read(self, server: Server, conn: Any) -> None:
         """With those to the WATCH and the GET behind it."""
         *_, self.done, _, self.fence = server.replies(conn, self.replies + 4, exec_at=-3)
-        self.answered = True
 
 
 def fenced(state: str, token: FenceToken, found: bytes | str | None) -> FencedError:
