@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
@@ -200,6 +201,14 @@ def test_a_put_beyond_what_redis_takes_at_once_says_so(store, monkeypatch):
     with pytest.raises(TooLargeError, match="chunk_size"):
         writer(store).multi_put(["a", "b"], [b"v" * 600, b"v" * 600])
     assert store.multi_get(["a", "b"]) == [None, None]
+
+
+def test_a_put_of_more_words_than_the_server_takes_says_so(store, side_door):
+    keys, most = [f"user-{at}" for at in range(600_000)], "1,048,576 words"
+    before_7 = int(side_door.info("server")["redis_version"].split(".")[0]) < 7
+    with pytest.raises(StoreUnavailableError, match=most) if before_7 else nullcontext():
+        store.multi_put(keys, [b"x"] * len(keys))
+    assert store.multi_get([keys[0], keys[-1]]) == [None if before_7 else b"x"] * 2
 
 
 # The fence

@@ -60,6 +60,11 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         return StoreUnavailableError, "takes no writes: it is a replica, still loading, or not ready.", True
     if isinstance(error, _UNREACHABLE):
         advice = "cannot be reached or does not answer. Look at address, network, TLS and the server's log."
+        if "while writing to socket" in text:
+            advice += (
+                " If it hung up on what it was sent: before Redis 7 a command has at most 1,048,576 words, and a key "
+                "of a put is two or three of them; take fewer keys at a time, or a smaller chunk_size."
+            )
         return StoreUnavailableError, advice, True
     if isinstance(error, _CLUSTER):
         return StoreError, "belongs to a cluster, and redis:// speaks to one server: use redis+cluster://.", False
