@@ -460,6 +460,10 @@ class _Connection(sqlite3.Connection):
                 self.execute("ROLLBACK")
         self.close()
 
+    def __del__(self) -> None:
+        with suppress(sqlite3.Error):  # Python 3.13 warns of one that is dropped open, as those of a dropped store are
+            self.close()
+
 
 class _Writer:
     def __init__(self, store: SqliteStore, token: FenceToken) -> None:
