@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from needed_servers import without_server
 from postgresql_server import find_postgresql, running_postgresql
 from redis.exceptions import RedisError
@@ -18,6 +19,10 @@ from redis_groups import GivenCluster, RedisCluster, SentinelPair
 from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
 
 pytest_plugins = ["chaos_table", "spark_fixtures", "aerospike_fixtures"]
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +36,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "chaos" and config.getoption("--chaos") == "none" else None
 
 
+@pytest.hookimpl(optionalhook=True)  # also a run with -p no:xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Two processes, each with servers of its own; one where a server is given, which they would share."""
     return 1 if any(name.startswith("MAPSTATE_TEST_") for name in os.environ) else 2

@@ -156,7 +156,7 @@ NATIVE = {
 }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(list(NATIVE)), st.data())
 def test_combining_a_chunk_is_combining_each(name, data):
     one, partial, stored = NATIVE[name]
@@ -167,7 +167,7 @@ def test_combining_a_chunk_is_combining_each(name, data):
     assert repr(together) == repr([one.combine(old, new) for old, new in rows])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.sampled_from([Count(), Count("x"), Sum("x"), Avg("x"), Min("x"), Max("x"), First("x", "at"), Last("x", "at")]),
     st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.integers(0, 3)), max_size=8),

@@ -66,7 +66,7 @@ def all_alike(kinds, key):
     return tuple(alike(kind, value) for kind, value in zip(kinds, key, strict=True))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(schemas_with_keys(1))
 def test_a_key_comes_back_as_an_equal_key(drawn):
     kinds, [key] = drawn
@@ -76,7 +76,7 @@ def test_a_key_comes_back_as_an_equal_key(drawn):
     assert [type(value) for value in back] == [type(value) for value in key]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(schemas_with_keys(2))
 @example((["string", "string"], [("a|", "b"), ("a", "|b")]))
 @example((["string", "string"], [("a\\", "b"), ("a", "\\b")]))
@@ -91,7 +91,7 @@ def test_two_keys_have_one_text_exactly_where_they_are_equal(drawn):
     assert same_text == (all_alike(kinds, one) == all_alike(kinds, other))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(list(VALUES)), st.data())
 def test_texts_of_neighbours_differ(kind, data):
     """Small pools, so that equal and nearly equal keys do come together."""
@@ -102,7 +102,7 @@ def test_texts_of_neighbours_differ(kind, data):
     assert len(set(texts)) == len({all_alike((kind, kind), key) for key in keys})
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(schemas_with_keys(1))
 def test_a_text_can_be_typed_in_a_shell(drawn):
     kinds, [key] = drawn
@@ -112,7 +112,7 @@ def test_a_text_can_be_typed_in_a_shell(drawn):
     assert text.encode()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(schemas_with_keys(5))
 def test_columns_give_the_texts_that_single_keys_give(drawn):
     kinds, keys = drawn
@@ -233,7 +233,7 @@ def test_a_type_that_has_no_one_equality_cannot_be_a_key(kind):
     assert caught.value.type == kind
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     schemas,
     awkward | st.text(max_size=20) | st.sampled_from(["1|2", "\\", "\\q", "a|", "|", "\\x", "NaN|", "\\ledger"]),

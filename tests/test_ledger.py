@@ -360,7 +360,7 @@ def test_a_lost_reply_neither_loses_nor_doubles_a_transition(step, script, store
     assert with_faults == result_of(step, type(store)() if not hasattr(store, "_path") else MemoryStore(), [])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.booleans(),
     st.lists(st.sampled_from(["ok", "applied", "lost"]), max_size=40),
@@ -567,7 +567,7 @@ def test_a_damaged_ledger_is_an_error_everywhere_and_never_overwritten(store, da
     assert stored(store) == damaged
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_ledger_with_any_byte_changed_is_read_or_refused_and_nothing_else(data):
     store = MemoryStore()

@@ -34,7 +34,7 @@ def test_each_protection_is_needed(mutant):
 
 @pytest.mark.parametrize("world", WIDE, **by_name)
 def test_on_no_long_way_through_a_wide_world_does_a_count_go_wrong(world):
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.data())
     def ways(data):
         found = walk(world, lambda labels: data.draw(st.integers(0, len(labels) - 1)), longest=200)

@@ -708,7 +708,7 @@ def test_a_backend_travels_and_finds_the_same_state():
 # Any interleaving
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

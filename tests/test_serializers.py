@@ -97,7 +97,7 @@ def alike(value):
 # There and back
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.sampled_from(FORMATS),
     st.sampled_from(KINDS),
@@ -120,7 +120,7 @@ def test_every_value_comes_back_as_it_was(form, kind, types, data):
     assert alike(back) == alike(records)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(FORMATS), st.sampled_from(KINDS), plain, plain)
 def test_what_an_own_aggregator_accumulates_comes_back_as_it_was(form, kind, curr, prev):
     at_work = codec(form, kind, ["any"])
@@ -279,7 +279,7 @@ noise = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     st.sampled_from(FORMATS),
     st.sampled_from(KINDS),

@@ -184,7 +184,7 @@ def test_more_keys_than_a_statement_can_hold_are_read_in_order(store):
     assert store.multi_get(asked) == [None if key == "no" else key.encode() for key in asked]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=20))
 def test_any_text_is_a_key_and_any_bytes_a_record(tmp_path_factory, pairs):
     """NUL, quotes, wildcards, the empty text: a third party's codec may use them."""

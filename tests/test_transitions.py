@@ -676,7 +676,7 @@ class NonTransactionalLedgers(Ledgers):
 
 
 for machine in (Ledgers, TransactionalLedgers, NonTransactionalLedgers):
-    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 
 TestOpaqueLedgers = Ledgers.TestCase
 TestTransactionalLedgers = TransactionalLedgers.TestCase
