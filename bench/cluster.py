@@ -4,7 +4,9 @@ A task is called in this process with Arrow batches, for a state on each. All se
 the task, so a cluster cannot be faster here: what shows is what spreading a chunk over nodes and buckets costs.
 
 Beside it the same commands, packed beforehand and sent to all nodes at once, on both: what servers and sockets take by
-themselves, and what a library that takes no time would come to. And the state again with as many buckets as
+themselves, and what a library that takes no time would come to. Then the state again, to show where the rest goes:
+with keys that come in order of their buckets, whose groups are known beforehand, so that telling buckets apart costs
+nothing; and with that and a plain MSET for each bucket, which no fence guards. And with as many buckets as
 docs/performance.md recommends for three masters that are to stay three.
 """
 
@@ -12,19 +14,22 @@ from __future__ import annotations
 
 from measuring import Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
-from counted_state import STATE, CountedState, arrow_batches, chunks, processor_lines, processor_time
+from counted_state import ARROW_ROWS, STATE, CountedState, arrow_batches, chunks, processor_lines, processor_time
 from redis_groups import RedisCluster
 from servers import GivenRedis, RedisServer
 
+from mapstate.backends.redis import cluster_writer
 from mapstate.backends.redis.backend import RedisBackend
-from mapstate.backends.redis.buckets import Bucket, in_groups
+from mapstate.backends.redis.buckets import Bucket, Group, in_groups
 from mapstate.backends.redis.cluster_backend import RedisClusterBackend
 from mapstate.backends.redis.layout import StringLayout
-from mapstate.backends.redis.wire import command
+from mapstate.backends.redis.wire import PackedKeys, command
 from mapstate.spec import CHUNK_SIZE
 
 _PAYLOAD = b"[280000009,3,2]"
@@ -81,6 +86,39 @@ def to_nodes(conns: list[Any], users: list[str]) -> list[_Round]:
     return rounds
 
 
+class Grouped:
+    """Users in order of their buckets, chunk by chunk, and the groups of each chunk, which cost nothing to find."""
+
+    def __init__(self, users: list[str]) -> None:
+        assert RedisClusterBackend.chunk_size == ARROW_ROWS, "a chunk is a batch from Arrow"
+        self.users: list[str] = []
+        self._places: dict[str, list[tuple[int, list[int]]]] = {}
+        for some in chunks(users, ARROW_ROWS):
+            places, start = [], 0
+            for group in in_groups(some, _BUCKETS):
+                places.append((group.bucket, [*range(start, start + len(group.keys))]))
+                start += len(group.keys)
+                self.users += group.keys
+            self._places[self.users[-start]] = places
+
+    def groups(self, keys: Sequence[str], _: int) -> list[Group]:
+        """In place of `in_groups`."""
+        return [Group(bucket, at, list(keys[at[0] : at[-1] + 1])) for bucket, at in self._places[keys[0]]]
+
+    def apply(self, state: CountedState, batches: Sequence[Any], *, guarded: bool) -> float:
+        """One batch; its seconds."""
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(cluster_writer, "in_groups", self.groups))
+            if not guarded:
+                patches.enter_context(patch.object(Bucket, "fenced_put", _mset))
+            return state.apply(batches)
+
+
+def _mset(bucket: Bucket, _: bytes, keys: PackedKeys, values: Sequence[bytes]) -> bytes:
+    """In place of `Bucket.fenced_put`; its reply, OK, passes for that of the script."""
+    return bucket._layout.put(keys, values)[0]
+
+
 def connected(server: GivenRedis) -> Any:
     """A connection, kept to the end."""
     return RedisBackend(port=server.port).pool().get_connection()
@@ -95,9 +133,19 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
             "cluster of three": CountedState(nodes.url),
             f"cluster of three, {_FEW} buckets": CountedState(f"{nodes.url}?buckets={_FEW}", f"{STATE}-{_FEW}"),
         }
+        grouped = Grouped(users)
+        in_order = arrow_batches(grouped.users)
+        changed = {
+            "cluster of three, grouped beforehand": CountedState(nodes.url, f"{STATE}-grouped"),
+            "cluster of three, grouped beforehand, unguarded": CountedState(nodes.url, f"{STATE}-unguarded"),
+        }
         seconds = by_turns(
             {
                 **{name: partial(state.apply, batches) for name, state in states.items()},
+                **{
+                    name: partial(grouped.apply, state, in_order, guarded=name.endswith("beforehand"))
+                    for name, state in changed.items()
+                },
                 "single, packed beforehand": sent(to_one(connected(server), users)),
                 "cluster of three, packed beforehand": sent(to_nodes([connected(one) for one in nodes.masters], users)),
             },
@@ -108,7 +156,7 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
         processor = processor_time(states["cluster of three"], batches, keys, clients)
         for client in clients:
             client.close()
-        for state in states.values():
+        for state in (states | changed).values():
             state.check(users, state.batches)
     return Answer(
         [
@@ -117,6 +165,18 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 "single Redis",
                 ratios(seconds["single"], seconds["cluster of three"]),
                 Goal("least", 0.7),
+            ),
+            Row(
+                "the same, keys in order of buckets that are known beforehand",
+                "single Redis",
+                ratios(seconds["single"], seconds["cluster of three, grouped beforehand"]),
+                note="what the goal above would be if telling buckets apart took no time",
+            ),
+            Row(
+                "the same again, a plain MSET for each bucket that no fence guards",
+                "single Redis",
+                ratios(seconds["single"], seconds["cluster of three, grouped beforehand, unguarded"]),
+                note="what the scripts that look at the fence take; not a state that anybody may use",
             ),
             Row(
                 f"the same with {_FEW} buckets, eight for each master",

@@ -1,22 +1,26 @@
 """What a Python worker costs before its first record: its imports, and its first batch, beside an empty mapInArrow.
 
 Imports are those of a process of its own: what Spark's worker imports for a mapInArrow, and what unpickling a task
-and opening Redis add. First batches are jobs of one small partition with `spark.python.worker.reuse` off, so that each
-has a worker that has never run anything.
+and opening Redis add. mapstate's modules are compiled first, as pip compiles what it installs: where Python may not
+write beside the source, each process would compile them again. First batches are jobs of one small partition with
+`spark.python.worker.reuse` off, so that each has a worker that has never run anything.
 """
 
 from __future__ import annotations
 
 from turns import no_store, session  # isort: skip
 
+import compileall
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from measuring import Answer, Goal, Row, by_turns, ratios, spread, table
 from servers import RedisServer
 
+import mapstate
 from mapstate import Count, newStream, opaque, open_reader
 from mapstate.transitions import Commit
 
@@ -32,6 +36,7 @@ def imports(code: str) -> Any:
 
 
 def ask(turns: int = 15) -> Answer:
+    assert compileall.compile_dir(Path(mapstate.__file__).parent, quiet=1)
     imported = by_turns(
         {"worker": imports(WORKER), "redis-py, msgspec": imports(DRIVER), "task": imports(TASK)}, turns, warm_up=2
     )

@@ -88,12 +88,12 @@ class Turns:
         self._condition.notify_all()
 
 
+_KINDS = {"java": "Spark's JVM", "redis-server": "Redis"}
+_OTHERS = "Python"
+
+
 class Processor:
     """Who spends the processor in a turn: seconds of each kind of process under this one, and of idle cores."""
-
-    KINDS = {"java": "Spark's JVM", "redis-server": "Redis"}  # noqa: RUF012
-    OTHERS = "Python"
-    IDLE = "idle"
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[dict[str, float]]] = {}
@@ -111,12 +111,12 @@ class Processor:
 
     def _spent(self) -> dict[str, float]:
         me = psutil.Process()
-        spent = dict.fromkeys((*self.KINDS.values(), self.OTHERS), 0.0)
+        spent = dict.fromkeys((*_KINDS.values(), _OTHERS), 0.0)
         for process in (me, *me.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                spent[self.KINDS.get(process.name(), self.OTHERS)] += times.user + times.system
-        return spent | {self.IDLE: psutil.cpu_times().idle}
+                spent[_KINDS.get(process.name(), _OTHERS)] += times.user + times.system
+        return spent | {"idle": psutil.cpu_times().idle}
 
 
 def session(partitions: int = 2, **config: Any) -> SparkSession:
