@@ -19,6 +19,7 @@ from servers import RedisServer
 from mapstate import Count, newStream, opaque, open_reader
 
 WARM_UP = 10
+DRIVER = "opaque, applied on the driver"
 
 
 def measured(url: str, batches: int, rows: int, keys: int, *, whole: bool) -> dict[str, list[float]]:
@@ -30,14 +31,19 @@ def measured(url: str, batches: int, rows: int, keys: int, *, whole: bool) -> di
             make_file(folder / "input", number, rows, keys)
         spark = session()
         stream = newStream("users", spark.createDataFrame([], "user_id string"))
-        state = f"visits-{'whole' if whole else 'function'}"
-        aggregate = stream.groupBy("user_id").persistentAggregate(opaque(url, state), n=Count())
-        contestants: dict[str, Contestant] = {"noop": noop, "no store": no_store, "opaque": aggregate}
+        by_user, suffix = stream.groupBy("user_id"), "whole" if whole else "function"
+        states = {"opaque": opaque(url, f"visits-{suffix}"), DRIVER: opaque(url, f"driver-{suffix}", apply_on="driver")}
+        contestants: dict[str, Contestant] = {
+            "noop": noop,
+            "no store": no_store,
+            **{name: by_user.persistentAggregate(recipe, n=Count()) for name, recipe in states.items()},
+        }
         turns = Turns(list(contestants), whole=whole)
         run_streams(spark, folder, contestants, turns)
-        with open_reader(url, state) as reader:
-            users = [f"user-{key}" for key in range(keys)]
-            assert reader.multi_get(users) == [{"n": batches * rows // keys}] * keys
+        for recipe in states.values():
+            with open_reader(url, recipe.name) as reader:
+                users = [f"user-{key}" for key in range(keys)]
+                assert reader.multi_get(users) == [{"n": batches * rows // keys}] * keys
     return {name: own[WARM_UP : batches - 1] for name, own in turns.seconds.items()}
 
 
@@ -58,6 +64,12 @@ def ask(batches: int = 50, rows: int = 1000, keys: int = 500) -> Answer:
                 "the same query into `noop`",
                 ratios(whole["no store"], whole["noop"]),
                 note="what the goal above would be for a store that takes no time",
+            ),
+            Row(
+                'the same, with apply_on="driver"',
+                "the same query into `noop`",
+                ratios(whole[DRIVER], whole["noop"]),
+                Goal("most", 1.25),
             ),
             Row(
                 "the same, the batch function by itself",

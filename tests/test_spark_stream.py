@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -84,6 +85,23 @@ def test_msgpack_and_json_hold_the_same(url, spark, visits, tmp_path):
         job = counts_of(visits, spark, opaque(url, name=name, serializer=name))
         finish(job.start(tmp_path / name, trigger=AVAILABLE))
         assert contents(url, name) == visits.truth()
+
+
+def test_a_batch_that_is_too_large_for_the_driver_at_once_comes_partition_by_partition(url, spark):
+    frame = spark.range(4000).select(F.sha2(F.col("id").cast("string"), 256).alias("k"))
+    job = newStream("keys", frame).groupBy("k").persistentAggregate(opaque(url, apply_on="driver"), n=Count())
+    conf = spark.sparkContext._jsc.sc().conf()  # the live one: each set of tasks looks there
+    conf.set("spark.driver.maxResultSize", "256k")
+    try:
+        with pytest.raises(Py4JError, match="maxResultSize"):
+            frame.groupBy("k").count().toArrow()
+        run_once(spark, job, frame)
+    finally:
+        conf.remove("spark.driver.maxResultSize")
+    run_once(spark, lambda batch_df, _: job(batch_df, 1), frame)
+    found = contents(url, "keys")
+    assert len(found) == 4000
+    assert all(value == {"n": 2} for value in found.values())
 
 
 KEY_ROWS = [

@@ -43,7 +43,9 @@ class StateSpec:
     ``on_gap``        what happens when the store lacks batches that Spark has finished: "refuse" or
                       "accept" (go on without them)
     ``apply_on``      where records are read and written: "executors", "driver", or "auto", which is the
-                      executors wherever the store can be reached from several processes
+                      executors wherever the store can be reached from several processes. "driver" is quicker for
+                      batches of a few thousand keys: no Python runs on the executors. All keys of a batch are then in
+                      the driver's memory, up to ``spark.driver.maxResultSize``
     ``chunk_size``    keys per read and write; by default what the store is best with, mostly 2,000. A chunk ends
                       with its Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
     ``max_attempts``  how often a batch is begun anew inside one foreachBatch call

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from mapstate import Count, Sum, newStream, opaque, open_reader
+from mapstate import CombinerAggregator, Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.testing import Fault, FaultyBackend
 
@@ -40,8 +40,25 @@ def write_files(folder: Path, batches: int, per_batch: int, rows: int) -> list[i
     return sums
 
 
+class RowByRow(CombinerAggregator):
+    """A count that Spark cannot make by itself, so each row comes."""
+
+    def init(self, _: Any) -> int:
+        return 1
+
+    def combine(self, a: int, b: int) -> int:
+        return a + b
+
+
 def run(
-    spark: SparkSession, url: str, place: Path, faults: tuple[Fault, ...], per_batch: int = 2, **options: Any
+    spark: SparkSession,
+    url: str,
+    place: Path,
+    faults: tuple[Fault, ...],
+    per_batch: int = 2,
+    *,
+    count: Any = Count(),  # noqa: B008
+    **options: Any,
 ) -> FaultyBackend:
     """All batches under ``place``; after each, what the state is, all keys together, goes to the file TOTALS."""
     backend = FaultyBackend(resolve(url), str(place), faults, record=True)
@@ -50,7 +67,7 @@ def run(
     job = (
         newStream("scattered", rows.withColumn("k", draw()))
         .groupBy("k")
-        .persistentAggregate(opaque(backend, **({"chunk_size": 5} | options)), rows=Count(), total=Sum("number"))
+        .persistentAggregate(opaque(backend, **({"chunk_size": 5} | options)), rows=count, total=Sum("number"))
     )
 
     def then_look(batch_df: Any, batch_id: int) -> None:
@@ -88,5 +105,6 @@ if __name__ == "__main__":
         tuple(fault(*one) for one in given["faults"]),
         per_batch=given["per_batch"],
         **({"apply_on": given["apply_on"]} if "apply_on" in given else {}),
+        **({"count": RowByRow()} if given.get("row_by_row") else {}),
     )
     spark.stop()

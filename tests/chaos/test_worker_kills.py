@@ -65,7 +65,7 @@ def test_an_executor_killed_in_mid_write_mixes_no_two_tries(rounds, tally, tmp_p
 @pytest.mark.slow
 @pytest.mark.local_cluster
 def test_an_executor_killed_while_the_driver_writes_mixes_no_two_draws(rounds, tally, tmp_path, redis_url):
-    """apply_on="driver": partition by partition, with the executors idle between them; one is lost after the first."""
+    """apply_on="driver", where each row comes: partition by partition; an executor is lost after the first."""
     batches, per_batch = rounds(1, 3), 4
     sums, faults = write_files(tmp_path / "input", batches + 1, per_batch, ROWS), []
     for batch in range(batches):
@@ -73,7 +73,7 @@ def test_an_executor_killed_while_the_driver_writes_mixes_no_two_draws(rounds, t
         faults.append(["Mark", begins | {"name": f"begun-{batch}"}])
         stall = {"call": 2, "until": f"killed-{batch}", "seconds": 100, "since": f"begun-{batch}"}
         faults.append(["Wait", stall | {"name": f"stall-{batch}"}])
-    options = cluster_options(redis_url, tmp_path, per_batch, faults) | {"apply_on": "driver"}
+    options = cluster_options(redis_url, tmp_path, per_batch, faults) | {"apply_on": "driver", "row_by_row": True}
     log = tmp_path / "job.log"
     with job(Path(__file__).with_name("scattered_job.py"), options, log) as process:
         for batch in range(batches):

@@ -8,6 +8,7 @@ executor that holds a part of it dies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -107,26 +108,51 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> Applied:
 
 
 def apply_on_driver(rows: DataFrame, task: BatchTask) -> Applied:
-    """Aggregates on the executors and applies on the driver, for a store that lives in its process.
+    """Aggregates on the executors and applies on the driver: for a store in its process, and for small batches.
 
-    Partitions come one after the other, each by a job of its own, so where there are executors to lose all are
-    computed by one job before. New values are kept in the driver's memory where asked for.
+    One row per key comes all at once. Where that is more than ``spark.driver.maxResultSize``, and where each row comes,
+    partitions come one after the other. New values are kept in the driver's memory where asked for.
     """
+    batches = None if task.partials is None else _at_once(rows)
+    if batches is not None:
+        out = list(task(iter(batches)))
+    else:
+        with _by_partition(rows) as later:
+            out = list(task(later))
+    line = out.pop().column(REPORT_COLUMN)[0].as_py()
+    new_values = None
+    if task.new_values is not None:
+        new_values = _frame(rows, task.new_values, out)
+    return Applied(_reports([line]), new_values)
+
+
+def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
+    """All rows, by one job and with no Python on the executors; None where Spark finds them too many."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        with configured(rows, ONE_DRAW):
+            batches: list[pa.RecordBatch] = rows.toArrow().to_batches()
+            return batches
+    except (PySparkException, Py4JError) as error:
+        if "spark.driver.maxResultSize" not in str(error):
+            raise
+        return None
+
+
+@contextmanager
+def _by_partition(rows: DataFrame) -> Iterator[Iterator[pa.RecordBatch]]:
+    """All rows, a job for each partition, so where there are executors to lose all are computed by one job before."""
     packed, release = rows.mapInArrow(_to_ipc, "batch binary"), _nothing
     if not rows.sparkSession.sparkContext._jsc.isLocal():
         with configured(rows, ONE_DRAW):
             packed, release = computed_once(packed)
     try:
         lines = packed.toLocalIterator(prefetchPartitions=True)
-        batches = (batch for row in lines for batch in pa.ipc.open_stream(bytes(row[0])))
-        out = list(task(batches))
+        yield (batch for row in lines for batch in pa.ipc.open_stream(bytes(row[0])))
     finally:
         release()
-    line = out.pop().column(REPORT_COLUMN)[0].as_py()
-    new_values = None
-    if task.new_values is not None:
-        new_values = _frame(rows, task.new_values, out)
-    return Applied(_reports([line]), new_values)
 
 
 def computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
