@@ -34,8 +34,9 @@ class StateSpec:
     ``name``          of the state in its store; by default the stream's. Letters, digits, ``_ . -``
     ``serializer``    "json" or "msgpack"; "native" in a store with types of its own, and there nothing else. By default
                       "auto": "native" there, "json" elsewhere
-    ``cache_size``    records that a worker may keep of each partition between batches; 0 is no cache. With
-                      one, adaptive execution is off while the batch is applied, and there can be no ttl
+    ``cache_size``    records that a worker may keep of each partition between batches; 0 is no cache. With one,
+                      adaptive execution is off while the batch is applied, and there can be no ttl. On the driver
+                      there is none
     ``ttl``           seconds from a record's last write until the store may drop it; None is never.
                       The ledger has none
     ``on_new_owner``  what happens when another streaming query opens the state: "refuse", "adopt" (count
@@ -93,6 +94,10 @@ class StateSpec:
             raise ConfigurationError(f"ttl is a number of seconds above 0, or None, not {self.ttl!r}")
         if self.ttl is not None and self.cache_size:
             raise ConfigurationError("a ttl and a cache exclude each other: the cache would keep what has expired")
+        if self.apply_on == "driver" and self.cache_size:
+            raise ConfigurationError(
+                "apply_on='driver' and a cache exclude each other: caches are the executors'. Leave cache_size at 0"
+            )
         if self.apply_on == "executors" and not self.backend.shared_between_processes:
             raise ConfigurationError(
                 f"{self.backend!r} lives in one process, so executors cannot write to it: leave apply_on at 'auto'"
