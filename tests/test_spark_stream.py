@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import ArithmeticException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents, finish
@@ -87,7 +87,7 @@ def test_msgpack_and_json_hold_the_same(url, spark, visits, tmp_path):
         assert contents(url, name) == visits.truth()
 
 
-def test_a_batch_that_is_too_large_for_the_driver_at_once_comes_partition_by_partition(url, spark):
+def test_a_batch_that_is_too_large_for_the_driver_at_once_comes_partition_by_partition(url, spark, monkeypatch):
     frame = spark.range(4000).select(F.sha2(F.col("id").cast("string"), 256).alias("k"))
     job = newStream("keys", frame).groupBy("k").persistentAggregate(opaque(url, apply_on="driver"), n=Count())
     conf = spark.sparkContext._jsc.sc().conf()  # the live one: each set of tasks looks there
@@ -96,12 +96,22 @@ def test_a_batch_that_is_too_large_for_the_driver_at_once_comes_partition_by_par
         with pytest.raises(Py4JError, match="maxResultSize"):
             frame.groupBy("k").count().toArrow()
         run_once(spark, job, frame)
+        monkeypatch.delattr(type(frame), "toArrow")  # is not tried again, which would compute each batch twice
+        job(frame, 1)
     finally:
         conf.remove("spark.driver.maxResultSize")
-    run_once(spark, lambda batch_df, _: job(batch_df, 1), frame)
     found = contents(url, "keys")
     assert len(found) == 4000
     assert all(value == {"n": 2} for value in found.values())
+
+
+def test_what_goes_wrong_in_front_of_the_driver_is_not_left_to_a_thread_of_sparks(spark, monkeypatch):
+    """Python would wait for ever for toArrow's, where a JVM's Error ends it."""
+    frame = spark.createDataFrame([("a", 0)], "k string, n int").select("k", F.expr("1 / n AS x"))
+    job = newStream("keys", frame).groupBy("k").persistentAggregate(opaque("memory://", max_attempts=1), x=Sum("x"))
+    monkeypatch.delattr(type(frame), "toArrow")
+    with pytest.raises(ArithmeticException):
+        job(frame, 0)
 
 
 KEY_ROWS = [

@@ -21,6 +21,7 @@ from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.ledger import record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import fixed_partitions, spread_of
+from mapstate.spark.plan import Plan
 from mapstate.spark.query import configured
 from mapstate.spark.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
 from mapstate.spec import StateSpec
@@ -107,13 +108,15 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> Applied:
     )
 
 
-def apply_on_driver(rows: DataFrame, task: BatchTask) -> Applied:
+def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> Applied:
     """Aggregates on the executors and applies on the driver: for a store in its process, and for small batches.
 
-    One row per key comes all at once. Where that is more than ``spark.driver.maxResultSize``, and where each row comes,
-    partitions come one after the other. New values are kept in the driver's memory where asked for.
+    One row per key comes all at once, until a batch has more than ``spark.driver.maxResultSize`` of them: that one is
+    computed again. From then on, and where each row comes, it is one partition after the other. New values are kept in
+    the driver's memory where asked for.
     """
-    batches = None if task.partials is None else _at_once(rows)
+    batches = _at_once(rows) if plan.at_once else None
+    plan.at_once = batches is not None
     if batches is not None:
         out = list(task(iter(batches)))
     else:
@@ -133,6 +136,9 @@ def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
 
     try:
         with configured(rows, ONE_DRAW):
+            # Planned and begun here: toArrow does it in a thread of its own, for which it waits for ever where an Error
+            # ends it, such as NoSuchMethodError of a source that is compiled for another Spark.
+            rows._jdf.queryExecution().toRdd()
             batches: list[pa.RecordBatch] = rows.toArrow().to_batches()
             return batches
     except (PySparkException, Py4JError) as error:

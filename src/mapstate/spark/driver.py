@@ -229,8 +229,9 @@ class BatchDriver:
 
         on_driver = self._spec.apply_on == "driver" or not self._spec.backend.shared_between_processes
         try:
-            rows = self._planned(batch_df, task.fields).of(batch_df)
-            applied = (apply_on_driver if on_driver else apply_on_executors)(rows, task)
+            plan = self._planned(batch_df, task.fields)
+            rows = plan.of(batch_df)
+            applied = apply_on_driver(rows, task, plan) if on_driver else apply_on_executors(rows, task)
         except (PySparkException, Py4JError) as error:
             # A worker died, or the input failed. The non-transactional type would count twice what is in.
             no_use = isinstance(error, AnalysisException) or last

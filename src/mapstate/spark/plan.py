@@ -23,7 +23,8 @@ class Plan:
 
     Gives one row per key with its partials, and their number of rows last; or, where an aggregator is in plain
     Python, the rows in key order. ``partials`` has the number of columns per field, or None for raw rows;
-    ``rows_of`` names their columns.
+    ``rows_of`` names their columns. ``at_once`` says whether all rows of a batch go to the driver at once, where it
+    applies them; see `apply_on_driver`.
     """
 
     def __init__(self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str]) -> None:
@@ -45,6 +46,7 @@ class Plan:
             self._values.append(F.count(F.lit(1)).alias("rows"))
         else:
             self._values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
+        self.at_once = self.partials is not None
 
     def fits(self, batch_df: DataFrame, fields: Fields) -> bool:
         """Whether this is the plan of such a batch: columns belong to the JVM that they were made in."""
