@@ -105,6 +105,26 @@ def test_a_batch_that_is_too_large_for_the_driver_at_once_comes_partition_by_par
     assert all(value == {"n": 2} for value in found.values())
 
 
+@pytest.mark.parametrize("adaptive", ["true", "false"])
+def test_the_rows_of_a_batch_are_computed_once(url, spark, adaptive):
+    computed = spark.sparkContext.accumulator(0)
+
+    @F.udf("string")
+    def key(number):
+        computed.add(1)
+        return f"k{number % 7}"
+
+    frame = spark.range(100).select(key.asNondeterministic()("id").alias("k"))  # else Spark may compute it again itself
+    job = newStream("keys", frame).groupBy("k").persistentAggregate(opaque(url), n=Count())
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+    try:
+        run_once(spark, job, frame)
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", before)
+    assert sum(value["n"] for value in contents(url, "keys").values()) == computed.value == 100
+
+
 def test_what_goes_wrong_in_front_of_the_driver_is_not_left_to_a_thread_of_sparks(spark, monkeypatch):
     """Python would wait for ever for toArrow's, where a JVM's Error ends it."""
     frame = spark.createDataFrame([("a", 0)], "k string, n int").select("k", F.expr("1 / n AS x"))

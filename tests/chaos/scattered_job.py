@@ -57,12 +57,13 @@ def run(
     faults: tuple[Fault, ...],
     per_batch: int = 2,
     *,
-    count: Any = Count(),  # noqa: B008
+    row_by_row: bool = False,
     **options: Any,
 ) -> FaultyBackend:
     """All batches under ``place``; after each, what the state is, all keys together, goes to the file TOTALS."""
     backend = FaultyBackend(resolve(url), str(place), faults, record=True)
     draw = F.udf(lambda: f"k{secrets.randbelow(KEYS)}").asNondeterministic()
+    count = RowByRow() if row_by_row else Count()
     rows = spark.readStream.schema("number bigint").option("maxFilesPerTrigger", per_batch).csv(str(place / "input"))
     job = (
         newStream("scattered", rows.withColumn("k", draw()))
@@ -104,7 +105,7 @@ if __name__ == "__main__":
         Path(given["place"]),
         tuple(fault(*one) for one in given["faults"]),
         per_batch=given["per_batch"],
+        row_by_row=given.get("row_by_row", False),
         **({"apply_on": given["apply_on"]} if "apply_on" in given else {}),
-        **({"count": RowByRow()} if given.get("row_by_row") else {}),
     )
     spark.stop()
