@@ -14,8 +14,8 @@ from spark_fixtures import Visits
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.errors import UsageError
-from mapstate.spark.offsets import files_not_counted, offsets_of
-from mapstate.transitions import Commit
+from mapstate.spark.offsets import files_not_counted, offsets_of, plan_of
+from mapstate.transitions import BatchPlan, Commit
 
 pytestmark = pytest.mark.spark
 
@@ -135,20 +135,8 @@ def test_a_batch_that_is_given_by_hand_has_no_offsets(url, spark):
         files_not_counted('[{"logOffset":3,"newest":1,"paths":[]}]', 1)
 
 
-def test_a_spark_that_has_its_offsets_elsewhere_has_none_and_fails_no_batch(monkeypatch):
-    from mapstate.spark import offsets as module
-
-    class Elsewhere:
-        def offsetLog(self):
-            raise AttributeError("offsetLog")
-
-    monkeypatch.setattr(module, "running_query", lambda _: Elsewhere())
-    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jvm=None)))
-    assert offsets_of(frame, 0, "q", Commit(batch_id=0, txid=1, owner="q", offsets="[]")) is None
-
-
 class Listed:
-    """What py4j gives for a Scala Seq, an Option and an offset."""
+    """What py4j gives for a Scala Seq, an Option, a Map and an offset."""
 
     def __init__(self, *items: Any) -> None:
         self._items = items
@@ -169,17 +157,53 @@ class Listed:
         return self._items[0]
 
 
-def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeypatch):
+NO_JVM: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jvm=None)))
+
+
+def test_a_spark_whose_offset_log_is_elsewhere_tells_the_offsets_of_its_progress(monkeypatch):
+    from mapstate.spark import offsets as module
+
+    start, end = (Listed(Listed(Listed(offset))) for offset in ("3", '{"visits":{"1":7,"0":42}}'))
+    query = SimpleNamespace(
+        sources=lambda: Listed("a source"), committedOffsets=lambda: start, availableOffsets=lambda: end
+    )
+    monkeypatch.setattr(module, "running_query", lambda _: query)
+    plan = plan_of(NO_JVM, 4, None)
+    assert plan == BatchPlan("[3]", '[{"visits":{"0":42,"1":7}}]')
+    assert plan.digest().fingerprint is None
+
+
+def test_a_spark_that_tells_nothing_of_a_batch_is_warned_of_and_fails_no_batch(monkeypatch, caplog):
+    from mapstate.spark import offsets as module
+
+    monkeypatch.setattr(module, "running_query", lambda _: object())
+    assert plan_of(NO_JVM, 0, None) is None
+    assert "would be taken for a replay" in caplog.text
+    assert offsets_of(NO_JVM, None, "q", Commit(batch_id=0, txid=1, owner="q", offsets="[]")) is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeypatch, version):
     from mapstate.spark import offsets as module
 
     kafka = '{"visits":{"0":42,"1":7}}'
-    ends = SimpleNamespace(offsets=lambda: Listed(Listed(Listed(kafka)), Listed(), Listed(Listed("no json"))))
+    lines = [kafka, "-", "no json"] if version == 1 else ["2:no json", f"0:{kafka}", "1:-"]
+    entry = "\n".join([f"v{version}", '{"batchTimestampMs":17}', *lines])
+    log = SimpleNamespace(get=lambda _: Listed("an entry"), serialize=lambda _, out: out.append(entry))
     source = SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "KafkaMicroBatchStream"))
-    log = SimpleNamespace(get=lambda _: Listed(ends))
     query = SimpleNamespace(offsetLog=lambda: log, sources=lambda: Listed(source, source, source))
     monkeypatch.setattr(module, "running_query", lambda _: query)
-    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jvm=None)))
-    assert json.loads(offsets_of(frame, 0, "q", None)) == [json.loads(kafka), None, "no json"]
+    monkeypatch.setattr(module, "java_class", lambda *_: Written)
+    plan = plan_of(NO_JVM, 1, None)
+    assert (plan.planned_at, plan.before_planned_at) == (17, 17)
+    assert json.loads(offsets_of(NO_JVM, plan, "q", None)) == [json.loads(kafka), None, "no json"]
+
+
+class Written(list):
+    """A ByteArrayOutputStream."""
+
+    def toString(self, _: str) -> str:
+        return "".join(self)
 
 
 def test_where_the_files_cannot_be_read_the_next_batch_makes_up_for_it(url, spark, visits, monkeypatch):

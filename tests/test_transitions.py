@@ -13,6 +13,7 @@ from mapstate.errors import (
     FencedError,
     MapStateError,
     MissingBatchesError,
+    ReplannedBatchError,
     RollbackError,
     StaleBatchError,
     StateOwnershipError,
@@ -23,6 +24,7 @@ from mapstate.keys import KeyField
 from mapstate.ledger import decode_ledger, encode_ledger
 from mapstate.transitions import (
     AlreadyCommitted,
+    BatchPlan,
     Begun,
     Commit,
     Field,
@@ -33,6 +35,7 @@ from mapstate.transitions import (
     check_follower,
     commit,
     commit_vacuum,
+    even_out,
     open_ledger,
     rollback,
 )
@@ -686,21 +689,154 @@ TestNonTransactionalLedgers = NonTransactionalLedgers.TestCase
 def test_a_follower_may_lack_the_batch_that_comes_again_and_nothing_else():
     one, two = with_batches(1), with_batches(2)
     for found in ((None, None), (one, None), (one, one), (two, one), (two, two)):
-        check_follower(found, "query-1", ["refuse", "refuse"])
+        check_follower(found, "query-1", ["refuse", "refuse"], 1, None)
     with pytest.raises(MissingBatchesError, match="rolled back or restored by itself") as raised:
-        check_follower((one, two), "query-1", ["refuse", "refuse"])
+        check_follower((one, two), "query-1", ["refuse", "refuse"], 1, None)
     assert (raised.value.found, raised.value.expected) == (2, 1)
+
+
+# batches that Spark planned anew
+
+
+def planned(number, start, end, after=None):
+    return BatchPlan(f"[{start}]", f"[{end}]", 1000 + number, None if after is None else 1000 + after)
+
+
+def with_plans(*plans, kind="opaque"):
+    ledger = opened(kind)
+    for batch_id, plan in enumerate(plans):
+        ledger = committed(ledger, batch_id, plan=plan, on_gap="accept")
+    return ledger
+
+
+FIRST, SECOND = planned(1, 0, 5), planned(2, 5, 8, after=1)
+
+
+def test_a_committed_batch_with_the_plan_that_it_had_is_a_replay():
+    for kind in KINDS:
+        ledger = with_plans(FIRST, SECOND, kind=kind)
+        after, begun = begin(ledger, ledger.session, 1, plan=SECOND)
+        assert after is ledger
+        assert begun == AlreadyCommitted(1, ledger.committed, ledger.view())
+
+
+@pytest.mark.parametrize("end", [6, 8, 9])
+def test_a_committed_batch_that_is_planned_anew_is_rolled_back_and_begun_in_one_step(end):
+    ledger = with_plans(FIRST, SECOND)
+    after, begun = began(ledger, 1, plan=planned(3, 5, end, after=1))
+    assert begun.txid == ledger.next_txid
+    assert ledger.last_txid not in begun.view
+    assert after == began(rollback(ledger), 1, plan=planned(3, 5, end, after=1))[0]
+    again = committed(opened(ledger=after), 1, plan=planned(3, 5, end, after=1))
+    assert again.committed.plan == planned(3, 5, end, after=1).digest()
+    assert ledger.last_txid not in again.view()
+
+
+@pytest.mark.parametrize(
+    ("ledger", "why"),
+    [
+        (with_plans(FIRST, SECOND, kind="transactional"), "only opaque records"),
+        (with_plans(FIRST, SECOND, kind="non-transactional"), "only opaque records"),
+        (began(with_plans(FIRST, SECOND), 2)[0], "a later attempt has begun"),
+        (commit_vacuum(begin_vacuum(with_plans(FIRST, SECOND), "v")[0], START + 2), "a later attempt has begun"),
+        (with_plans(FIRST, planned(2, 4, 8, after=1)), "do not start at the same offsets"),
+        (with_plans(FIRST, planned(2, 5, 8, after=0)), "do not start at the same offsets"),
+    ],
+)
+def test_a_batch_that_is_planned_anew_is_refused_where_it_cannot_take_the_others_place(ledger, why):
+    with pytest.raises(ReplannedBatchError, match=why) as refused:
+        begin(ledger, ledger.session, 1, plan=planned(3, 5, 9, after=1))
+    assert refused.value.found == "[9]"
+
+
+def test_a_batch_has_to_start_where_the_one_before_it_ended():
+    ledger = with_plans(FIRST, SECOND)
+    for wrong in (planned(3, 7, 9, after=2), planned(3, 8, 9, after=1)):
+        with pytest.raises(ReplannedBatchError, match="count twice or not at all"):
+            begin(ledger, ledger.session, 2, plan=wrong)
+        began(ledger, 2, on_gap="accept", plan=wrong)
+    began(ledger, 2, plan=planned(3, 8, 9, after=2))
+    began(ledger, 2, plan=BatchPlan("[8]", "[9]"))
+
+
+def test_what_another_query_planned_says_nothing_of_this_one():
+    ledger = opened(ledger=with_plans(FIRST, SECOND), owner="query-2", on_new_owner="adopt")
+    began(ledger, 0, plan=planned(7, 8, 9))
+
+
+def test_a_transactional_attempt_is_repeated_with_its_own_plan_only():
+    ledger, attempt = began(with_plans(FIRST, kind="transactional"), 1, plan=SECOND)
+    ledger = opened("transactional", ledger=ledger)
+    assert began(ledger, 1, plan=SECOND)[1].txid == attempt.txid
+    with pytest.raises(ReplannedBatchError, match="has to be identical"):
+        begin(ledger, ledger.session, 1, plan=planned(3, 5, 8, after=1))
+
+
+def test_a_batch_that_is_given_by_hand_has_no_plan_and_keeps_the_rules_without_one():
+    ledger = with_plans(FIRST, SECOND)
+    assert isinstance(begin(ledger, ledger.session, 1)[1], AlreadyCommitted)
+    began(ledger, 2)
+
+
+def older(ledger, at=""):
+    """The ledger as it would be of a mapstate that kept no plans."""
+    offsets = {"committed": "[8]", "previous": '[{"logOffset":5,"source":"files","newest":1,"paths":[]}]'}
+    commits = {
+        name: msgspec.structs.replace(getattr(ledger, name), plan=None, offsets=text, at=at)
+        for name, text in offsets.items()
+    }
+    return msgspec.structs.replace(ledger, **commits)
+
+
+def test_without_a_plan_in_the_ledger_offsets_are_compared_and_the_time_of_the_commit():
+    ledger = older(with_batches(2), at="2026-11-21T00:00:00+00:00")
+    noon = 1_795_262_400_000  # of that day
+    start = '[{"logOffset":5}]'
+    replay = BatchPlan(start, "[8]", noon - 86_400_000, 3)
+    assert isinstance(begin(ledger, ledger.session, 1, plan=replay)[1], AlreadyCommitted)
+    for anew in (replay._replace(end="[9]"), replay._replace(planned_at=noon)):
+        began(ledger, 1, plan=anew)
+    with pytest.raises(ReplannedBatchError, match="do not start at the same"):
+        begin(ledger, ledger.session, 1, plan=replay._replace(start='[{"logOffset":4}]'))
+    began(ledger, 2, plan=BatchPlan("[8]", "[9]", noon, 4))
+    with pytest.raises(ReplannedBatchError, match="count twice or not at all"):
+        begin(ledger, ledger.session, 2, plan=BatchPlan("[7]", "[9]", noon, 4))
+
+
+def test_a_batch_that_one_state_counts_with_another_plan_is_rolled_back_in_all():
+    anew = planned(3, 5, 9, after=1)
+    ledgers = [with_plans(FIRST, SECOND), with_plans(FIRST, anew), with_plans(FIRST)]
+    sessions = [one.session for one in ledgers]
+    for two in (ledgers[:2], [ledgers[0], ledgers[0]]):
+        assert [one.committed.batch_id for one in even_out(two, sessions[:2], 1, anew)] == [0, 0]
+    assert [one.committed.batch_id for one in even_out(ledgers, sessions, 1, anew)] == [0, 0, 0]
+    stuck = began(ledgers[0], 2)[0]
+    with pytest.raises(ReplannedBatchError, match="a later attempt"):
+        even_out([ledgers[0], stuck], sessions[:2], 1, anew)
+
+
+def test_a_follower_of_a_state_that_counts_a_batch_anew_has_to_do_so_too():
+    anew, how = planned(3, 5, 9, after=1), ["refuse", "refuse"]
+    two, one = with_plans(FIRST, SECOND), with_plans(FIRST)
+    for found in ((two, two), (two, one), (one, two)):
+        check_follower(found, "query-1", how, 1, anew)
+    stuck = began(two, 2)[0]
+    for found in ((two, stuck), (one, stuck), (stuck, two)):
+        with pytest.raises(ReplannedBatchError, match="a later attempt"):
+            check_follower(found, "query-1", how, 1, anew)
+    with pytest.raises(MissingBatchesError, match="rolled back or restored by itself"):
+        check_follower((two, with_plans(FIRST, anew)), "query-1", how, 1, anew)
 
 
 def test_a_state_and_its_follower_are_taken_over_with_the_same_batches():
     one, two = with_batches(1), with_batches(2)
     for found in ((None, None), (two, two), (opened(), None)):
-        check_follower(found, "query-2", ["adopt", "adopt"])
+        check_follower(found, "query-2", ["adopt", "adopt"], 1, None)
     for found in ((two, one), (two, None), (None, one)):
         with pytest.raises(MissingBatchesError, match="differ for ever"):
-            check_follower(found, "query-2", ["adopt", "adopt"])
-    check_follower((two, one), "query-2", ["reset", "reset"])
+            check_follower(found, "query-2", ["adopt", "adopt"], 1, None)
+    check_follower((two, one), "query-2", ["reset", "reset"], 1, None)
     with pytest.raises(MissingBatchesError, match="with nothing, and .* with batch 0 of query-1"):
-        check_follower((two, one), "query-2", ["reset", "adopt"])
+        check_follower((two, one), "query-2", ["reset", "adopt"], 1, None)
     taken = open_ledger(two, opening(owner="query-2", on_new_owner="adopt"))
-    check_follower((taken, two), "query-2", ["adopt", "adopt"])  # the driver died before it opened the second
+    check_follower((taken, two), "query-2", ["adopt", "adopt"], 1, None)  # the driver died before it opened the second

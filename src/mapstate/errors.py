@@ -24,6 +24,7 @@
     │   ├── StateSchemaError          type, serializer, keys or fields differ from the ledger's
     │   ├── StaleBatchError           the batch is older than the state
     │   ├── MissingBatchesError       the state lacks batches that Spark has already finished
+    │   ├── ReplannedBatchError       Spark planned a batch anew, over other input than the state counts
     │   ├── FencedError               a newer attempt or driver has taken over
     │   ├── RollbackError             the last batch can no longer be rolled back
     │   ├── IncompleteBatchError      rows in and rows accounted for differ
@@ -62,6 +63,7 @@ __all__ = [
     "MissingDriverError",
     "NotPicklableError",
     "PartialWriteError",
+    "ReplannedBatchError",
     "RollbackError",
     "SerializationError",
     "StaleBatchError",
@@ -208,6 +210,13 @@ class StaleBatchError(LedgerError):
 
 class MissingBatchesError(LedgerError):
     """Spark finished batches that the state does not have: the store lost them, or was left out."""
+
+
+class ReplannedBatchError(LedgerError):
+    """Spark brings a batch with another plan than the state counts or has in flight, and it cannot be counted anew.
+
+    ``found`` and ``expected`` are source offsets as JSON, where they are known.
+    """
 
 
 class FencedError(LedgerError):

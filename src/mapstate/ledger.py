@@ -28,7 +28,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.fences import Fences
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord, OnGap, Opening
+from mapstate.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, LedgerRecord, OnGap, Opening
 
 __all__ = [
     "LEDGER_KEY",
@@ -178,14 +178,14 @@ class Ledger:
 
     @classmethod
     def open_and_begin(
-        cls, store: Any, opening: Opening, batch_id: int, on_gap: OnGap = "refuse"
+        cls, store: Any, opening: Opening, batch_id: int, on_gap: OnGap = "refuse", plan: BatchPlan | None = None
     ) -> tuple[Ledger, Begun | AlreadyCommitted]:
         """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
         self = cls(store, opening.state)
         opened, nonce, at = self.opening(opening), self.nonce(), now()
 
         def first_write(found: LedgerRecord | None) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
-            return transitions.begin(opened(found)[0], self.session, batch_id, on_gap, nonce, at=at)
+            return transitions.begin(opened(found)[0], self.session, batch_id, on_gap, nonce, at=at, plan=plan)
 
         return self, self._begin(first_write, accept_loss=on_gap == "accept", may_create=True)
 
@@ -205,14 +205,14 @@ class Ledger:
         """The ledger as this driver last read or wrote it."""
         return self._current()[0]
 
-    def begin(self, batch_id: int, on_gap: OnGap = "refuse") -> Begun | AlreadyCommitted:
+    def begin(self, batch_id: int, on_gap: OnGap = "refuse", plan: BatchPlan | None = None) -> Begun | AlreadyCommitted:
         """Starts an attempt: one small write. See `transitions.begin` for what it refuses.
 
         Raises StoreLostError when the ledger is gone.
         """
         nonce, at = self.nonce(), now()
         return self._begin(
-            lambda found: transitions.begin(found, self.session, batch_id, on_gap, nonce, at=at),
+            lambda found: transitions.begin(found, self.session, batch_id, on_gap, nonce, at=at, plan=plan),
             accept_loss=on_gap == "accept",
         )
 

@@ -21,7 +21,7 @@ from mapstate import transitions
 from mapstate.backing_map import JointLedgers
 from mapstate.errors import MissingBatchesError
 from mapstate.ledger import Ledger, change_all, now
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord, OnGap, Opening
+from mapstate.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, LedgerRecord, OnGap, Opening
 
 __all__ = ["Ledgers", "places_of"]
 
@@ -51,7 +51,12 @@ class Ledgers:
 
     @classmethod
     def open_and_begin(
-        cls, stores: Sequence[Any], openings: Sequence[Opening], batch_id: int, on_gaps: Sequence[OnGap]
+        cls,
+        stores: Sequence[Any],
+        openings: Sequence[Opening],
+        batch_id: int,
+        on_gaps: Sequence[OnGap],
+        plan: BatchPlan | None = None,
     ) -> tuple[Ledgers, list[Begun | AlreadyCommitted]]:
         """Takes all states, and begins a batch in all of them or in none, see `begin`.
 
@@ -61,24 +66,24 @@ class Ledgers:
         """
         self = cls(stores, openings, on_gaps)
         if len(self._groups) == 1:
-            return self, self._begin(batch_id, self._opens)
-        self._even([one(found) for one, found in zip(self._opens, self._load(), strict=True)], batch_id)
+            return self, self._begin(batch_id, self._opens, plan)
+        self._even([one(found) for one, found in zip(self._opens, self._load(), strict=True)], batch_id, plan)
         for group in self._groups:
             change_all(self._of(group), partial(self._opened, group), may_create=True)
-        return self, self.begin(batch_id)
+        return self, self.begin(batch_id, plan)
 
     @property
     def records(self) -> list[LedgerRecord]:
         """The ledgers as this driver last read or wrote them."""
         return [one.record for one in self.ledgers]
 
-    def begin(self, batch_id: int) -> list[Begun | AlreadyCommitted]:
+    def begin(self, batch_id: int, plan: BatchPlan | None = None) -> list[Begun | AlreadyCommitted]:
         """Starts an attempt in all states, all of them `Begun` or all `AlreadyCommitted`: one write for each place.
 
-        A state that is a batch ahead is rolled back in the same write. Raises as `Ledger.begin` does, and
-        RollbackError.
+        A state that is a batch ahead, or that counts the batch with another plan, is rolled back in the same write.
+        Raises as `Ledger.begin` does, and RollbackError.
         """
-        return self._begin(batch_id, None)
+        return self._begin(batch_id, None, plan)
 
     def commit(self, done: Sequence[Commit]) -> None:
         """Makes an attempt count in all states: one write for each place, one after the other.
@@ -90,7 +95,9 @@ class Ledgers:
         for group in self._groups:
             change_all(self._of(group), partial(self._committed, group, done), same_life=True)
 
-    def _begin(self, batch_id: int, opens: Sequence[_Open] | None) -> list[Begun | AlreadyCommitted]:
+    def _begin(
+        self, batch_id: int, opens: Sequence[_Open] | None, plan: BatchPlan | None
+    ) -> list[Begun | AlreadyCommitted]:
         nonces, at = [one.nonce() for one in self.ledgers], now()
         accept_loss = [one == "accept" for one in self._on_gaps]
         begun: dict[int, Begun | AlreadyCommitted] = {}
@@ -100,7 +107,7 @@ class Ledgers:
                 records = [None if place in group else one.record for place, one in enumerate(self.ledgers)]
                 for place, record in zip(group, found, strict=True):
                     records[place] = record if opens is None else opens[place](record)
-                return self._even(records, batch_id, group, nonces, at)
+                return self._even(records, batch_id, plan, group, nonces=nonces, at=at)
 
             results = change_all(
                 self._of(group),
@@ -118,17 +125,19 @@ class Ledgers:
         self,
         records: Sequence[Any],
         batch_id: int,
+        plan: BatchPlan | None,
         group: Sequence[int] | None = None,
+        *,
         nonces: Sequence[str] = (),
         at: str = "",
     ) -> list[tuple[LedgerRecord, Begun | AlreadyCommitted]]:
         """What begins in a group of states, or in all, where these are the ledgers of all. Writes nothing."""
         sessions = [one.session for one in self.ledgers]
-        even = transitions.even_out(records, sessions, batch_id)
+        even = transitions.even_out(records, sessions, batch_id, plan)
         transitions.check_adopted(even, self._on_gaps)
         names = nonces or [""] * len(even)
         begun = [
-            transitions.begin(record, session, batch_id, on_gap, nonce, at=at)
+            transitions.begin(record, session, batch_id, on_gap, nonce, at=at, plan=plan)
             for record, session, on_gap, nonce in zip(even, sessions, self._on_gaps, names, strict=True)
         ]
         done = [isinstance(one, AlreadyCommitted) for _, one in begun]

@@ -9,8 +9,11 @@ counterexample: docs/protocol.md lists those that are known.
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
+import json
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -18,6 +21,7 @@ from mapstate.backing_map import FenceToken
 from mapstate.errors import (
     FencedError,
     MissingBatchesError,
+    ReplannedBatchError,
     RollbackError,
     StaleBatchError,
     StateOwnershipError,
@@ -29,6 +33,7 @@ from mapstate.values import Committed
 
 __all__ = [
     "AlreadyCommitted",
+    "BatchPlan",
     "Begun",
     "Commit",
     "Field",
@@ -37,14 +42,17 @@ __all__ = [
     "OnGap",
     "OnNewOwner",
     "Opening",
+    "PlanDigest",
     "StateType",
     "begin",
     "begin_vacuum",
     "check_adopted",
     "check_follower",
+    "check_replanned",
     "commit",
     "commit_vacuum",
     "even_out",
+    "is_replanned",
     "open_ledger",
     "rollback",
 ]
@@ -55,6 +63,7 @@ OnGap = Literal["refuse", "accept"]
 
 FORMAT = 1
 _NEVER = 1 << 63  # above all batch ids
+_SHOWN = 200  # characters of offsets in a message
 
 
 class Field(NamedTuple):
@@ -65,10 +74,46 @@ class Field(NamedTuple):
     type: str
 
 
+class PlanDigest(msgspec.Struct, frozen=True):
+    """What a ledger keeps of a `BatchPlan`: the same digests, the same plan. Each is 16 hexadecimal digits.
+
+    ``fingerprint`` is that of the plan, ``follows`` that of the batch before it; None where only offsets could be read.
+    """
+
+    fingerprint: str | None
+    follows: str | None
+    start: str
+    end: str
+
+
+class BatchPlan(NamedTuple):
+    """What Spark planned for a batch, as its checkpoint says: the sources' offsets, as JSON lists in the plan's order.
+
+    ``planned_at`` is when, in milliseconds: it stands in the checkpoint before the batch runs, so it is the same at a
+    replay, and another one where the batch is planned anew. ``before_planned_at`` is that of the batch before it. Both
+    are None where they cannot be read.
+    """
+
+    start: str
+    end: str
+    planned_at: int | None = None
+    before_planned_at: int | None = None
+
+    def digest(self) -> PlanDigest:
+        """See `PlanDigest`."""
+        return PlanDigest(
+            None if self.planned_at is None else _digest(f"{self.planned_at} {self.end}"),
+            None if self.before_planned_at is None else _digest(f"{self.before_planned_at} {self.start}"),
+            _digest(self.start),
+            _digest(self.end),
+        )
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that counts. ``at`` is ISO 8601 in UTC; ``offsets`` the source's, where known.
 
-    ``run`` names the start of the query that brought it: within one, no batch comes twice.
+    ``run`` names the start of the query that brought it: within one, no batch comes twice. ``plan`` is what Spark had
+    planned for it, None where no checkpoint says.
     """
 
     batch_id: int
@@ -79,6 +124,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     at: str = ""
     offsets: str | None = None
     run: str | None = None
+    plan: PlanDigest | None = None
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +139,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: int | None
     nonce: str = ""
     at: str = ""
+    plan: PlanDigest | None = None
 
 
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,13 +336,27 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
 
 
 def begin(
-    ledger: LedgerRecord, session: str, batch_id: int, on_gap: OnGap = "refuse", nonce: str = "", *, at: str = ""
+    ledger: LedgerRecord,
+    session: str,
+    batch_id: int,
+    on_gap: OnGap = "refuse",
+    nonce: str = "",
+    *,
+    at: str = "",
+    plan: BatchPlan | None = None,
 ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
     """Starts an attempt at a batch. An opaque attempt always gets a txid of its own.
 
-    Raises FencedError, StaleBatchError, MissingBatchesError.
+    ``plan`` is what Spark planned for the batch; None, of a batch that is given by hand, skips what is said here. A
+    committed batch that Spark brings with another plan was planned anew, from a checkpoint that is one batch older than
+    the state: it is rolled back and begun, see `check_replanned`.
+
+    Raises FencedError, StaleBatchError, MissingBatchesError, ReplannedBatchError.
     """
     _check_session(ledger, session)
+    if is_replanned(ledger, batch_id, plan):
+        check_replanned(ledger, batch_id, plan)
+        ledger = rollback(ledger)
     due = ledger.owners[ledger.owner]
     if batch_id < due:
         return ledger, _already_committed(ledger, batch_id, due)
@@ -303,17 +364,173 @@ def begin(
     if repeat is not None and repeat.batch_id is not None:
         if repeat.batch_id != batch_id:
             raise _missing(ledger, batch_id, repeat.batch_id, accept=False)
+        _check_repeated(ledger, repeat, plan)
         txid, next_txid = repeat.txid, ledger.next_txid
     else:
-        if batch_id > due and on_gap != "accept":
-            raise _missing(ledger, batch_id, due, accept=True)
+        if on_gap != "accept":
+            if batch_id > due:
+                raise _missing(ledger, batch_id, due, accept=True)
+            _check_follows(ledger, batch_id, plan)
         txid, next_txid = ledger.next_txid, ledger.next_txid + 1
     after = msgspec.structs.replace(
         ledger,
         next_txid=next_txid,
-        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=batch_id, nonce=nonce, at=at),
+        in_flight=InFlight(
+            txid=txid,
+            epoch=ledger.epoch,
+            batch_id=batch_id,
+            nonce=nonce,
+            at=at,
+            plan=None if plan is None else plan.digest(),
+        ),
     )
     return after, Begun(batch_id, txid, ledger.view(), after.fence())
+
+
+def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> bool:
+    """Whether the state has committed this batch with another plan than Spark brings it with now.
+
+    False for what cannot be told: a batch that is given by hand, or that is not the last one of the present owner.
+    """
+    last = _last_own(ledger)
+    if plan is None or last is None or last.batch_id != batch_id or ledger.owners[ledger.owner] != batch_id + 1:
+        return False
+    known, found = _plan_of(last, ledger.previous), plan.digest()
+    if known is None:
+        return False
+    if known.fingerprint is not None and found.fingerprint is not None:
+        return known.fingerprint != found.fingerprint
+    return known.end != found.end or known.start not in ("", found.start) or _is_younger(plan, last)
+
+
+def _start_together(one: PlanDigest, other: PlanDigest) -> bool:
+    return one.start == other.start and _may_be_equal(one.follows, other.follows)
+
+
+def _may_be_equal(one: str | None, other: str | None) -> bool:
+    return one == other or one is None or other is None
+
+
+def _is_younger(plan: BatchPlan, commit: Commit) -> bool:
+    """Whether a batch was planned after a commit, of which there is no fingerprint.
+
+    Two plans of a file source may have the same offsets, which are places in a log of its own.
+    """
+    if plan.planned_at is None or not commit.at:
+        return False
+    return plan.planned_at > dt.datetime.fromisoformat(commit.at).timestamp() * 1000
+
+
+def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+    """Raises ReplannedBatchError unless the committed batch, planned anew, can be rolled back and counted as it is now.
+
+    That is right where both plans start at the same offsets, so that the new one takes the place of the old one, of an
+    opaque state after which nothing has begun: only then the records still hold what was before the batch.
+    """
+    last = _last_own(ledger)
+    if plan is None or last is None:
+        return
+    known = _plan_of(last, ledger.previous)
+    if ledger.type != "opaque":
+        why = f"the state is {ledger.type}, and only opaque records keep the value before"
+    elif known is None or not _start_together(known, plan.digest()):
+        why = "the two do not start at the same offsets"
+    elif ledger.in_flight is not None or ledger.next_txid != last.txid + 1:
+        why = "a later attempt has begun, and may have used the values before"
+    else:
+        return
+    raise ReplannedBatchError(
+        f"state {ledger.state!r} counts batch {batch_id} {_range(ledger.previous, last)}. Spark planned it anew, from "
+        f"{_cut(plan.start)} to {_cut(plan.end)}: the checkpoint is older than the batch. It cannot be counted anew: "
+        f"{why}. Nothing was written. Put the newer checkpoint back; or restore the store from before the batch; or "
+        "start a new checkpoint where the state ends (on_new_owner='adopt').",
+        state=ledger.state,
+        batch_id=batch_id,
+        found=plan.end,
+        expected=last.offsets,
+    )
+
+
+def _check_repeated(ledger: LedgerRecord, repeat: InFlight, plan: BatchPlan | None) -> None:
+    """A transactional attempt is begun again under its txid only with the plan that it had."""
+    if plan is None or repeat.plan is None or repeat.plan == plan.digest():
+        return
+    last = ledger.committed
+    raise ReplannedBatchError(
+        f"state {ledger.state!r} is transactional and has batch {repeat.batch_id} in flight, which begins at "
+        f"{'the start' if last is None else _cut(last.offsets)}. Spark planned it anew, from {_cut(plan.start)} to "
+        f"{_cut(plan.end)}: a replay has to be identical, because it skips the keys that are in. Nothing was written. "
+        "Put the checkpoint back that holds the first plan; or start empty, with a new checkpoint and "
+        "on_new_owner='reset'.",
+        state=ledger.state,
+        batch_id=repeat.batch_id,
+        found=plan.end,
+        expected=None,
+    )
+
+
+def _check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+    """A batch starts where the one before it, which the state counts, has ended."""
+    last = _last_own(ledger)
+    if plan is None or last is None or last.batch_id != batch_id - 1:
+        return
+    known, found = _plan_of(last, ledger.previous), plan.digest()
+    if known is None or (known.end == found.start and _may_be_equal(known.fingerprint, found.follows)):
+        return
+    raise ReplannedBatchError(
+        f"state {ledger.state!r} counts batch {last.batch_id} {_range(ledger.previous, last)}. Spark's batch "
+        f"{batch_id} goes from {_cut(plan.start)} to {_cut(plan.end)}, so rows would count twice or "
+        "not at all: two copies of one checkpoint were in use, or it was edited. Nothing was written. Put the "
+        "checkpoint back that last wrote this state; or go on with what Spark brings, by on_gap='accept' in one run.",
+        state=ledger.state,
+        batch_id=batch_id,
+        found=plan.start,
+        expected=last.offsets,
+    )
+
+
+def _last_own(ledger: LedgerRecord) -> Commit | None:
+    """The last commit, if it is the present owner's: batch ids and offsets of another query say nothing here."""
+    last = ledger.committed
+    return last if last is not None and last.owner == ledger.owner else None
+
+
+def _plan_of(commit: Commit, previous: Commit | None) -> PlanDigest | None:
+    """The plan of a commit. Where an older mapstate kept none, what its offsets tell; ``start`` is "" if unknown."""
+    if commit.plan is not None or commit.offsets is None:
+        return commit.plan
+    start = ""
+    if previous is not None and (previous.owner, previous.batch_id) == (commit.owner, commit.batch_id - 1):
+        start = "" if previous.offsets is None else _digest(_source_offsets(previous.offsets))
+    return PlanDigest(None, None, start, _digest(_source_offsets(commit.offsets)))
+
+
+def _source_offsets(offsets: str) -> str:
+    """The sources' own offsets out of those of a `Commit`, as a `BatchPlan` has them."""
+    return json.dumps([_own_offset(one) for one in json.loads(offsets)], sort_keys=True, separators=(",", ":"))
+
+
+def _own_offset(entry: Any) -> Any:
+    """A file source's entry has the source's name, and what was read, beside its offset."""
+    is_file = isinstance(entry, dict) and isinstance(entry.get("source"), str) and "logOffset" in entry
+    return {"logOffset": entry["logOffset"]} if is_file else entry
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _range(previous: Commit | None, last: Commit) -> str:
+    """The offsets of the last batch, for a message."""
+    known = previous is not None and (previous.owner, previous.batch_id) == (last.owner, last.batch_id - 1)
+    start = previous.offsets if known and previous is not None else None
+    return f"up to {_cut(last.offsets)}" if start is None else f"from {_cut(start)} to {_cut(last.offsets)}"
+
+
+def _cut(offsets: str | None) -> str:
+    if offsets is None:
+        return "offsets that are not known"
+    return offsets if len(offsets) <= _SHOWN else f"{offsets[:_SHOWN]}..."
 
 
 def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> AlreadyCommitted:
@@ -367,7 +584,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
         raise UsageError(f"txid {done.txid} was begun for batch {at.batch_id}, not for batch {done.batch_id}")
     return msgspec.structs.replace(
         ledger,
-        committed=done,
+        committed=msgspec.structs.replace(done, plan=at.plan),
         previous=ledger.committed,
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
@@ -420,16 +637,31 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     )
 
 
-def even_out(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int) -> list[LedgerRecord]:
+def even_out(
+    ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int, plan: BatchPlan | None = None
+) -> list[LedgerRecord]:
     """The ledgers of one topology, and those that are a batch ahead of the others rolled back. Before `begin`.
 
     One is ahead where a driver died, or failed, between its commit and that of another store; or where an operator
     has rolled the others back. Whoever calls has opened all of them, so that nobody else commits meanwhile. What
-    differs by more is left to `begin`. Raises FencedError, and RollbackError where one cannot be rolled back.
+    differs by more is left to `begin`. A batch that one of them has committed with another plan is rolled back in all,
+    or in none. Raises FencedError, ReplannedBatchError, and RollbackError where one cannot be rolled back.
     """
     for ledger, session in zip(ledgers, sessions, strict=True):
         _check_session(ledger, session)
-    return [_rolled_back(one, ledgers) if _is_ahead(one, ledgers, batch_id) else one for one in ledgers]
+    even = [_rolled_back(one, ledgers) if _is_ahead(one, ledgers, batch_id) else one for one in ledgers]
+    if any(is_replanned(one, batch_id, plan) for one in even):
+        return [_without_batch(one, batch_id, plan) for one in even]
+    return even
+
+
+def _without_batch(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> LedgerRecord:
+    """A ledger from which a batch that was planned anew is rolled back, if it counts that batch."""
+    last = _last_own(ledger)
+    if last is None or last.batch_id != batch_id:
+        return ledger
+    check_replanned(ledger, batch_id, plan)
+    return rollback(ledger)
 
 
 def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> None:
@@ -460,15 +692,28 @@ def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord,
         )
 
 
-def check_follower(found: Sequence[LedgerRecord | None], query: str, on_new_owners: Sequence[OnNewOwner]) -> None:
+def check_follower(
+    found: Sequence[LedgerRecord | None],
+    query: str,
+    on_new_owners: Sequence[OnNewOwner],
+    batch_id: int,
+    plan: BatchPlan | None,
+) -> None:
     """A state and one that follows its new values, as ``query`` finds them: both have to hold the same batches.
 
     But for one that a driver has committed in the first alone, which the query brings again: the follower's own `begin`
-    sees to that. Raises MissingBatchesError.
+    sees to that. A batch that Spark planned anew, and that the first is to count anew, so is the follower: it has to be
+    possible. Raises MissingBatchesError, ReplannedBatchError.
     """
-    _, follower = found
+    first, follower = found
     due, its_due = (0 if one is None else one.owners.get(query, 0) for one in found)
+    if first is not None and first.owner == query and is_replanned(first, batch_id, plan):
+        check_replanned(first, batch_id, plan)
+        due = batch_id
     if follower is not None and its_due > due:
+        if follower.owner == query and is_replanned(follower, batch_id, plan):
+            check_replanned(follower, batch_id, plan)
+            return
         raise MissingBatchesError(
             f"state {follower.state!r} counts the new values of batch {its_due - 1}, and the state that it follows has "
             f"still to get batch {due}: it was rolled back or restored by itself. Nothing was written. Roll both back, "

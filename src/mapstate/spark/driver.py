@@ -23,12 +23,21 @@ from mapstate.errors import FencedError, IncompleteBatchError, StateSchemaError,
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, clock_txid, now
 from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
-from mapstate.spark.offsets import offsets_of
+from mapstate.spark.offsets import offsets_of, plan_of
 from mapstate.spark.plan import Plan
 from mapstate.spark.query import QueryRun
 from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.spec import StateSpec
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, LedgerRecord, Opening, check_follower
+from mapstate.transitions import (
+    AlreadyCommitted,
+    BatchPlan,
+    Begun,
+    Commit,
+    Field,
+    LedgerRecord,
+    Opening,
+    check_follower,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,12 +52,12 @@ Downstream = Callable[["DataFrame", int], None]
 class Replacing:
     """A `Downstream` that gets the old values too, of an opaque state; see `new_values_type`.
 
-    Where those of a batch that counts already cannot all be read back any more, the query stops. ``follower`` is a
-    state that has to hold the same batches.
+    Where those of a batch that counts already cannot all be read back any more, the query stops. ``follower`` is what
+    is kept in a state that has to hold the same batches.
     """
 
     function: Downstream
-    follower: StateSpec | None = None
+    follower: Job | None = None
 
     def __call__(self, new_values: DataFrame, batch_id: int) -> None:
         """Passes them on."""
@@ -78,6 +87,23 @@ class Job:
     on_batch: tuple[OnBatch, ...] = ()
 
 
+class BatchPlans:
+    """What Spark has planned for the batches of a query, one after the other, asked once for each. Driver."""
+
+    def __init__(self) -> None:
+        self._known: tuple[QueryRun, int] | None = None
+        self.plan: BatchPlan | None = None
+
+    def next(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> BatchPlan | None:
+        """The plan of the batch that comes, see `plan_of`; it is ``plan`` from here on."""
+        if run.run_id is None:
+            self._known = self.plan = None
+        elif self._known != (run, batch_id):
+            before = self.plan if self._known == (run, batch_id - 1) else None
+            self._known, self.plan = (run, batch_id), plan_of(batch_df, batch_id, before)
+        return self.plan
+
+
 class BatchDriver:
     """Runs the batches of one streaming query against one state. Driver only, one batch at a time."""
 
@@ -89,6 +115,7 @@ class BatchDriver:
         self._committed: tuple[int, str] | None = None
         self._started = 0.0
         self._plan: Plan | None = None
+        self._batch_plans = BatchPlans()
         self._old = any(isinstance(function, Replacing) for function in job.downstream)
 
     def run(self, batch_df: DataFrame, batch_id: int) -> None:
@@ -103,25 +130,27 @@ class BatchDriver:
                 self._open = None  # Spark ends a query that raised; the next call is another start
             raise
 
-    def open_for(self, batch_df: DataFrame) -> None:
+    def open_for(self, batch_df: DataFrame, batch_id: int) -> None:
         """Takes the state before its batch is planned: for queries of it that are answered on the driver, there."""
         run = QueryRun.of(batch_df, default=self._job.stream)
         if self._open is None or self._open[0] != run:
             self._store = self._spec.open()
-            self._check_followers(run.query_id)
+            _check_followers(self._job, run.query_id, batch_id, self._batch_plans.next(batch_df, batch_id, run))
             self._open = (run, Ledger.open(self._store, self._opening(run.query_id)))
             self._committed = None
 
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
+        plan = self._batch_plans.next(batch_df, batch_id, run)
         if self._open is None or self._open[0] != run:
             self._store = self._spec.open()
-            self._check_followers(run.query_id)
-            ledger, begun = Ledger.open_and_begin(self._store, self._opening(run.query_id), batch_id, self._spec.on_gap)
+            _check_followers(self._job, run.query_id, batch_id, plan)
+            opening = self._opening(run.query_id)
+            ledger, begun = Ledger.open_and_begin(self._store, opening, batch_id, self._spec.on_gap, plan)
             self._open = (run, ledger)
             self._committed = None
         else:
             ledger = self._open[1]
-            begun = ledger.begin(batch_id, self._spec.on_gap)
+            begun = ledger.begin(batch_id, self._spec.on_gap, plan)
         if not isinstance(begun, AlreadyCommitted):
             self._new_values_downstream(self._finish(batch_df, ledger, begun, run), batch_id)
         elif run.run_id is not None and begun.commit is not None and begun.commit.run == run.run_id:
@@ -131,24 +160,6 @@ class BatchDriver:
             )
         else:
             self._repeat_downstream(batch_df, ledger, begun)
-
-    def _check_followers(self, query_id: str) -> None:
-        """See `check_follower`. Raises MissingBatchesError, not for a state whose ``on_gap`` is "accept"."""
-        for function in self._job.downstream:
-            spec = function.follower if isinstance(function, Replacing) else None
-            if spec is None or "accept" in (self._spec.on_gap, spec.on_gap):
-                continue
-            store = spec.open()
-            try:
-                follower = Ledger(store, spec.state).load()
-            finally:
-                let_go(store)
-            first = Ledger(self._store, self._spec.state).load()
-            check_follower(
-                [None if found is None else found[0] for found in (first, follower)],
-                query_id,
-                [self._spec.on_new_owner, spec.on_new_owner],
-            )
 
     def _check_columns(self, batch_df: DataFrame) -> None:
         """The batch has the columns that the job was made for. Raises StateSchemaError."""
@@ -192,7 +203,7 @@ class BatchDriver:
                     rows=rows,
                     keys=keys,
                     at=now(),
-                    offsets=offsets_of(batch_df, begun.batch_id, ledger.record.owner, ledger.record.committed),
+                    offsets=offsets_of(batch_df, self._batch_plans.plan, ledger.record.owner, ledger.record.committed),
                     run=run.run_id,
                 )
                 try:
@@ -217,7 +228,7 @@ class BatchDriver:
         )
 
     def _begin_anew(self, ledger: Ledger, begun: Begun) -> Begun:
-        again = ledger.begin(begun.batch_id, self._spec.on_gap)
+        again = ledger.begin(begun.batch_id, self._spec.on_gap, self._batch_plans.plan)
         if isinstance(again, AlreadyCommitted):
             raise FencedError(f"batch {begun.batch_id} was committed by another driver meanwhile")
         return again
@@ -377,3 +388,26 @@ class BatchDriver:
                     function(applied.new_values if isinstance(function, Replacing) else plain, batch_id)
         finally:
             applied.release()
+
+
+def _check_followers(job: Job, query_id: str, batch_id: int, plan: BatchPlan | None) -> None:
+    """`check_follower` of all states that follow this one, and of those that follow them, before anything is written.
+
+    Raises MissingBatchesError and ReplannedBatchError, not for a state whose ``on_gap`` is "accept".
+    """
+    followers = [one.follower for one in job.downstream if isinstance(one, Replacing) and one.follower is not None]
+    for follower in followers:
+        pair = [job.spec, follower.spec]
+        if all(spec.on_gap != "accept" for spec in pair):
+            on_new_owners = [spec.on_new_owner for spec in pair]
+            check_follower([_ledger_of(spec) for spec in pair], query_id, on_new_owners, batch_id, plan)
+        _check_followers(follower, query_id, batch_id, plan)
+
+
+def _ledger_of(spec: StateSpec) -> LedgerRecord | None:
+    store = spec.open()
+    try:
+        found = Ledger(store, spec.state).load()
+    finally:
+        let_go(store)
+    return None if found is None else found[0]

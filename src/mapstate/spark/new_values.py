@@ -194,10 +194,14 @@ class NewValuesStream(Rows):
         return {name: net_of(name, one, grouped=keyed) for name, one in aggregates.items()}
 
     def _kept(self, job: Job, schema: StructType) -> PersistentAggregate:
-        feed, steps = self._feed, self._steps
         if self._updates is not None and self._kind == "updates":
-            feed, steps = self._updates.through(steps, job.spec), ()
-        return PersistentAggregate(self._df, job, schema, steps, source=feed, followed=self._states)
+            signed = self._updates.through(self._steps)
+            return PersistentAggregate(self._df, job, schema, source=signed, followed=self._states)
+
+        def feed(take: Downstream, _: Job) -> Startable:
+            return self._feed(take)
+
+        return PersistentAggregate(self._df, job, schema, self._steps, source=feed, followed=self._states)
 
 
 class _Parts:
@@ -240,11 +244,11 @@ class _Updates:
         self._aggregate = aggregate
         self._parts = parts
 
-    def through(self, steps: tuple[Step, ...], follower: StateSpec) -> Callable[[Downstream], Startable]:
+    def through(self, steps: tuple[Step, ...]) -> Callable[[Downstream, Job], Startable]:
         """What feeds a second state: both sides go through the steps."""
         from pyspark.sql import functions as F
 
-        def feed(take: Downstream) -> Startable:
+        def feed(take: Downstream, follower: Job) -> Startable:
             def signed(found: DataFrame, batch_id: int) -> None:
                 new = through(steps, self._parts.new(found.where(IS_THERE)), batch_id)
                 old = through(steps, self._parts.old(found.where(WAS_THERE)), batch_id)

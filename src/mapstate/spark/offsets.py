@@ -1,7 +1,8 @@
-"""How far a committed batch has read its sources: what a ledger keeps, so that a new checkpoint can start there.
+"""What Spark planned for a batch, and how far a committed batch has read its sources.
 
-Taken from the running query's own offset log, on the driver, once per commit. Nothing is decided by it,
-so where it cannot be had (the function is called by hand, or a Spark has it elsewhere) there is none.
+The plan is read on the driver before a batch begins, from the running query's own offset log: it tells a replay from a
+batch that was planned anew. The offsets are kept with the commit, so that a new checkpoint can start there. Where the
+function is called by hand there is neither.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import UsageError
 from mapstate.spark.query import java_class, running_query
-from mapstate.transitions import Commit
+from mapstate.transitions import BatchPlan, Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["files_not_counted", "offsets_of"]
+__all__ = ["files_not_counted", "offsets_of", "plan_of"]
 
 _MOST_PATHS = 200  # every reader reads the ledger, so it stays small
 
@@ -27,7 +28,66 @@ _NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _
 _log = logging.getLogger("mapstate")
 
 
-def offsets_of(batch_df: DataFrame, batch_id: int, owner: str, before: Commit | None) -> str | None:
+def plan_of(batch_df: DataFrame, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:
+    """What Spark planned for a batch; None where the function is called by hand.
+
+    Driver, once per batch. ``before`` is the plan of the batch before it, if this run of the query had that one. What
+    Spark does not tell is logged as a warning, and then the batch cannot be told from a replay.
+    """
+    query, jvm = running_query(batch_df), batch_df.sparkSession.sparkContext._jvm
+    if query is None:
+        return None
+    try:
+        planned_at, end = _logged(query, jvm, batch_id)
+        if before is not None:
+            return BatchPlan(before.end, _json(end), planned_at, before.planned_at)
+        before_planned_at, start = _logged(query, jvm, batch_id - 1) if batch_id > 0 else (None, _initial(query))
+        return BatchPlan(_json(start), _json(end), planned_at, before_planned_at)
+    except Exception as error:  # noqa: BLE001  whatever another Spark raises
+        _log.debug("the entry of batch %d in the offset log cannot be read: %s", batch_id, error)
+    try:
+        start, end = (_progress(query, progress) for progress in (query.committedOffsets(), query.availableOffsets()))
+        return BatchPlan(_json(start), _json(end))
+    except Exception as error:  # noqa: BLE001  the same
+        _log.warning(
+            "the source offsets of batch %d are not known, so a batch that Spark plans anew, from an older checkpoint, "
+            "would be taken for a replay: %s",
+            *(batch_id, error),
+        )
+        return None
+
+
+def _logged(query: Any, jvm: Any, batch_id: int) -> tuple[int, list[Any]]:
+    """When a batch was planned, and where it ends in each source, by the query's own log. Two forms of it are known."""
+    log, out = query.offsetLog(), java_class(jvm, "java.io.ByteArrayOutputStream")()
+    log.serialize(log.get(batch_id).get(), out)  # the whole entry in one call to the JVM
+    version, metadata, *lines = out.toString("UTF-8").splitlines()
+    if version == "v2":  # with the name of each source; it is its place unless the user has named it
+        named = [line.partition(":")[::2] for line in lines]
+        lines = [offset for _, offset in sorted(named, key=lambda one: (len(one[0]), one[0]))]
+    elif version != "v1":
+        raise ValueError(f"an offset log of form {version}")
+    return json.loads(metadata)["batchTimestampMs"], [None if line == "-" else _parsed(line) for line in lines]
+
+
+def _initial(query: Any) -> list[Any]:
+    """Where the first batch starts: what a source has written down for itself, or None."""
+    sources, found = query.sources(), list[Any]()
+    for at in range(sources.size()):
+        try:
+            found.append(_parsed(sources.apply(at).initialOffset().json()))
+        except Exception:  # noqa: BLE001  a source of the older kind, which starts with all that it has
+            found.append(None)
+    return found
+
+
+def _progress(query: Any, progress: Any) -> list[Any]:
+    sources = query.sources()
+    offsets = [progress.get(sources.apply(at)) for at in range(sources.size())]
+    return [_parsed(one.get().json()) if one.isDefined() else None for one in offsets]
+
+
+def offsets_of(batch_df: DataFrame, plan: BatchPlan | None, owner: str, before: Commit | None) -> str | None:
     """Where the batch ends in each source, as JSON: a list in the order of the plan. Never raises.
 
     An entry is the source's own offset. That of a file source says nothing outside its checkpoint, so it
@@ -35,26 +95,24 @@ def offsets_of(batch_df: DataFrame, batch_id: int, owner: str, before: Commit | 
     ``paths``, those of them that have exactly this time. ``before`` is the commit before this one, on
     which they build; ``owner`` the query that brings the batch.
     """
+    if plan is None:
+        return None
     try:
         query, jvm = running_query(batch_df), batch_df.sparkSession.sparkContext._jvm
-        if query is None:
-            return None
-        ends, sources = query.offsetLog().get(batch_id).get().offsets(), query.sources()
+        entries = json.loads(plan.end)
+        sources = None if query is None else query.sources()
         old = json.loads(before.offsets) if before is not None and before.offsets is not None else []
-        entries: list[Any] = []
-        for at in range(ends.size()):
-            end = ends.apply(at)
-            entry = _parsed(end.get().json()) if end.isDefined() else None
-            if ends.size() == sources.size() and sources.apply(at).getClass().getSimpleName() == "FileStreamSource":
-                same_log = before is not None and before.owner == owner
-                entry = _with_files(
-                    jvm, sources.apply(at), entry, old[at] if at < len(old) else None, same_log=same_log
-                )
-            entries.append(entry)
+        same_log = before is not None and before.owner == owner
+        for at, entry in enumerate(entries):
+            if sources is None or sources.size() != len(entries):
+                break
+            if sources.apply(at).getClass().getSimpleName() == "FileStreamSource":
+                known = old[at] if at < len(old) else None
+                entries[at] = _with_files(jvm, sources.apply(at), entry, known, same_log=same_log)
         return json.dumps(entries, separators=(",", ":"))
     except Exception as error:  # noqa: BLE001  whatever another Spark raises, the batch counts
-        _log.debug("the source offsets of batch %d are not known: %s", batch_id, error)
-        return None
+        _log.debug("the files that end at %s are not known: %s", plan.end, error)
+        return plan.end
 
 
 def files_not_counted(offsets: str | None, source: int = 0) -> Column:
@@ -85,6 +143,10 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _json(entries: list[Any]) -> str:
+    return json.dumps(entries, sort_keys=True, separators=(",", ":"))
 
 
 def _with_files(jvm: Any, source: Any, entry: Any, old: Any, *, same_log: bool) -> Any:

@@ -285,7 +285,7 @@ class PersistentAggregate(Startable):
         steps: tuple[Step, ...] = (),
         *,
         after: tuple[Downstream, ...] = (),
-        source: Callable[[Downstream], Startable] | None = None,
+        source: Callable[[Downstream, Job], Startable] | None = None,
         followed: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(df)
@@ -296,7 +296,7 @@ class PersistentAggregate(Startable):
         self._steps = steps
         self._after = after
         self._fed_by = source
-        self._source = None if source is None else source(self._take)
+        self._source = None if source is None else source(self._take, job)
 
     @property
     def states(self) -> tuple[Any, ...]:
@@ -318,7 +318,7 @@ class PersistentAggregate(Startable):
     def _take(self, frame: DataFrame, batch_id: int) -> None:
         """Rows of a batch, of the stream or of what this state follows."""
         if self._steps and not self._job.spec.backend.shared_between_processes:
-            self._driver.open_for(frame)
+            self._driver.open_for(frame, batch_id)
         frame, release = computed_once(frame) if self._after else (frame, None)
         try:
             self._driver.run(through(self._steps, frame, batch_id), batch_id)

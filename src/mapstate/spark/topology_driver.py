@@ -36,7 +36,7 @@ from mapstate.errors import (
 from mapstate.ledger import now
 from mapstate.ledgers import Ledgers
 from mapstate.spark.applied import ONE_DRAW, Applied, computed_once
-from mapstate.spark.driver import BatchDriver, Job
+from mapstate.spark.driver import BatchDriver, BatchPlans, Job
 from mapstate.spark.offsets import offsets_of
 from mapstate.spark.quarantine import Quarantine
 from mapstate.spark.query import QueryRun, configured
@@ -135,6 +135,7 @@ class TopologyDriver:
         self._quarantine = None if quarantine is None else Quarantine(quarantine)
         self._attempts = max(spec.max_attempts for spec in self._specs)
         self._open: tuple[QueryRun, Ledgers] | None = None
+        self._batch_plans = BatchPlans()
 
     def run(self, batch_df: DataFrame, batch_id: int) -> None:
         """One foreachBatch call. See `Topology.__call__`."""
@@ -149,18 +150,20 @@ class TopologyDriver:
             raise
 
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
+        plan = self._batch_plans.next(batch_df, batch_id, run)
         if self._open is None or self._open[0] != run:
             ledgers, begun = Ledgers.open_and_begin(
                 [state.open() for state in self._states],
                 [state._opening(run.query_id) for state in self._states],
                 batch_id,
                 [spec.on_gap for spec in self._specs],
+                plan,
             )
             self._open = (run, ledgers)
             opened = True
         else:
             ledgers = self._open[1]
-            begun = ledgers.begin(batch_id)
+            begun = ledgers.begin(batch_id, plan)
             opened = run.run_id is None  # called by hand, where another try of a batch is no other run
         if opened and self._quarantine is not None:
             due = batch_id if isinstance(begun[0], Begun) else batch_id + 1
@@ -221,7 +224,7 @@ class TopologyDriver:
         for record in ledgers.records:  # mostly all build on the same ones, and each reading asks the JVM
             if _offsets_before(record) not in offsets:
                 offsets[_offsets_before(record)] = offsets_of(
-                    batch_df, begun[0].batch_id, record.owner, record.committed
+                    batch_df, self._batch_plans.plan, record.owner, record.committed
                 )
         commits = [
             Commit(
@@ -244,7 +247,7 @@ class TopologyDriver:
         return commits
 
     def _begin_anew(self, ledgers: Ledgers, begun: Sequence[Begun]) -> list[Begun]:
-        again = ledgers.begin(begun[0].batch_id)
+        again = ledgers.begin(begun[0].batch_id, self._batch_plans.plan)
         if any(isinstance(one, AlreadyCommitted) for one in again):
             raise FencedError(f"batch {begun[0].batch_id} was committed by another driver meanwhile")
         return again  # type: ignore[return-value]
