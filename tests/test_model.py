@@ -90,6 +90,11 @@ def test_everything_that_is_modelled_happens_somewhere():
         "which was ahead",
         "which counts already",
         "is rolled back by hand",
+        "is copied",
+        "replays batch",
+        "which is rolled back in state 0",
+        "which is rolled back in state 1",
+        "ReplannedBatchError",
         "and is fenced",
     ):
         assert any(happening in one for one in said), happening

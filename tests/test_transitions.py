@@ -35,7 +35,6 @@ from mapstate.transitions import (
     check_follower,
     commit,
     commit_vacuum,
-    even_out,
     open_ledger,
     rollback,
 )
@@ -803,18 +802,6 @@ def test_without_a_plan_in_the_ledger_offsets_are_compared_and_the_time_of_the_c
         begin(ledger, ledger.session, 2, plan=BatchPlan("[7]", "[9]", noon, 4))
 
 
-def test_a_batch_that_one_state_counts_with_another_plan_is_rolled_back_in_all():
-    anew = planned(3, 5, 9, after=1)
-    ledgers = [with_plans(FIRST, SECOND), with_plans(FIRST, anew), with_plans(FIRST)]
-    sessions = [one.session for one in ledgers]
-    for two in (ledgers[:2], [ledgers[0], ledgers[0]]):
-        assert [one.committed.batch_id for one in even_out(two, sessions[:2], 1, anew)] == [0, 0]
-    assert [one.committed.batch_id for one in even_out(ledgers, sessions, 1, anew)] == [0, 0, 0]
-    stuck = began(ledgers[0], 2)[0]
-    with pytest.raises(ReplannedBatchError, match="a later attempt"):
-        even_out([ledgers[0], stuck], sessions[:2], 1, anew)
-
-
 def test_a_follower_of_a_state_that_counts_a_batch_anew_has_to_do_so_too():
     anew, how = planned(3, 5, 9, after=1), ["refuse", "refuse"]
     two, one = with_plans(FIRST, SECOND), with_plans(FIRST)
@@ -826,6 +813,20 @@ def test_a_follower_of_a_state_that_counts_a_batch_anew_has_to_do_so_too():
             check_follower(found, "query-1", how, 1, anew)
     with pytest.raises(MissingBatchesError, match="rolled back or restored by itself"):
         check_follower((two, with_plans(FIRST, anew)), "query-1", how, 1, anew)
+
+
+def test_a_follower_counts_a_batch_anew_for_a_later_commit_of_what_it_follows_and_for_no_earlier_one():
+    ledger = with_plans(FIRST, SECOND._replace(followed=50))
+    assert isinstance(begin(ledger, ledger.session, 1, plan=SECOND._replace(followed=50))[1], AlreadyCommitted)
+    began(ledger, 1, plan=SECOND._replace(followed=51))
+    with pytest.raises(FencedError, match="as of a later commit than txid 49"):
+        begin(ledger, ledger.session, 1, plan=SECOND._replace(followed=49))
+    behind = with_plans(FIRST)
+    assert behind.next_txid > 50
+    check_follower((behind, ledger), "query-1", ["refuse", "refuse"], 1, SECOND)
+    restored = msgspec.structs.replace(behind, next_txid=50)  # it gives out its txids again
+    with pytest.raises(MissingBatchesError, match="rolled back or restored by itself"):
+        check_follower((restored, ledger), "query-1", ["refuse", "refuse"], 1, SECOND)
 
 
 def test_a_state_and_its_follower_are_taken_over_with_the_same_batches():

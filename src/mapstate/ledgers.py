@@ -133,7 +133,7 @@ class Ledgers:
     ) -> list[tuple[LedgerRecord, Begun | AlreadyCommitted]]:
         """What begins in a group of states, or in all, where these are the ledgers of all. Writes nothing."""
         sessions = [one.session for one in self.ledgers]
-        even = transitions.even_out(records, sessions, batch_id, plan)
+        even = transitions.even_out(records, sessions, batch_id)
         transitions.check_adopted(even, self._on_gaps)
         names = nonces or [""] * len(even)
         begun = [

@@ -77,13 +77,15 @@ class Field(NamedTuple):
 class PlanDigest(msgspec.Struct, frozen=True):
     """What a ledger keeps of a `BatchPlan`: the same digests, the same plan. Each is 16 hexadecimal digits.
 
-    ``fingerprint`` is that of the plan, ``follows`` that of the batch before it; None where only offsets could be read.
+    ``fingerprint`` is that of the plan, ``before`` that of the batch before it; None where only offsets could be read.
+    ``followed`` is as in `BatchPlan`.
     """
 
     fingerprint: str | None
-    follows: str | None
+    before: str | None
     start: str
     end: str
+    followed: int | None = None
 
 
 class BatchPlan(NamedTuple):
@@ -91,13 +93,15 @@ class BatchPlan(NamedTuple):
 
     ``planned_at`` is when, in milliseconds: it stands in the checkpoint before the batch runs, so it is the same at a
     replay, and another one where the batch is planned anew. ``before_planned_at`` is that of the batch before it. Both
-    are None where they cannot be read.
+    are None where they cannot be read. ``followed`` is for a state that follows another one: the txid under which that
+    one has committed the batch, as the driver knows it that passes it on.
     """
 
     start: str
     end: str
     planned_at: int | None = None
     before_planned_at: int | None = None
+    followed: int | None = None
 
     def digest(self) -> PlanDigest:
         """See `PlanDigest`."""
@@ -106,6 +110,7 @@ class BatchPlan(NamedTuple):
             None if self.before_planned_at is None else _digest(f"{self.before_planned_at} {self.start}"),
             _digest(self.start),
             _digest(self.end),
+            self.followed,
         )
 
 
@@ -390,7 +395,8 @@ def begin(
 def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> bool:
     """Whether the state has committed this batch with another plan than Spark brings it with now.
 
-    False for what cannot be told: a batch that is given by hand, or that is not the last one of the present owner.
+    Of a state that follows another one: or as of another commit of that one. False for what cannot be told: a batch
+    that is given by hand, or that is not the last one of the present owner.
     """
     last = _last_own(ledger)
     if plan is None or last is None or last.batch_id != batch_id or ledger.owners[ledger.owner] != batch_id + 1:
@@ -398,13 +404,19 @@ def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) ->
     known, found = _plan_of(last, ledger.previous), plan.digest()
     if known is None:
         return False
+    if known.followed is not None and found.followed not in (known.followed, None):
+        return True
     if known.fingerprint is not None and found.fingerprint is not None:
         return known.fingerprint != found.fingerprint
     return known.end != found.end or known.start not in ("", found.start) or _is_younger(plan, last)
 
 
+def _is_overtaken(known: PlanDigest | None, followed: int | None) -> bool:
+    return followed is not None and known is not None and known.followed is not None and followed <= known.followed
+
+
 def _start_together(one: PlanDigest, other: PlanDigest) -> bool:
-    return one.start == other.start and _may_be_equal(one.follows, other.follows)
+    return one.start == other.start and _may_be_equal(one.before, other.before)
 
 
 def _may_be_equal(one: str | None, other: str | None) -> bool:
@@ -425,12 +437,20 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
     """Raises ReplannedBatchError unless the committed batch, planned anew, can be rolled back and counted as it is now.
 
     That is right where both plans start at the same offsets, so that the new one takes the place of the old one, of an
-    opaque state after which nothing has begun: only then the records still hold what was before the batch.
+    opaque state after which nothing has begun: only then the records still hold what was before the batch. A state that
+    follows another one counts its later commit: raises FencedError for an earlier one, which a late driver passes on.
     """
     last = _last_own(ledger)
     if plan is None or last is None:
         return
     known = _plan_of(last, ledger.previous)
+    if _is_overtaken(known, plan.followed):
+        raise FencedError(
+            f"state {ledger.state!r} counts batch {batch_id} of the state that it follows as of a later commit than "
+            f"txid {plan.followed}: this driver has been replaced and stops here. Nothing was written.",
+            state=ledger.state,
+            txid=plan.followed,
+        )
     if ledger.type != "opaque":
         why = f"the state is {ledger.type}, and only opaque records keep the value before"
     elif known is None or not _start_together(known, plan.digest()):
@@ -475,7 +495,7 @@ def _check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) 
     if plan is None or last is None or last.batch_id != batch_id - 1:
         return
     known, found = _plan_of(last, ledger.previous), plan.digest()
-    if known is None or (known.end == found.start and _may_be_equal(known.fingerprint, found.follows)):
+    if known is None or (known.end == found.start and _may_be_equal(known.fingerprint, found.before)):
         return
     raise ReplannedBatchError(
         f"state {ledger.state!r} counts batch {last.batch_id} {_range(ledger.previous, last)}. Spark's batch "
@@ -637,31 +657,16 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     )
 
 
-def even_out(
-    ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int, plan: BatchPlan | None = None
-) -> list[LedgerRecord]:
+def even_out(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int) -> list[LedgerRecord]:
     """The ledgers of one topology, and those that are a batch ahead of the others rolled back. Before `begin`.
 
     One is ahead where a driver died, or failed, between its commit and that of another store; or where an operator
     has rolled the others back. Whoever calls has opened all of them, so that nobody else commits meanwhile. What
-    differs by more is left to `begin`. A batch that one of them has committed with another plan is rolled back in all,
-    or in none. Raises FencedError, ReplannedBatchError, and RollbackError where one cannot be rolled back.
+    differs by more is left to `begin`. Raises FencedError, and RollbackError where one cannot be rolled back.
     """
     for ledger, session in zip(ledgers, sessions, strict=True):
         _check_session(ledger, session)
-    even = [_rolled_back(one, ledgers) if _is_ahead(one, ledgers, batch_id) else one for one in ledgers]
-    if any(is_replanned(one, batch_id, plan) for one in even):
-        return [_without_batch(one, batch_id, plan) for one in even]
-    return even
-
-
-def _without_batch(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> LedgerRecord:
-    """A ledger from which a batch that was planned anew is rolled back, if it counts that batch."""
-    last = _last_own(ledger)
-    if last is None or last.batch_id != batch_id:
-        return ledger
-    check_replanned(ledger, batch_id, plan)
-    return rollback(ledger)
+    return [_rolled_back(one, ledgers) if _is_ahead(one, ledgers, batch_id) else one for one in ledgers]
 
 
 def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> None:
@@ -711,9 +716,13 @@ def check_follower(
         check_replanned(first, batch_id, plan)
         due = batch_id
     if follower is not None and its_due > due:
-        if follower.owner == query and is_replanned(follower, batch_id, plan):
-            check_replanned(follower, batch_id, plan)
-            return
+        if first is not None and plan is not None and follower.owner == query:
+            anew = plan._replace(followed=first.next_txid)
+            known = None if follower.committed is None else follower.committed.plan
+            # Overtaken, if the first was put back and gives out its txids again.
+            if is_replanned(follower, batch_id, anew) and not _is_overtaken(known, anew.followed):
+                check_replanned(follower, batch_id, anew)
+                return
         raise MissingBatchesError(
             f"state {follower.state!r} counts the new values of batch {its_due - 1}, and the state that it follows has "
             f"still to get batch {due}: it was rolled back or restored by itself. Nothing was written. Roll both back, "

@@ -42,26 +42,33 @@ from mapstate.transitions import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchDriver", "Downstream", "Job", "OnBatch", "Replacing"]
+__all__ = ["BatchDriver", "BatchPlans", "Downstream", "Follower", "Job", "OnBatch", "Replacing"]
 
 Downstream = Callable[["DataFrame", int], None]
 """Gets a batch's new values and its batch id."""
 
 
 @dataclass(frozen=True)
-class Replacing:
-    """A `Downstream` that gets the old values too, of an opaque state; see `new_values_type`.
+class Follower:
+    """What lies behind a state's commit, and gets besides a batch the txid under which the state has committed it.
 
-    Where those of a batch that counts already cannot all be read back any more, the query stops. ``follower`` is what
-    is kept in a state that has to hold the same batches.
+    ``job`` is what is kept in a state that has to hold the same batches.
     """
 
-    function: Downstream
-    follower: Job | None = None
+    function: Callable[[DataFrame, int, int | None], None]
+    job: Job | None = None
 
-    def __call__(self, new_values: DataFrame, batch_id: int) -> None:
+    def __call__(self, rows: DataFrame, batch_id: int, txid: int | None = None) -> None:
         """Passes them on."""
-        self.function(new_values, batch_id)
+        self.function(rows, batch_id, txid)
+
+
+@dataclass(frozen=True)
+class Replacing(Follower):
+    """A follower that gets a batch's new values with the old ones, of an opaque state; see `new_values_type`.
+
+    Where those of a batch that counts already cannot all be read back any more, the query stops.
+    """
 
 
 OnBatch = Callable[[BatchReport], None]
@@ -74,7 +81,8 @@ _log = logging.getLogger("mapstate")
 class Job:
     """What shall be kept, and where: all that does not change from batch to batch.
 
-    ``columns`` are the input columns that are read, by name, with their Spark types.
+    ``columns`` are the input columns that are read, by name, with their Spark types. ``downstream`` gets a batch's new
+    values, ``after`` its rows, as they came.
     """
 
     stream: str
@@ -83,7 +91,8 @@ class Job:
     fields: tuple[Field, ...]
     aggregators: Mapping[str, Aggregator]
     columns: Mapping[str, str]
-    downstream: tuple[Downstream, ...] = ()
+    downstream: tuple[Downstream | Follower, ...] = ()
+    after: tuple[Downstream | Follower, ...] = ()
     on_batch: tuple[OnBatch, ...] = ()
 
 
@@ -94,13 +103,15 @@ class BatchPlans:
         self._known: tuple[QueryRun, int] | None = None
         self.plan: BatchPlan | None = None
 
-    def next(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> BatchPlan | None:
+    def next(self, batch_df: DataFrame, batch_id: int, run: QueryRun, followed: int | None = None) -> BatchPlan | None:
         """The plan of the batch that comes, see `plan_of`; it is ``plan`` from here on."""
         if run.run_id is None:
             self._known = self.plan = None
         elif self._known != (run, batch_id):
             before = self.plan if self._known == (run, batch_id - 1) else None
             self._known, self.plan = (run, batch_id), plan_of(batch_df, batch_id, before)
+        if self.plan is not None:
+            self.plan = self.plan._replace(followed=followed)
         return self.plan
 
 
@@ -116,15 +127,16 @@ class BatchDriver:
         self._started = 0.0
         self._plan: Plan | None = None
         self._batch_plans = BatchPlans()
+        self._counts_as: int | None = None
         self._old = any(isinstance(function, Replacing) for function in job.downstream)
 
-    def run(self, batch_df: DataFrame, batch_id: int) -> None:
-        """One foreachBatch call. See `PersistentAggregate.__call__`."""
+    def run(self, batch_df: DataFrame, batch_id: int, followed: int | None = None) -> None:
+        """One foreachBatch call. See `PersistentAggregate.__call__`; ``followed`` is as in `BatchPlan`."""
         self._started = time.monotonic()
         self._check_columns(batch_df)
         run = QueryRun.of(batch_df, default=self._job.stream)
         try:
-            self._run(batch_df, batch_id, run)
+            self._run(batch_df, batch_id, run, followed)
         except BaseException:
             if run.run_id is not None:
                 self._open = None  # Spark ends a query that raised; the next call is another start
@@ -139,8 +151,8 @@ class BatchDriver:
             self._open = (run, Ledger.open(self._store, self._opening(run.query_id)))
             self._committed = None
 
-    def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
-        plan = self._batch_plans.next(batch_df, batch_id, run)
+    def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun, followed: int | None) -> None:
+        plan = self._batch_plans.next(batch_df, batch_id, run, followed)
         if self._open is None or self._open[0] != run:
             self._store = self._spec.open()
             _check_followers(self._job, run.query_id, batch_id, plan)
@@ -216,6 +228,7 @@ class BatchDriver:
                     begun = self._begin_anew(ledger, begun)
                     continue
                 self._committed = (begun.txid, task.attempt)
+                self._counts_as = begun.txid
                 self._tell(self._report(done, attempt, applied.reports))
                 return applied
             begun = self._begin_anew(ledger, begun)
@@ -346,6 +359,7 @@ class BatchDriver:
     def _repeat_downstream(self, batch_df: DataFrame, ledger: Ledger, done: AlreadyCommitted) -> None:
         """Spark brings a batch again that counts already: only what lies downstream may have missed it."""
         _log.info("state %s: batch %d is committed already, nothing is written", self._spec.state, done.batch_id)
+        self._counts_as = None if done.commit is None else done.commit.txid
         if not self._job.downstream:
             return
         fields = Fields(ledger.record.fields, self._job.aggregators)
@@ -385,9 +399,17 @@ class BatchDriver:
                 inside = [name for name in applied.new_values.columns if name.startswith(INSIDE)]
                 plain = applied.new_values.drop(*inside)
                 for function in self._job.downstream:
-                    function(applied.new_values if isinstance(function, Replacing) else plain, batch_id)
+                    rows = applied.new_values if isinstance(function, Replacing) else plain
+                    self.pass_on(function, rows, batch_id)
         finally:
             applied.release()
+
+    def pass_on(self, function: Downstream | Follower, rows: DataFrame, batch_id: int) -> None:
+        """Calls what lies behind the commit of the present batch."""
+        if isinstance(function, Follower):
+            function(rows, batch_id, self._counts_as)
+        else:
+            function(rows, batch_id)
 
 
 def _check_followers(job: Job, query_id: str, batch_id: int, plan: BatchPlan | None) -> None:
@@ -395,8 +417,8 @@ def _check_followers(job: Job, query_id: str, batch_id: int, plan: BatchPlan | N
 
     Raises MissingBatchesError and ReplannedBatchError, not for a state whose ``on_gap`` is "accept".
     """
-    followers = [one.follower for one in job.downstream if isinstance(one, Replacing) and one.follower is not None]
-    for follower in followers:
+    behind = [one.job for one in (*job.downstream, *job.after) if isinstance(one, Follower)]
+    for follower in [one for one in behind if one is not None]:
         pair = [job.spec, follower.spec]
         if all(spec.on_gap != "accept" for spec in pair):
             on_new_owners = [spec.on_new_owner for spec in pair]

@@ -15,7 +15,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.net import SIGN, net_of
 from mapstate.errors import ConfigurationError, DuplicateNameError
 from mapstate.spark.applied import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
-from mapstate.spark.driver import Downstream, Job, Replacing
+from mapstate.spark.driver import Downstream, Follower, Job, Replacing
 from mapstate.spark.plan import column_of
 from mapstate.spark.rows import Rows, Step, empty_frame, through
 from mapstate.spark.startable import Startable
@@ -46,7 +46,7 @@ class NewValuesStream(Rows):
         name: str,
         df: DataFrame,
         frame: DataFrame,
-        feed: Callable[[Downstream], Startable],
+        feed: Callable[[Downstream | Follower], Startable],
         *,
         updates: _Updates | None = None,
         steps: tuple[Step, ...] = (),
@@ -75,8 +75,8 @@ class NewValuesStream(Rows):
         columns = new_values_type(inside, job.keys, Fields(job.fields, job.aggregators), old=True)
         shape = parts.with_old if old else parts.new
 
-        def feed(function: Downstream) -> Startable:
-            def shaped(found: DataFrame, batch_id: int) -> None:
+        def feed(function: Downstream | Follower) -> Startable:
+            def shaped(found: DataFrame, batch_id: int, _: int | None = None) -> None:
                 function(shape(found), batch_id)
 
             return aggregate.with_downstream(Replacing(shaped) if old else shaped)
@@ -194,14 +194,11 @@ class NewValuesStream(Rows):
         return {name: net_of(name, one, grouped=keyed) for name, one in aggregates.items()}
 
     def _kept(self, job: Job, schema: StructType) -> PersistentAggregate:
+        feed: Callable[[Follower], Startable] = self._feed
+        steps = self._steps
         if self._updates is not None and self._kind == "updates":
-            signed = self._updates.through(self._steps)
-            return PersistentAggregate(self._df, job, schema, source=signed, followed=self._states)
-
-        def feed(take: Downstream, _: Job) -> Startable:
-            return self._feed(take)
-
-        return PersistentAggregate(self._df, job, schema, self._steps, source=feed, followed=self._states)
+            feed, steps = self._updates.through(steps), ()
+        return PersistentAggregate(self._df, job, schema, steps, source=feed, followed=self._states)
 
 
 class _Parts:
@@ -244,16 +241,16 @@ class _Updates:
         self._aggregate = aggregate
         self._parts = parts
 
-    def through(self, steps: tuple[Step, ...]) -> Callable[[Downstream, Job], Startable]:
+    def through(self, steps: tuple[Step, ...]) -> Callable[[Follower], Startable]:
         """What feeds a second state: both sides go through the steps."""
         from pyspark.sql import functions as F
 
-        def feed(take: Downstream, follower: Job) -> Startable:
-            def signed(found: DataFrame, batch_id: int) -> None:
+        def feed(take: Follower) -> Startable:
+            def signed(found: DataFrame, batch_id: int, txid: int | None) -> None:
                 new = through(steps, self._parts.new(found.where(IS_THERE)), batch_id)
                 old = through(steps, self._parts.old(found.where(WAS_THERE)), batch_id)
-                take(new.withColumn(SIGN, F.lit(1)).unionByName(old.withColumn(SIGN, F.lit(-1))), batch_id)
+                take(new.withColumn(SIGN, F.lit(1)).unionByName(old.withColumn(SIGN, F.lit(-1))), batch_id, txid)
 
-            return self._aggregate.with_downstream(Replacing(signed, follower))
+            return self._aggregate.with_downstream(Replacing(signed, take.job))
 
         return feed

@@ -17,7 +17,7 @@ from mapstate.errors import (
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.applied import INSIDE, computed_once
-from mapstate.spark.driver import BatchDriver, Downstream, Job, OnBatch
+from mapstate.spark.driver import BatchDriver, Downstream, Follower, Job, OnBatch
 from mapstate.spark.rows import Rows, Step, empty_frame, through
 from mapstate.spark.startable import Startable
 from mapstate.spec import StateSpec, check_state_name
@@ -284,8 +284,7 @@ class PersistentAggregate(Startable):
         schema: StructType,
         steps: tuple[Step, ...] = (),
         *,
-        after: tuple[Downstream, ...] = (),
-        source: Callable[[Downstream, Job], Startable] | None = None,
+        source: Callable[[Follower], Startable] | None = None,
         followed: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(df)
@@ -294,9 +293,8 @@ class PersistentAggregate(Startable):
         self._job = job
         self._driver = BatchDriver(job)
         self._steps = steps
-        self._after = after
         self._fed_by = source
-        self._source = None if source is None else source(self._take, job)
+        self._source = None if source is None else source(Follower(self._take, job))
 
     @property
     def states(self) -> tuple[Any, ...]:
@@ -315,15 +313,15 @@ class PersistentAggregate(Startable):
         """Applies one micro-batch, exactly once."""
         (self._take if self._source is None else self._source)(batch_df, batch_id)
 
-    def _take(self, frame: DataFrame, batch_id: int) -> None:
+    def _take(self, frame: DataFrame, batch_id: int, followed: int | None = None) -> None:
         """Rows of a batch, of the stream or of what this state follows."""
         if self._steps and not self._job.spec.backend.shared_between_processes:
             self._driver.open_for(frame, batch_id)
-        frame, release = computed_once(frame) if self._after else (frame, None)
+        frame, release = computed_once(frame) if self._job.after else (frame, None)
         try:
-            self._driver.run(through(self._steps, frame, batch_id), batch_id)
-            for function in self._after:
-                function(frame, batch_id)
+            self._driver.run(through(self._steps, frame, batch_id), batch_id, followed)
+            for function in self._job.after:
+                self._driver.pass_on(function, frame, batch_id)
         finally:
             if release is not None:
                 release()
@@ -343,13 +341,13 @@ class PersistentAggregate(Startable):
 
         return NewValuesStream.of(self, old=old)
 
-    def with_downstream(self, function: Downstream) -> PersistentAggregate:
+    def with_downstream(self, function: Downstream | Follower) -> PersistentAggregate:
         """The same state with one more function that gets each batch's new values."""
         return self._with(replace(self._job, downstream=(*self._job.downstream, function)))
 
-    def with_after(self, function: Downstream) -> PersistentAggregate:
+    def with_after(self, function: Downstream | Follower) -> PersistentAggregate:
         """The same state with one more function that gets each batch, as it came, after its commit."""
-        return self._with(self._job, (*self._after, function))
+        return self._with(replace(self._job, after=(*self._job.after, function)))
 
     def on_batch(self, function: OnBatch) -> PersistentAggregate:
         """The same state with one more function that gets each batch's `BatchReport`.
@@ -360,13 +358,9 @@ class PersistentAggregate(Startable):
         """
         return self._with(replace(self._job, on_batch=(*self._job.on_batch, function)))
 
-    def _with(self, job: Job, after: tuple[Downstream, ...] | None = None) -> PersistentAggregate:
-        after = self._after if after is None else after
+    def _with(self, job: Job) -> PersistentAggregate:
         return PersistentAggregate(
-            *(self._df, job, self.schema, self._steps),
-            after=after,
-            source=self._fed_by,
-            followed=self._followed,
+            *(self._df, job, self.schema, self._steps), source=self._fed_by, followed=self._followed
         )
 
     def __repr__(self) -> str:

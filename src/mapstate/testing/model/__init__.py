@@ -4,6 +4,7 @@
     Protocol        the library's answers, and mutants that answer wrongly   `protocol`, `mutants`
     Steps           what can happen next, and what has to be true            `steps`, `drivers`, `tasks`, ...
     Together, ...   several states of one topology                           `together`
+    Replans, ...    checkpoints that are copied and put back                 `replans`
     explore, walk   every state of a small world, long ways through others   `explore`
 
 ``python -m mapstate.testing.model`` runs all of it. docs/model.md says what is modelled and what is not.
@@ -12,6 +13,7 @@
 from mapstate.testing.model.explore import Explored, explore, steps_of, walk
 from mapstate.testing.model.mutants import MUTANTS, Mutant
 from mapstate.testing.model.protocol import Protocol
+from mapstate.testing.model.replans import Replans
 from mapstate.testing.model.together import Together
 from mapstate.testing.model.world import World
 from mapstate.testing.model.worlds import LARGE, SMALL, WIDE
@@ -24,6 +26,7 @@ __all__ = [
     "Explored",
     "Mutant",
     "Protocol",
+    "Replans",
     "Together",
     "World",
     "explore",

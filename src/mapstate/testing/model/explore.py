@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mapstate.testing.model.protocol import Protocol
+from mapstate.testing.model.replans import Replans, ReplansSteps, protocol_of
 from mapstate.testing.model.steps import Steps
 from mapstate.testing.model.together import Together, TogetherProtocol, TogetherSteps
 from mapstate.testing.model.world import Label, ViolationError, World
@@ -40,16 +41,20 @@ class Explored(NamedTuple):
         return f"{self.world}: {self.violation}, after {len(self.trace)} steps ({self.states:,} states):{steps}"
 
 
-def steps_of(world: World | Together, protocol: Protocol | None = None) -> Any:
+def steps_of(world: World | Together | Replans, protocol: Protocol | None = None) -> Any:
     """The steps of a world, under the library's protocol or a mutant's."""
     if isinstance(world, World):
         return Steps(world, protocol or Protocol(world.type))
+    if isinstance(world, Replans):
+        return ReplansSteps(world, protocol_of(world, protocol))
     own = protocol or TogetherProtocol(world.type)
     assert isinstance(own, TogetherProtocol)
     return TogetherSteps(world, own)
 
 
-def explore(world: World | Together, protocol: Protocol | None = None, *, limit: int = 100_000_000) -> Explored:
+def explore(
+    world: World | Together | Replans, protocol: Protocol | None = None, *, limit: int = 100_000_000
+) -> Explored:
     """Looks at every state of a world, or at ``limit`` of them, until one is wrong."""
     started = time.monotonic()
     steps = steps_of(world, protocol)
@@ -103,7 +108,11 @@ def walk(
 
 
 def _found(
-    world: World | Together, parents: dict[int, int], started: float, error: ViolationError, trace: tuple[Label, ...]
+    world: World | Together | Replans,
+    parents: dict[int, int],
+    started: float,
+    error: ViolationError,
+    trace: tuple[Label, ...],
 ) -> Explored:
     seconds = time.monotonic() - started
     return Explored(world.name, len(parents), seconds, complete=False, violation=str(error), trace=trace)

@@ -14,9 +14,10 @@ import msgspec
 from mapstate import transitions
 from mapstate.backing_map import FenceToken
 from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Record, Refused
+from mapstate.testing.model.replans import Replans
 from mapstate.testing.model.together import Together, TogetherProtocol
 from mapstate.testing.model.world import World
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, InFlight, LedgerRecord, Opening
+from mapstate.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, InFlight, LedgerRecord, Opening
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -26,7 +27,7 @@ class Mutant(NamedTuple):
 
     name: str
     protocol: type[Protocol]
-    world: World | Together
+    world: World | Together | Replans
     shows: str = "reads as"
 
 
@@ -34,9 +35,9 @@ class _TxidPerBatch(Protocol):
     """A batch that is begun again has the txid that it had."""
 
     def begun(
-        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
-        after, begun = super().begun(ledger, session, batch, nonce)
+        after, begun = super().begun(ledger, session, batch, nonce, plan)
         again = ledger.in_flight
         if not isinstance(begun, Begun) or again is None or again.batch_id != batch:
             return after, begun
@@ -96,7 +97,7 @@ class _OpeningKeepsTheEpoch(Protocol):
 
 class _GapsAreAccepted(Protocol):
     def begun(
-        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
         return transitions.begin(ledger, session, batch, "accept", nonce)
 
@@ -212,9 +213,9 @@ class _RemovedKeysAreDeleted(Protocol):
 
 class _RedoOfACommittedBatch(Protocol):
     def begun(
-        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
-        after, begun = super().begun(ledger, session, batch, nonce)
+        after, begun = super().begun(ledger, session, batch, nonce, plan)
         if isinstance(begun, Begun):
             return after, begun
         again = msgspec.structs.replace(ledger, owners=ledger.owners | {ledger.owner: batch})
@@ -302,6 +303,71 @@ class _EvensOutItsOwnBatchesAlone(TogetherProtocol):
         ]
 
 
+class _ReplaysWhateverThePlan(TogetherProtocol):
+    """A committed batch is a replay, whatever Spark has planned."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        return super().begun(ledger, session, batch, nonce)
+
+
+class _TellsPlansByTheirOffsets(TogetherProtocol):
+    """Which are a file source's places in a log of its own."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        assert plan is not None
+        return super().begun(ledger, session, batch, nonce, plan._replace(planned_at=None, before_planned_at=None))
+
+
+class _CountsAnewBehindAnother(TogetherProtocol):
+    """A batch that was planned anew is rolled back although another one has begun behind it."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        last = ledger.committed
+        if last is not None and transitions.is_replanned(ledger, batch, plan):
+            forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
+            back = transitions.rollback(forgotten)
+            ledger = msgspec.structs.replace(back, next_txid=ledger.next_txid)
+        return super().begun(ledger, session, batch, nonce, plan)
+
+
+class _GoesOnBehindAnyBatch(TogetherProtocol):
+    """Where a batch starts is not compared with where the last one ended."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        due = ledger.owners[ledger.owner]
+        return transitions.begin(ledger, session, batch, "accept" if batch == due else "refuse", nonce, plan=plan)
+
+
+class _RepeatsWhateverThePlan(TogetherProtocol):
+    """A transactional attempt is begun again under its txid with what Spark brings."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        at = ledger.in_flight
+        if at is not None and plan is not None:
+            ledger = msgspec.structs.replace(ledger, in_flight=msgspec.structs.replace(at, plan=plan.digest()))
+        return super().begun(ledger, session, batch, nonce, plan)
+
+
+class _FollowsAnyDriver(TogetherProtocol):
+    """A state that follows another counts a batch anew for whoever brings it, also for a driver that was replaced."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        assert plan is not None
+        return super().begun(ledger, session, batch, nonce, plan._replace(followed=None))
+
+
 _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
 _COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
 _FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
@@ -327,6 +393,13 @@ _FAILED_OVER = World(
     name="a node that fails over", store="cluster", drivers=((0, "refuse"),), plans=((1,),), losses=1, loss="node"
 )
 _TWO_STORES = Together(name="two stores")
+
+_COPIED_CHECKPOINT = Replans(name="a copied checkpoint", rows=2, attempts=3)
+_LEFT_BEHIND = Replans(name="a copied checkpoint, a batch left behind", drivers=2)
+_COPIED_FOLLOWED = Replans(
+    name="a copied checkpoint, a state that follows", stores=(0, 1), follows=True, drivers=2, rows=2
+)
+_WRONG_ROWS = "counts rows twice or not at all"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
@@ -446,4 +519,16 @@ MUTANTS: tuple[Mutant, ...] = (
         Together(name="two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
         "not even",
     ),
+    Mutant(
+        "a committed batch is a replay, whatever its plan", _ReplaysWhateverThePlan, _COPIED_CHECKPOINT, _WRONG_ROWS
+    ),
+    Mutant("plans are told by their offsets", _TellsPlansByTheirOffsets, _COPIED_CHECKPOINT, _WRONG_ROWS),
+    Mutant("a batch is counted anew behind which another has begun", _CountsAnewBehindAnother, _LEFT_BEHIND),
+    Mutant("a batch goes on behind any batch", _GoesOnBehindAnyBatch, _COPIED_CHECKPOINT, _WRONG_ROWS),
+    Mutant(
+        "a transactional attempt is repeated, whatever its plan",
+        _RepeatsWhateverThePlan,
+        Replans(name="a copied checkpoint, transactional", type="transactional", drivers=2, attempts=3),
+    ),
+    Mutant("a state that follows counts anew for any driver", _FollowsAnyDriver, _COPIED_FOLLOWED, "accepted"),
 )

@@ -18,7 +18,17 @@ from mapstate import transitions
 from mapstate.backing_map import FenceToken
 from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, LedgerRecord, OnNewOwner, Opening, StateType
+from mapstate.transitions import (
+    AlreadyCommitted,
+    BatchPlan,
+    Begun,
+    Commit,
+    Field,
+    LedgerRecord,
+    OnNewOwner,
+    Opening,
+    StateType,
+)
 from mapstate.values import Committed
 
 __all__ = ["LOST", "REMOVE", "STALE", "Attempt", "Protocol", "Record", "Refused"]
@@ -115,10 +125,10 @@ class Protocol:
         return transitions.open_ledger(ledger, opening)
 
     def begun(
-        self, ledger: LedgerRecord, session: str, batch: int, nonce: str
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
         """See `transitions.begin`."""
-        return transitions.begin(ledger, session, batch, nonce=nonce)
+        return transitions.begin(ledger, session, batch, nonce=nonce, plan=plan)
 
     def commit(self, ledger: int, session: int, query: int, batch: int, txid: int) -> int | Refused:
         """The ledger after a commit: the same number where it had been said before."""

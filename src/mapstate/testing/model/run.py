@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mapstate.testing.model.explore import Explored, explore, walk
 from mapstate.testing.model.mutants import MUTANTS, Mutant
+from mapstate.testing.model.replans import Replans
 from mapstate.testing.model.together import Together
 from mapstate.testing.model.world import World
 from mapstate.testing.model.worlds import LARGE, SMALL, WIDE
@@ -69,7 +70,7 @@ def _run(work: Callable[[], Outcome]) -> Outcome:
     return work()
 
 
-def _explored(world: World | Together, limit: int) -> Outcome:
+def _explored(world: World | Together | Replans, limit: int) -> Outcome:
     found = explore(world, limit=limit)
     return Outcome(found.violation is None, found.complete, found.states, str(found))
 

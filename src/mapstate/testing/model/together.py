@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mapstate import transitions
@@ -15,7 +16,7 @@ from mapstate.backing_map import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.testing.model.protocol import Attempt, Protocol, Record, Refused
 from mapstate.testing.model.world import Drivers, Label, ViolationError, with_item
-from mapstate.transitions import AlreadyCommitted, LedgerRecord, OnNewOwner, Opening, StateType
+from mapstate.transitions import AlreadyCommitted, BatchPlan, LedgerRecord, OnNewOwner, Opening, StateType
 
 __all__ = ["Together", "TogetherProtocol", "TogetherSteps"]
 
@@ -119,13 +120,19 @@ class TogetherProtocol(Protocol):
         return self._changed(lambda: self.opened(self._ledgers[ledger], opening))
 
     def begin_all(
-        self, ledgers: Sequence[int], group: Sequence[int], session: int, batch: int, nonce: str
+        self,
+        ledgers: Sequence[int],
+        group: Sequence[int],
+        session: int,
+        batch: int,
+        nonce: str,
+        plan: BatchPlan | None = None,
     ) -> list[tuple[Attempt | int, bool]] | Refused:
         """What begins in a group of states, where these are the ledgers of all; and which are rolled back before."""
         before = [self.ledger(one) for one in ledgers]
         try:
             even = self.even(before, [f"s{session}"] * len(before), batch)
-            begun = [self.begun(even[state], f"s{session}", batch, nonce) for state in group]
+            begun = [self.begun(even[state], f"s{session}", batch, nonce, plan) for state in group]
         except MapStateError as error:
             return Refused(type(error).__name__)
         out: list[tuple[Attempt | int, bool]] = []
@@ -142,6 +149,20 @@ class TogetherProtocol(Protocol):
         even = transitions.even_out(ledgers, sessions, batch)
         transitions.check_adopted(even, ["refuse"] * len(even))
         return even
+
+    def check_following(self, ledgers: Sequence[int], batch: int, plan: BatchPlan) -> Refused | None:
+        """See `transitions.check_follower`: of each state and the one that follows it."""
+        found = [self._ledgers[one] for one in ledgers]
+        try:
+            for pair in pairwise(found):
+                self.check_follower(pair, batch, plan)
+        except MapStateError as error:
+            return Refused(type(error).__name__)
+        return None
+
+    def check_follower(self, pair: Sequence[LedgerRecord | None], batch: int, plan: BatchPlan) -> None:
+        """See `transitions.check_follower`."""
+        transitions.check_follower(pair, "q0", ["refuse", "refuse"], batch, plan)
 
 
 class TogetherSteps:

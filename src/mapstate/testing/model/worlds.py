@@ -6,6 +6,7 @@ has one key, that a batch may hold or not, and two drivers on one checkpoint.
 
 from __future__ import annotations
 
+from mapstate.testing.model.replans import Replans
 from mapstate.testing.model.together import Together
 from mapstate.testing.model.world import Drivers, World
 
@@ -17,7 +18,7 @@ _TWO_KEYS = (0, 1)
 _BOTH_OR_ONE = ((1, 1), (0, 1))
 _MAY_BE_REMOVED = ((1,), (2,), (0,))
 
-SMALL: tuple[World | Together, ...] = (
+SMALL: tuple[World | Together | Replans, ...] = (
     World(name="a driver that is started again", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(
         name="tasks that are tried again",
@@ -109,9 +110,14 @@ SMALL: tuple[World | Together, ...] = (
     Together(name="two states in two stores, begun anew", drivers=_ALONE, failures=1, lost_replies=1),
     Together(name="two states in two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
     Together(name="three states in two stores", stores=(0, 0, 1), attempts=2),
+    Replans(name="a checkpoint that is copied", drivers=2, rows=2),
+    Replans(name="a checkpoint that is copied, transactional", type="transactional", drivers=2, attempts=3),
+    Replans(name="a checkpoint that is copied, two states in one store", stores=(0, 0), drivers=2, rows=2, attempts=3),
+    Replans(name="a checkpoint that is copied, two states in two stores", stores=(0, 1), drivers=2, rows=2),
+    Replans(name="a checkpoint that is copied, a state that follows", stores=(0, 1), follows=True, drivers=2, rows=2),
 )
 
-LARGE: tuple[World | Together, ...] = (
+LARGE: tuple[World | Together | Replans, ...] = (
     World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=((1, 1),)),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
@@ -342,6 +348,30 @@ LARGE: tuple[World | Together, ...] = (
         name="two states in two stores, adopt and back again", drivers=((0, "refuse"), (1, "adopt"), (0, "adopt"))
     ),
     Together(name="three states in three stores", stores=(0, 1, 2)),
+    Replans(name="a checkpoint that is copied, three drivers"),
+    Replans(name="a checkpoint that is copied, three drivers, transactional", type="transactional"),
+    Replans(name="a checkpoint that is copied twice", copies=2, drivers=2, rows=2, attempts=3, lost_replies=1),
+    Replans(name="a checkpoint that is copied, jobs that fail", drivers=2, rows=2, failures=1, lost_replies=1),
+    Replans(name="a checkpoint that is copied, a vacuum", drivers=2, vacuums=1),
+    Replans(name="a checkpoint that is copied, three states in two stores", stores=(0, 0, 1), drivers=2, rows=2),
+    Replans(name="a checkpoint that is copied, two stores, three drivers", stores=(0, 1), rows=2),
+    Replans(name="a checkpoint that is copied, a follower, three drivers", stores=(0, 1), follows=True, rows=2),
+    Replans(
+        name="a checkpoint that is copied, followers of followers",
+        stores=(0, 1, 2),
+        follows=True,
+        drivers=2,
+        rows=2,
+        attempts=6,
+    ),
+    Replans(
+        name="a checkpoint that is copied, a follower, a vacuum",
+        stores=(0, 1),
+        follows=True,
+        drivers=2,
+        rows=2,
+        vacuums=1,
+    ),
 )
 
 WIDE: tuple[World, ...] = (
