@@ -35,12 +35,16 @@ def sizes(visits: Visits) -> dict[Any, Any]:
     return {(size,): {"visits": rows.count(size)} for size in rows}
 
 
-def site(spark: SparkSession, visits: Visits, first: Any, second: Any, **options: Any) -> Topology:
+def site(
+    spark: SparkSession, visits: Visits, first: Any, second: Any, *, patience: float = 60, **options: Any
+) -> Topology:
     topology = Topology("site", **options)
     stream = topology.newStream("visits", visits.stream(spark))
-    stream.groupBy("user_id").persistentAggregate(opaque(first, "by_user"), visits=Count(), bytes=Sum("bytes"))
+    stream.groupBy("user_id").persistentAggregate(
+        opaque(first, "by_user", patience=patience), visits=Count(), bytes=Sum("bytes")
+    )
     large = stream.transform(lambda rows: rows.where("bytes > 1"))
-    large.groupBy("bytes").persistentAggregate(opaque(second, "by_size"), visits=Count())
+    large.groupBy("bytes").persistentAggregate(opaque(second, "by_size", patience=patience), visits=Count())
     return topology
 
 
@@ -114,7 +118,7 @@ def test_a_driver_that_failed_between_two_stores_is_followed_by_one_that_evens_t
     visits.put("a", [("u1", 1), ("u2", 2)])
     fails = Fail(method="swap", where=Commits(0), error=errors.StoreUnavailableError, times=None)
     broken = FaultyBackend(resolve(second), str(tmp_path), (fails,))
-    topology = site(spark, visits, first, broken)
+    topology = site(spark, visits, first, broken, patience=0)
     query = topology.start(visits.checkpoint, trigger=AVAILABLE)
     with pytest.raises(StreamingQueryException):
         finish(query)
@@ -284,7 +288,7 @@ def test_rows_are_kept_once_for_each_topology_and_call_by_hand(spark, tmp_path):
         stream = own.newStream("visits", frame.limit(0))
         for function in functions:
             stream = stream.transform(function)
-        stream.persistentAggregate(opaque(backend, name, max_attempts=1), n=Count())
+        stream.persistentAggregate(opaque(backend, name, max_attempts=1, patience=0), n=Count())
         return own
 
     one, two, good = topology("one", broken, checked), topology("two", url, checked), topology("good", url)

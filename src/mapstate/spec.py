@@ -50,6 +50,10 @@ class StateSpec:
     ``chunk_size``    keys per read and write; by default what the store is best with, mostly 2,000. A chunk ends
                       with its Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
     ``max_attempts``  how often a batch is begun anew inside one foreachBatch call
+    ``patience``      seconds for which a batch asks a store again that does not answer, with growing pauses, before its
+                      error ends the query; 0 is none. Attempts for this reason do not count as ``max_attempts``. A
+                      query's first batch does not wait, so that a wrong address is told at once. A non-transactional
+                      state waits only before its first put
     """
 
     backend: Backend
@@ -63,6 +67,7 @@ class StateSpec:
     apply_on: ApplyOn = "auto"
     chunk_size: int = None  # type: ignore[assignment]  # the store's own, see __post_init__
     max_attempts: int = 4
+    patience: float = 60
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -90,8 +95,8 @@ class StateSpec:
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")
-        if self.ttl is not None and not (type(self.ttl) in (int, float) and self.ttl > 0):
-            raise ConfigurationError(f"ttl is a number of seconds above 0, or None, not {self.ttl!r}")
+        _check_seconds("ttl", self.ttl, "above 0, or None", self.ttl is None)
+        _check_seconds("patience", self.patience, "from 0 up", self.patience == 0)
         if self.ttl is not None and self.cache_size:
             raise ConfigurationError("a ttl and a cache exclude each other: the cache would keep what has expired")
         if self.apply_on == "driver" and self.cache_size:
@@ -119,6 +124,12 @@ class StateSpec:
         return self.backend.open(self.state, ttl=self.ttl)
 
 
+def _check_seconds(field: str, value: object, said: str, is_least: bool) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_least and not (is_number and 0 < value < float("inf")):  # type: ignore[operator]
+        raise ConfigurationError(f"{field} is a number of seconds {said}, not {value!r}")
+
+
 def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
     """Exactly once whatever a replay contains: keeps each value and the one before it.
 
@@ -142,9 +153,9 @@ def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, opti
     if unknown:
         allowed = [field for field in StateSpec.__dataclass_fields__ if field not in ("backend", "type")]
         raise ConfigurationError(f"a recipe has no option {', '.join(sorted(unknown))}; it has {', '.join(allowed)}")
-    ttl = options.get("ttl")
-    if isinstance(ttl, timedelta):
-        options["ttl"] = ttl.total_seconds()
+    for option in ("ttl", "patience"):
+        if isinstance(options.get(option), timedelta):
+            options[option] = options[option].total_seconds()
     return StateSpec(resolve(backend_or_url), kind, name, **options)
 
 

@@ -83,7 +83,7 @@ class Stream:
         job = (
             newStream("visits", stream)
             .groupBy("user_id")
-            .persistentAggregate(opaque(self.url, **self._options), visits=Count(), bytes=Sum("bytes"))
+            .persistentAggregate(opaque(self.url, patience=0, **self._options), visits=Count(), bytes=Sum("bytes"))
         )
 
         def each(batch_df: Any, batch_id: int) -> None:

@@ -13,15 +13,25 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backing_map import Reports, let_go
 from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
-from mapstate.errors import FencedError, IncompleteBatchError, StateSchemaError, StoreRestartedError, UsageError
+from mapstate.errors import (
+    FencedError,
+    IncompleteBatchError,
+    StateSchemaError,
+    StoreRestartedError,
+    StoreUnavailableError,
+    UsageError,
+)
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, clock_txid, now
+from mapstate.retry import Patience
 from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
 from mapstate.spark.offsets import offsets_of, plan_of
 from mapstate.spark.plan import Plan
@@ -128,6 +138,7 @@ class BatchDriver:
         self._plan: Plan | None = None
         self._batch_plans = BatchPlans()
         self._counts_as: int | None = None
+        self._patience = Patience(0, lambda: True)
         self._old = any(isinstance(function, Replacing) for function in job.downstream)
 
     def run(self, batch_df: DataFrame, batch_id: int, followed: int | None = None) -> None:
@@ -135,6 +146,7 @@ class BatchDriver:
         self._started = time.monotonic()
         self._check_columns(batch_df)
         run = QueryRun.of(batch_df, default=self._job.stream)
+        self._patience = Patience(self._spec.patience, partial(QueryRun.may_go_on, batch_df))
         try:
             self._run(batch_df, batch_id, run, followed)
         except BaseException:
@@ -162,7 +174,7 @@ class BatchDriver:
             self._committed = None
         else:
             ledger = self._open[1]
-            begun = ledger.begin(batch_id, self._spec.on_gap, plan)
+            begun = self._patience.ask(lambda: ledger.begin(batch_id, self._spec.on_gap, plan))
         if not isinstance(begun, AlreadyCommitted):
             self._new_values_downstream(self._finish(batch_df, ledger, begun, run), batch_id)
         elif run.run_id is not None and begun.commit is not None and begun.commit.run == run.run_id:
@@ -202,10 +214,19 @@ class BatchDriver:
 
     def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun, run: QueryRun) -> Applied:
         """Attempts until one can be committed, at most as many as the recipe allows."""
-        for attempt in range(1, self._spec.max_attempts + 1):
-            last = attempt == self._spec.max_attempts
+        waits = 0
+        for attempt in count(1):
+            last = attempt - waits == self._spec.max_attempts
             task = self._task(batch_df, ledger.record, begun)
-            applied = self._attempt(batch_df, task, last=last)
+            try:
+                applied = self._attempt(batch_df, task, last=last)
+            except StoreUnavailableError as error:
+                if self._spec.type == "non-transactional":
+                    raise  # what is in would count twice
+                self._patience.wait(error)
+                waits += 1
+                begun = self._begin_anew(ledger, begun)
+                continue
             if applied is not None:
                 rows, keys = self._account(applied.reports)
                 done = Commit(
@@ -219,7 +240,7 @@ class BatchDriver:
                     run=run.run_id,
                 )
                 try:
-                    ledger.commit(done)
+                    self._patience.ask(lambda done=done: ledger.commit(done))  # type: ignore[misc]
                 except StoreRestartedError as error:
                     applied.release()
                     if last:
@@ -231,6 +252,8 @@ class BatchDriver:
                 self._counts_as = begun.txid
                 self._tell(self._report(done, attempt, applied.reports))
                 return applied
+            if last:
+                break
             begun = self._begin_anew(ledger, begun)
         raise IncompleteBatchError(
             f"state {self._spec.state!r}: in each of {self._spec.max_attempts} attempts at batch {begun.batch_id} "
@@ -241,7 +264,7 @@ class BatchDriver:
         )
 
     def _begin_anew(self, ledger: Ledger, begun: Begun) -> Begun:
-        again = ledger.begin(begun.batch_id, self._spec.on_gap, self._batch_plans.plan)
+        again = self._patience.ask(lambda: ledger.begin(begun.batch_id, self._spec.on_gap, self._batch_plans.plan))
         if isinstance(again, AlreadyCommitted):
             raise FencedError(f"batch {begun.batch_id} was committed by another driver meanwhile")
         return again

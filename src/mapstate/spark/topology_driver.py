@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,10 +33,12 @@ from mapstate.errors import (
     IncompleteBatchError,
     MapStateError,
     StoreRestartedError,
+    StoreUnavailableError,
     UsageError,
 )
 from mapstate.ledger import now
 from mapstate.ledgers import Ledgers
+from mapstate.retry import Patience
 from mapstate.spark.applied import ONE_DRAW, Applied, computed_once
 from mapstate.spark.driver import BatchDriver, BatchPlans, Job
 from mapstate.spark.offsets import offsets_of
@@ -136,12 +140,15 @@ class TopologyDriver:
         self._attempts = max(spec.max_attempts for spec in self._specs)
         self._open: tuple[QueryRun, Ledgers] | None = None
         self._batch_plans = BatchPlans()
+        self._patience = Patience(0, lambda: True)
 
     def run(self, batch_df: DataFrame, batch_id: int) -> None:
         """One foreachBatch call. See `Topology.__call__`."""
         run = QueryRun.of(batch_df, default=self._stream)
         for state in self._states:
             state.begins()
+        seconds = max(spec.patience for spec in self._specs)
+        self._patience = Patience(seconds, partial(QueryRun.may_go_on, batch_df))
         try:
             self._run(batch_df, batch_id, run)
         except BaseException:
@@ -163,7 +170,7 @@ class TopologyDriver:
             opened = True
         else:
             ledgers = self._open[1]
-            begun = ledgers.begin(batch_id, plan)
+            begun = self._patience.ask(lambda: ledgers.begin(batch_id, plan))
             opened = run.run_id is None  # called by hand, where another try of a batch is no other run
         if opened and self._quarantine is not None:
             due = batch_id if isinstance(begun[0], Begun) else batch_id + 1
@@ -176,11 +183,18 @@ class TopologyDriver:
     def _finish(self, batch_df: DataFrame, ledgers: Ledgers, begun: Sequence[Any], run: QueryRun) -> None:
         """Attempts until one can be committed, or the last one has failed."""
         with self._evaluated(batch_df) as kept:
-            for attempt in range(1, self._attempts + 1):
-                last = attempt == self._attempts
+            waits = 0
+            for attempt in count(1):
+                last = attempt - waits == self._attempts
                 try:
                     done = self._attempt(kept, ledgers, begun)
                     commits = self._commit(batch_df, ledgers, begun, run, done)
+                except StoreUnavailableError as error:
+                    if any(spec.type == "non-transactional" for spec in self._specs):
+                        raise  # what is in would count twice
+                    self._patience.wait(error)
+                    waits += 1
+                    begun = self._begin_anew(ledgers, begun)
                 except Exception as error:
                     if not self._may_begin_anew(batch_df, error):
                         raise
@@ -197,10 +211,10 @@ class TopologyDriver:
                         raise
                     _log.warning("batch %d of %s is begun anew: %s", begun[0].batch_id, self._stream, error)
                     begun = self._begin_anew(ledgers, begun)
-                    continue
-                self._told(commits, attempt, done)
-                self._downstream(done, begun[0].batch_id)
-                return
+                else:
+                    self._told(commits, attempt, done)
+                    self._downstream(done, begun[0].batch_id)
+                    return
 
     def _attempt(self, kept: DataFrame, ledgers: Ledgers, begun: Sequence[Begun]) -> list[_Done]:
         """One attempt at all states. What it came to is the caller's to release. Raises whatever fails."""
@@ -240,14 +254,14 @@ class TopologyDriver:
             for place, (one, record) in enumerate(zip(begun, ledgers.records, strict=True))
         ]
         try:
-            ledgers.commit(commits)
+            self._patience.ask(lambda: ledgers.commit(commits))
         except BaseException:
             _release(done or ())
             raise
         return commits
 
     def _begin_anew(self, ledgers: Ledgers, begun: Sequence[Begun]) -> list[Begun]:
-        again = ledgers.begin(begun[0].batch_id, self._batch_plans.plan)
+        again = self._patience.ask(lambda: ledgers.begin(begun[0].batch_id, self._batch_plans.plan))
         if any(isinstance(one, AlreadyCommitted) for one in again):
             raise FencedError(f"batch {begun[0].batch_id} was committed by another driver meanwhile")
         return again  # type: ignore[return-value]
