@@ -10,12 +10,12 @@ from typing import Any
 import aerospike
 import pytest
 from aerospike_stand_in import NAMESPACE, Cluster, StandInBackend
-from servers import docker_answers, wait_until
+from servers import docker_answers
 
 from mapstate.backends.aerospike import AerospikeBackend
 from mapstate.backends.aerospike_store import CLAIMS
+from mapstate.testing.containers import aerospike_container
 
-IMAGE = os.environ.get("MAPSTATE_AEROSPIKE_IMAGE", "aerospike/aerospike-server:8.1.0.0")
 SERVER_NAMESPACE = os.environ.get("MAPSTATE_TEST_AEROSPIKE_NAMESPACE", "test")
 
 
@@ -67,30 +67,12 @@ def aerospike_url() -> Iterator[str]:
             pytest.fail(f"MAPSTATE_TEST_AEROSPIKE_HOSTS names no Aerospike that answers: {error!r}", pytrace=False)
         yield url
     elif docker_answers():
-        yield from _in_docker()
+        with aerospike_container() as url:
+            yield url
     else:
         pytest.skip(
             "no Aerospike server: no MAPSTATE_TEST_AEROSPIKE_HOSTS, no Docker. The stand-in has run these tests."
         )
-
-
-def _in_docker() -> Iterator[str]:
-    from testcontainers.core.container import DockerContainer
-
-    container = DockerContainer(IMAGE).with_env("NAMESPACE", SERVER_NAMESPACE).with_env("NSUP_PERIOD", "1")
-    with container.with_exposed_ports(3000) as running:
-        host, port = running.get_container_host_ip(), running.get_exposed_port(3000)
-        url = f"aerospike://{host}:{port}/{SERVER_NAMESPACE}?use_services_alternate=true"
-
-        def answers() -> bool:  # the log says that it is ready before it is
-            try:
-                AerospikeBackend.from_url(url).connect().close()
-            except aerospike.exception.AerospikeError:
-                return False
-            return True
-
-        wait_until(answers, "Aerospike takes a client")
-        yield url
 
 
 @pytest.fixture(params=["stand-in", pytest.param("server", marks=pytest.mark.aerospike)])

@@ -264,7 +264,8 @@ class _Container:
         from testcontainers.core.container import DockerContainer
 
         container = DockerContainer(IMAGE).with_command(["redis-server", *arguments])
-        self._container = container.with_bind_ports("6379/tcp", ("127.0.0.1", port))  # the same after a restart
+        container.ports["6379/tcp"] = ("127.0.0.1", port)  # the same after a restart; with_bind_ports takes no address
+        self._container = container
 
     def launch(self) -> None:
         if self._started:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import runpy
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import servers
 import yaml
-from servers import find_redis_binary, free_port, wait_until
+from servers import RedisServer, find_redis_binary, free_port, wait_until
+from testcontainers.core.config import ConnectionMode, testcontainers_config
 
 from mapstate.backends import resolve
 from mapstate.errors import ConfigurationError, MissingDriverError, StoreUnavailableError
@@ -63,12 +69,12 @@ def test_what_is_mounted_is_there():
 
 
 def test_the_library_and_the_tests_start_the_images_of_the_compose_file():
-    started = 0
+    started = set()
     for path in (Path(containers.__file__), *(ROOT / "tests").glob("*.py")):
         for variable, image in re.findall(r'environ\.get\("(\w+_IMAGE)", "([^"]+)"', path.read_text()):
             assert f"${{{variable}:-{image}}}" in COMPOSE, f"{path.name}: {variable}"
-            started += 1
-    assert started >= 5
+            started.add(variable)
+    assert started == {"MAPSTATE_REDIS_IMAGE", "MAPSTATE_VALKEY_IMAGE", "MAPSTATE_AEROSPIKE_IMAGE"}
 
 
 def test_aerospike_is_configured_so_that_records_may_have_a_ttl():
@@ -187,87 +193,190 @@ def test_make_test_containers_runs_every_test_that_has_use_for_a_server(service,
 # The public helpers
 
 
-class FakeContainer:
-    """What the helpers do with a container; in place of a server, a socket that answers."""
+class DockerStandIn(ThreadingHTTPServer):
+    """Answers testcontainers as Docker's daemon does. Its one container is a socket that sends ``answer``.
 
-    image = "fake:1"
+    ``asked`` is the request that created the container, ``copied`` the files that were put into it, ``removed`` how
+    often a container was removed.
+    """
+
+    daemon_threads = True
 
     def __init__(self, answer=b"+PONG\r\n"):
+        super().__init__(("127.0.0.1", 0), DockerApi)
         self.answer = answer
-        self.stopped = 0
-        self.command = self.listener = None
+        self.asked = {}
+        self.copied = {}
+        self.removed = 0
+        self.listener = None
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
-    def with_command(self, command):
-        self.command = command
-        return self
+    def close(self):
+        self.end_container()
+        self.shutdown()
+        self.server_close()
 
-    def with_exposed_ports(self, port):
-        assert port == 6379
-        return self
+    def binding(self):
+        """The one port of the container, and where Docker is asked to listen for it."""
+        [(port, [binding])] = self.asked["HostConfig"]["PortBindings"].items()
+        return port, binding["HostIp"], binding["HostPort"]
 
-    def start(self):
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self.serve, daemon=True).start()
+    def start_container(self):
+        _, address, port = self.binding()
+        self.listener = socket.create_server((address or "127.0.0.1", int(port or 0)))
+        threading.Thread(target=self.answer_all, args=(self.listener,), daemon=True).start()
 
-    def serve(self):
+    def answer_all(self, listener):
         while True:
             try:
-                conn, _ = self.listener.accept()
+                conn, _ = listener.accept()
             except OSError:
                 return
             with conn:
                 conn.recv(100)
                 conn.sendall(self.answer)
 
-    def stop(self):
-        self.stopped += 1
-        if self.listener is not None:
-            self.listener.shutdown(socket.SHUT_RDWR)
-            self.listener.close()
+    def end_container(self):
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
 
-    def get_container_host_ip(self):
-        return "127.0.0.1"
+    def container(self):
+        """What `docker inspect` says."""
+        running = self.listener is not None
+        port, _, _ = self.binding()
+        bound = [{"HostIp": "127.0.0.1", "HostPort": str(self.listener.getsockname()[1])}] if running else []
+        state = {"Status": "running" if running else "exited", "Running": running}
+        return {"Id": "c1", "State": state, "NetworkSettings": {"Ports": {port: bound}}, "Config": {"Tty": True}}
 
-    def get_exposed_port(self, _):
-        return self.listener.getsockname()[1]
 
-    def get_logs(self):
-        return b"out of luck", b""
+class DockerApi(BaseHTTPRequestHandler):
+    """The requests that a container of testcontainers comes to."""
+
+    server: DockerStandIn
+
+    def do_GET(self):
+        path = self.path.partition("?")[0].rpartition("/")[2]
+        if path == "version":
+            self.reply({"ApiVersion": "1.45"})
+        elif path == "logs":
+            self.reply(b"out of luck")
+        elif "/containers/" in self.path:
+            self.reply(self.server.container())
+        else:  # a ping, an image
+            self.reply({"Id": "i1"})
+
+    def do_POST(self):
+        body = self.body()
+        action = self.path.partition("?")[0].rpartition("/")[2]
+        if action == "create":
+            self.server.asked = json.loads(body)
+            self.reply({"Id": "c1"}, 201)
+        elif action == "wait":
+            self.reply({"StatusCode": 0})
+        else:
+            if action == "start":
+                self.server.start_container()
+            elif action == "kill":
+                self.server.end_container()
+            self.reply(b"", 204)
+
+    def do_PUT(self):
+        with tarfile.open(fileobj=io.BytesIO(self.body())) as archive:
+            for member in archive.getmembers():
+                if member.isfile():
+                    self.server.copied[member.name] = archive.extractfile(member).read().decode()
+        self.reply(b"")
+
+    def do_DELETE(self):
+        self.server.end_container()
+        self.server.removed += 1
+        self.reply(b"", 204)
+
+    def body(self):
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        return body
+
+    def reply(self, content, status=200):
+        kind = "application/json" if isinstance(content, dict) else "text/plain"
+        data = json.dumps(content).encode() if isinstance(content, dict) else content
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    container = FakeContainer()
-    monkeypatch.setattr(containers, "_container", lambda image: container)
-    return container
+def docker(monkeypatch):
+    daemon = DockerStandIn()
+    monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{daemon.server_port}")
+    monkeypatch.setattr(testcontainers_config, "ryuk_disabled", True)
+    monkeypatch.setattr(testcontainers_config, "connection_mode_override", ConnectionMode.docker_host)
+    yield daemon
+    daemon.close()
 
 
 @pytest.mark.parametrize(("start", "server"), [(redis_container, "redis-server"), (valkey_container, "valkey-server")])
-def test_a_container_gives_a_url_and_ends_with_its_test(fake, start, server):
+def test_a_container_gives_a_url_and_ends_with_its_test(docker, start, server):
     with start() as url:
-        assert resolve(url).port == fake.get_exposed_port(6379)
-        assert fake.command[0] == server
-        assert "noeviction" in fake.command
-        assert not fake.stopped
-    assert fake.stopped == 1
+        assert resolve(url).port == docker.listener.getsockname()[1]
+        assert docker.asked["Cmd"][0] == server
+        assert "noeviction" in docker.asked["Cmd"]
+        assert not docker.removed
+    assert docker.removed == 1
 
 
-def test_a_container_ends_with_a_test_that_fails(fake):
+def test_an_aerospike_listens_on_this_machine_only_and_on_the_port_that_it_names(docker):
+    """Docker can be asked to start it: what testcontainers refuses in its arguments fails here, without a Docker."""
+    said = r"does not answer within 0 s; its log ends: out of luck"
+    with pytest.raises(StoreUnavailableError, match=said), aerospike_container(seconds=0):
+        pytest.fail("a socket is no Aerospike")
+    inside, address, outside = docker.binding()
+    assert (inside, address) == (f"{outside}/tcp", "127.0.0.1")
+    [(path, conf)] = docker.copied.items()
+    assert docker.asked["Cmd"] == ["--config-file", f"/{path.lstrip('/')}"]
+    assert re.search(rf"^ *port {outside}$", conf, re.MULTILINE)
+    assert docker.removed == 1
+
+
+def test_a_redis_of_the_tests_own_in_docker_keeps_its_port_when_it_is_started_again(docker, monkeypatch):
+    monkeypatch.setattr(servers, "find_redis", lambda: "docker")
+    with RedisServer().start(maxmemory="4mb") as server:
+        assert docker.binding() == ("6379/tcp", "127.0.0.1", str(server.port))
+        assert docker.asked["Cmd"][-2:] == ["--maxmemory", "4mb"]
+        server.kill()
+        assert docker.listener is None
+        server.restart()
+        assert docker.listener.getsockname()[1] == server.port
+    assert docker.removed == 1
+
+
+def test_a_container_ends_with_a_test_that_fails(docker):
     def fails():
         with redis_container():
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fails()
-    assert fake.stopped == 1
+    assert docker.removed == 1
 
 
-def test_a_server_that_does_not_answer_is_an_error_with_its_log_and_is_ended(fake):
-    fake.answer = b"-LOADING\r\n"
+def test_a_server_that_does_not_answer_is_an_error_with_its_log_and_is_ended(docker):
+    docker.answer = b"-LOADING\r\n"
     said = r"fake:1 does not answer within 0\.3 s; its log ends: out of luck"
-    with pytest.raises(StoreUnavailableError, match=said), redis_container(seconds=0.3):
+    with pytest.raises(StoreUnavailableError, match=said), redis_container("fake:1", seconds=0.3):
         pytest.fail("it is not ready")
-    assert fake.stopped == 1
+    assert docker.removed == 1
 
 
 @pytest.mark.parametrize("start", [redis_container, valkey_container, aerospike_container])

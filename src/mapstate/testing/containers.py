@@ -105,7 +105,7 @@ def aerospike_container(image: str = "", *, seconds: float = 120.0) -> Iterator[
     # Clients go where the server says that it is, so the port is the same inside and outside.
     port = _free_port()
     conf = _AEROSPIKE_CONF.replace("PORT", str(port)).encode()
-    container = container.with_bind_ports(f"{port}/tcp", ("127.0.0.1", port))
+    container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # with_bind_ports takes no address
     container = container.with_copy_into_container(conf, _AEROSPIKE_CONF_PATH)
     container = container.with_command(["--config-file", _AEROSPIKE_CONF_PATH])
     config = {"hosts": [("127.0.0.1", port)], "use_services_alternate": True}
