@@ -34,6 +34,7 @@ EPOCH = 1_900_000_000.0
 OK, NOT_FOUND, GENERATION, EXISTS, TOO_BIG, FORBIDDEN, FILTERED = 0, 2, 3, 5, 13, 22, 27
 
 _SECRET = b"not a secret"
+_MAP_KEYS = (str, int, bytes)
 _BASE = {"total_timeout", "socket_timeout", "max_retries", "sleep_between_retries", "compress"}
 _BASE |= {"connect_timeout", "expressions"}
 _EACH_WRITE = {"key", "commit_level", "gen", "exists", "durable_delete", "on_locking_only", "ttl"}
@@ -406,18 +407,41 @@ def stored(value: Any) -> Any:
     if kind is int and not -(1 << 63) <= value < 1 << 63:
         raise _error(-2, "integer value exceeds sys.maxsize")
     if kind is str:
+        if not _is_unicode(value):
+            raise _error(-1, "Unicode value not encoded in utf-8.")
         return value.partition("\0")[0]
     if kind is list:
         return [stored(one) for one in value]
     if kind is dict:
-        if any(type(key) not in (str, int, bytes, float) for key in value):
-            warnings.warn("a map key of another type is left out", RuntimeWarning, stacklevel=2)
-        return {stored(key): stored(one) for key, one in value.items() if type(key) in (str, int, bytes, float)}
+        for key in value:
+            if type(key) not in _MAP_KEYS:
+                _warn_of_map_key(key)
+        return {stored(key): stored(one) for key, one in value.items() if type(key) in _MAP_KEYS}
     if kind is bytearray:
         return bytes(value)
     if value is None or kind in (bool, int, float, bytes):
         return value
     raise _error(-1, "Unable to serialize unknown Python native type.")
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _warn_of_map_key(key: Any) -> None:
+    """Leaves the pair out, or refuses the write where the warning is an error."""
+    if not isinstance(key, bool | float | None):
+        stored(key)  # no type of Aerospike's at all
+    shown = "NIL" if key is None else str(key).lower()
+    text = f"Attempted to store a map with key {shown}, which is an invalid type"
+    try:
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+    except DeprecationWarning as error:
+        raise _error(-2, text) from error
 
 
 def _failed(batch: BatchRecords, fault: Fault) -> BatchRecords:

@@ -6,6 +6,7 @@ Each is a fact that mapstate's store rests on, or has to be careful about.
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 
@@ -123,16 +124,25 @@ def test_other_values_come_back_as_they_were(place):
     assert repr(place.bins("a")["b"]) == repr(value)
 
 
-@pytest.mark.parametrize("value", [(1, 2), object(), {1, 2}])
+@pytest.mark.parametrize("value", [(1, 2), object(), {1, 2}, {(1, 2): 1}, "\ud800"])
 def test_what_the_client_has_no_type_for_is_refused(place, value):
-    with pytest.raises(driver.AerospikeError):
+    with pytest.raises(driver.ClientError) as caught:
         write(place, {"a": [value]})
+    assert caught.value.code == -1
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_map_keys_of_other_types_are_left_out(place):
-    write(place, {"a": [{"k": 1, None: 2}]})
+@pytest.mark.parametrize(("key", "shown"), [(None, "NIL"), (True, "true"), (1.5, "1.5")])
+def test_map_keys_of_other_types_are_left_out(place, key, shown):
+    said = f"Attempted to store a map with key {shown}, which is an invalid type"
+    with pytest.warns(DeprecationWarning, match=re.escape(said)):
+        write(place, {"a": [{"k": 1, key: 2}]})
     assert place.bins("a")["b"] == [{"k": 1}]
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_map_keys_of_other_types_are_refused_where_warnings_are_errors(place):
+    with pytest.raises(driver.ParamError, match="a map with key NIL"):
+        write(place, {"a": [{"k": 1, None: 2}]})
 
 
 def test_unknown_policy_names_are_refused_only_with_validate_keys(stand_in):
