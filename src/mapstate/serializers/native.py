@@ -5,7 +5,8 @@ Decimals, dates and timestamps are text, as in JSON.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, get_args
 
 import msgspec
 
@@ -34,7 +35,14 @@ class NativeSerializer(Serializer):
 
 class _Decoder:
     def __init__(self, kind: Any) -> None:
-        self._kind = kind
+        self._struct = _struct_of(kind)
 
     def decode(self, data: Any) -> Any:
-        return msgspec.convert(data, self._kind, builtin_types=(bytes, bytearray))
+        return msgspec.structs.astuple(msgspec.convert(data, self._struct, builtin_types=(bytes, bytearray)))
+
+
+@lru_cache(maxsize=256)
+def _struct_of(kind: Any) -> type[msgspec.Struct]:
+    """A list of the parts of the tuple ``kind``: msgspec reads a Struct's types once, a tuple's for each record."""
+    parts = [(f"part{at}", part) for at, part in enumerate(get_args(kind))]
+    return msgspec.defstruct("Record", parts, array_like=True, forbid_unknown_fields=True)
