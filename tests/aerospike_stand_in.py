@@ -291,10 +291,14 @@ class StandInClient:
     def batch_write(self, batch: BatchRecords, policy: dict[str, Any] | None = None) -> BatchRecords:
         """Raises nothing for what goes wrong on the server. Goes from the last to the first: no order is promised."""
         self._check("batch", policy)
+        of_all = _asked(policy)["filter"]
         wanted = []
         for one in batch.batch_records:
             self._check("batch_write", one.policy)
-            wanted.append(({op["bin"]: stored(op["val"]) for op in one.ops}, _asked(one.policy)))
+            asked = _asked(one.policy)
+            if asked["filter"] is None:
+                asked["filter"] = of_all
+            wanted.append(({op["bin"]: stored(op["val"]) for op in one.ops}, asked))
         fault = self._ask("fault", "batch_write", len(wanted))
         if fault is not None and fault.record is None:
             return _failed(batch, fault)

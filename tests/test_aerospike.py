@@ -168,6 +168,44 @@ def test_keys_are_asked_for_in_parts(stand_in):
     ]
 
 
+def test_the_place_of_a_key_is_made_once_from_its_get_to_its_put(stand_in, monkeypatch):
+    writer = stand_in.backend().open("visits").filtered_writer(TOKEN)
+    made = []
+    monkeypatch.setattr(
+        AerospikeStore, "_place", lambda self, key, make=AerospikeStore._place: made.append(key) or make(self, key)
+    )
+    for keys in (["a", "b"], ["b", 1]):
+        writer.multi_get(keys)
+        writer.multi_put(keys, [[1, 7], [2, 7]])
+    assert made == ["a", "b", "b", 1]
+
+
+def test_a_put_of_other_keys_than_were_read_goes_to_its_own_records(store):
+    writer = store.filtered_writer(TOKEN)
+    keys = ["a", "b"]
+    writer.multi_get(keys)
+    keys[1] = "c"
+    writer.multi_put(keys, [[1, 7], [2, 7]])
+    writer.multi_get(keys)
+    writer.multi_put(["d", "c", "d"], [[0, 7], [3, 7], [4, 7]])
+    assert store.multi_get(["a", "b", "c", "d"]) == [[1, 7], None, [3, 7], [4, 7]]
+
+
+def test_a_filter_is_given_to_the_client_once_for_each_batch(stand_in, monkeypatch):
+    """The client compiles a filter anew for each policy that holds one."""
+    writes = []
+
+    def seen(self, batch, policy, write=StandInClient.batch_write):
+        writes.append((policy, [one.policy for one in batch.batch_records]))
+        return write(self, batch, policy)
+
+    monkeypatch.setattr(StandInClient, "batch_write", seen)
+    writer = stand_in.backend(batch_size=2).open("visits").filtered_writer(TOKEN)
+    writer.multi_put(["a", "b", "c"], [[1, 7], [2, 7], [3, 7]])
+    assert [("expressions" in policy, len(each)) for policy, each in writes] == [(True, 2), (True, 1)]
+    assert not any("expressions" in own for _, each in writes for own in each)
+
+
 def test_records_are_laid_out_for_other_clients(place, store):
     store.multi_put(["user-42", 42], [[4, 3, 7], [4, 7]])
     assert place.bins("user-42") == {"record": [4, 3, 7]}

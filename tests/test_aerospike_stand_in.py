@@ -56,6 +56,14 @@ def test_a_filtered_write_is_result_27_and_the_batch_as_such_is_fine(place):
     assert (place.bins("old"), place.bins("new")) == ({"b": [1, 7]}, {"b": [0, 8]})
 
 
+@pytest.mark.parametrize("others", [{}, {"old": [1, 7], "absent": [1, 7]}])
+def test_a_filter_of_a_batch_holds_for_each_of_its_writes_and_for_a_single_one(place, others):
+    write(place, {"old": [0, 6], "new": [0, 8]})
+    batch = write(place, {"new": [1, 7]} | others, SEND, at_most(7))
+    assert results(batch) == [27] + [0] * len(others)
+    assert place.bins("new") == {"b": [0, 8]}
+
+
 def test_a_filter_does_not_apply_to_a_record_that_does_not_exist(place):
     assert results(write(place, {"absent": [1, 7]}, at_most(0))) == [0]
     assert place.bins("absent") == {"b": [1, 7]}

@@ -10,7 +10,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,12 +70,7 @@ class AerospikeStore:
 
     def multi_get(self, keys: Sequence[StoreKey]) -> list[Any]:
         """See `IBackingMap.multi_get`: a batch read per ``batch_size`` keys."""
-        places = [self._place(key) for key in keys]
-        out: list[Any] = []
-        for some, at in self._parts(keys, places):
-            found = self._retrying(partial(self._read, some, at))
-            out += [self._value(key, one) for key, one in zip(some, found, strict=True)]
-        return out
+        return self.read(keys, self.places(keys))
 
     def multi_put(self, keys: Sequence[StoreKey], values: Sequence[Any]) -> None:
         """See `IBackingMap.multi_put`: a batch write per ``batch_size`` keys, without a filter."""
@@ -163,23 +158,55 @@ class AerospikeStore:
         reply = self._retrying(lambda: self._client.info_random_node(f"namespace/{self._backend.namespace}"))
         return list(judge(reply.partition("\t")[2].strip(), claims_expire=self._backend.claim_ttl > 0))
 
+    def places(self, keys: Iterable[StoreKey]) -> list[Any]:
+        """The client's key of each."""
+        return [self._place(key) for key in keys]
+
+    def read(self, keys: Sequence[StoreKey], places: list[Any]) -> list[Any]:
+        """`multi_get` of keys whose `places` are known."""
+        out: list[Any] = []
+        for some, at in self._parts(keys, places):
+            found = self._retrying(partial(self._read, some, at))
+            out += [self._value(key, one) for key, one in zip(some, found, strict=True)]
+        return out
+
     def write(
-        self, keys: Sequence[StoreKey], values: Sequence[Any], policy: dict[str, Any], *, passed_over: int = OK
+        self,
+        keys: Sequence[StoreKey],
+        values: Sequence[Any],
+        policy: dict[str, Any],
+        *,
+        places: list[Any] | None = None,
+        guard: dict[str, Any] | None = None,
+        passed_over: int = OK,
     ) -> None:
-        """Each record under ``policy``, the last of a repeated key; ``passed_over`` is a result that is no error."""
+        """Write each record under ``policy``, of a repeated key the last.
+
+        ``places`` are those of the keys, where the caller has them. ``guard`` holds the filter of all records: the
+        client compiles a filter for each policy that has one, so this one goes into the policy of the batch.
+        ``passed_over`` is a result that is no error.
+        """
         check_lengths(keys, values, "values")
         last = dict(zip(keys, values, strict=True))  # of two in one batch either may be applied last
-        places = [self._place(key) for key in last]
+        if places is None or len(last) < len(keys):
+            places = self.places(last)
+        policies = policy, self._policy | (guard or {})
         for some, at in self._parts(list(last), places):
-            self._retrying(partial(self._write, some, at, last, policy, passed_over))
+            self._retrying(partial(self._write, some, at, last, policies, passed_over))
 
     def _write(
-        self, keys: Sequence[StoreKey], places: list[Any], values: dict[Any, Any], policy: dict[str, Any], fine: int
+        self,
+        keys: Sequence[StoreKey],
+        places: list[Any],
+        values: dict[Any, Any],
+        policies: tuple[dict[str, Any], dict[str, Any]],
+        fine: int,
     ) -> None:
+        of_each, of_batch = policies
         # New ones for each try: the client writes its results into them.
         bins = [[operations.write(self._backend.bin, values[key])] for key in keys]
-        batch = BatchRecords([Write(place, one, policy=policy) for place, one in zip(places, bins, strict=True)])
-        self._client.batch_write(batch, self._policy)
+        batch = BatchRecords([Write(place, one, policy=of_each) for place, one in zip(places, bins, strict=True)])
+        self._client.batch_write(batch, of_batch)
         self._checked(keys, batch, (OK, fine))
 
     def _read(self, keys: Sequence[StoreKey], places: list[Any]) -> list[Any]:
@@ -298,7 +325,7 @@ class _Writer:
     def __init__(self, store: AerospikeStore, token: FenceToken) -> None:
         self._store = store
         self._token = token
-        self.multi_get = store.multi_get
+        self._read: tuple[list[StoreKey], list[Any]] = [], []
         stored = expressions.ListGetByIndex(
             None,
             aerospike.LIST_RETURN_VALUE,
@@ -308,6 +335,12 @@ class _Writer:
         )
         # Where there is no record yet the server does not ask it.
         self._filter = {"expressions": expressions.LE(stored, token.txid).compile()}
+
+    def multi_get(self, keys: Sequence[StoreKey]) -> list[Any]:
+        """See `IBackingMap.multi_get`. Keeps the keys' places: the put of a chunk follows its get."""
+        places = self._store.places(keys)
+        self._read = list(keys), places
+        return self._store.read(keys, places)
 
     def multi_put(self, keys: Sequence[StoreKey], values: Sequence[Any]) -> None:
         """Raises FencedError where a record has a later txid. Where a reply is lost, the same is put again."""
@@ -323,8 +356,10 @@ class _Writer:
     def _guarded(
         self, keys: Sequence[StoreKey], values: Sequence[Any], policy: dict[str, Any], *, passed_over: int = OK
     ) -> None:
+        read, places = self._read
+        known = places if read == keys else None
         try:
-            self._store.write(keys, values, policy | self._filter, passed_over=passed_over)
+            self._store.write(keys, values, policy, places=known, guard=self._filter, passed_over=passed_over)
         except StoreError as error:
             if not isinstance(error.__cause__, _BatchError) or error.__cause__.code != FILTERED_OUT:
                 raise
