@@ -58,7 +58,7 @@ from mapstate.errors import (
 )
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.ledger import Ledger
-from mapstate.maps import OpaqueMap
+from mapstate.maps import NonTransactionalMap, OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.task import BatchTask, TaskReport
@@ -763,6 +763,39 @@ def test_what_this_state_has_not_written_is_corrupt(place, store, stored):
     codec = RecordCodec(serializer("native"), "visits", "opaque", [N], [(0, 1)])
     with pytest.raises(CorruptRecordError, match=r"'visits'.*'a'"):
         SerializedMap(store, codec).multi_get(["a"])
+
+
+@pytest.mark.parametrize(
+    ("types", "value", "stored"),
+    [
+        (["bigint"], 5, [5]),
+        (["bigint"], (None,), [[None]]),
+        (["bigint"], None, [None]),
+        (["bigint", "bigint"], (4, 8), [[4, 8]]),
+        (["struct<sum:double,count:bigint>"], (1.5, 2), [[1.5, 2]]),
+        (["any"], [5], [[5]]),
+        (["any"], 5, [5]),
+    ],
+)
+def test_no_two_non_transactional_values_look_alike(place, store, types, value, stored):
+    fields = [Field(f"f{at}", "Own", name) for at, name in enumerate(types)]
+    codec = RecordCodec(serializer("native"), "visits", "non-transactional", fields, [(0, len(fields))])
+    SerializedMap(store, codec).multi_put(["a"], [value])
+    assert place.bins("a") == {"record": stored}
+    assert SerializedMap(store, codec).multi_get(["a"]) == [value]
+
+
+@pytest.mark.parametrize(("types", "bare"), [(["bigint"], 5), (["string"], "text"), (["bigint", "bigint"], [4, 8])])
+def test_a_bare_value_of_a_trident_state_is_refused_and_left_as_it_is(place, store, types, bare):
+    place.client.put(place.place("a"), {"record": bare})
+    fields = [Field(f"f{at}", "Own", name) for at, name in enumerate(types)]
+    codec = RecordCodec(serializer("native"), "visits", "non-transactional", fields, [(0, len(fields))])
+    state = NonTransactionalMap(SerializedMap(store, codec))
+    state.begin_commit(7)
+    with pytest.raises(CorruptRecordError, match=r"'a'.*nothing was overwritten"):
+        state.multi_combine(["b", "a"], [bare, bare], lambda bases, partials: partials)
+    assert place.bins("a") == {"record": bare}
+    assert store.multi_get(["b"]) == [None]
 
 
 # Keys
