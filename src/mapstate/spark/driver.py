@@ -35,7 +35,7 @@ from mapstate.retry import Patience
 from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
 from mapstate.spark.offsets import offsets_of, plan_of
 from mapstate.spark.plan import Plan
-from mapstate.spark.query import QueryRun
+from mapstate.spark.query import QueryRun, check_running_increments
 from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.spec import StateSpec
 from mapstate.transitions import (
@@ -128,8 +128,9 @@ class BatchPlans:
 class BatchDriver:
     """Runs the batches of one streaming query against one state. Driver only, one batch at a time."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, of_stream: bool = True) -> None:
         self._job = job
+        self._of_stream = of_stream  # and not of what another state emits
         self._spec = job.spec
         self._open: tuple[QueryRun, Ledger] | None = None
         self._store: Any = None
@@ -158,6 +159,7 @@ class BatchDriver:
         """Takes the state before its batch is planned: for queries of it that are answered on the driver, there."""
         run = QueryRun.of(batch_df, default=self._job.stream)
         if self._open is None or self._open[0] != run:
+            self._check_rows(batch_df)
             self._store = self._spec.open()
             _check_followers(self._job, run.query_id, batch_id, self._batch_plans.next(batch_df, batch_id, run))
             self._open = (run, Ledger.open(self._store, self._opening(run.query_id)))
@@ -166,6 +168,7 @@ class BatchDriver:
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun, followed: int | None) -> None:
         plan = self._batch_plans.next(batch_df, batch_id, run, followed)
         if self._open is None or self._open[0] != run:
+            self._check_rows(batch_df)
             self._store = self._spec.open()
             _check_followers(self._job, run.query_id, batch_id, plan)
             opening = self._opening(run.query_id)
@@ -184,6 +187,10 @@ class BatchDriver:
             )
         else:
             self._repeat_downstream(batch_df, ledger, begun)
+
+    def _check_rows(self, batch_df: DataFrame) -> None:
+        if self._of_stream:
+            check_running_increments(batch_df)
 
     def _check_columns(self, batch_df: DataFrame) -> None:
         """The batch has the columns that the job was made for. Raises StateSchemaError."""

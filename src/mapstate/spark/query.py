@@ -1,15 +1,19 @@
-"""Which streaming query a foreachBatch call serves, whether that query is still wanted, and its settings."""
+"""Which streaming query a foreachBatch call serves, whether that query is still wanted, its settings and its mode."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from mapstate.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QueryRun", "configured", "java_class", "running_query"]
+__all__ = ["QueryRun", "check_increments", "check_running_increments", "configured", "java_class", "running_query"]
+
+_SENDS_TOTALS = ("Aggregate", "Distinct")
 
 _classes: dict[str, tuple[Any, Any]] = {}
 
@@ -48,6 +52,38 @@ def running_query(batch_df: DataFrame) -> Any | None:
         return None
     uuid = java_class(session.sparkContext._jvm, "java.util.UUID").fromString(query_id)
     return session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+
+
+def check_increments(df: DataFrame, output_mode: str) -> None:
+    """Before a query starts whose rows are added to a state. Driver.
+
+    Raises UsageError if a streaming aggregation would send each key's total again and again. Other stateful operators
+    send a row once also in update mode, and what a user's own sends is the user's.
+    """
+    if output_mode.lower() != "append":
+        _check_plan(cast("Any", df)._jdf.queryExecution().analyzed(), output_mode)
+
+
+def check_running_increments(batch_df: DataFrame) -> None:
+    """`check_increments` of the query that calls, for its first batch. Nothing to check where called by hand."""
+    execution = running_query(batch_df)
+    if execution is not None:
+        mode = str(execution.outputMode().toString())
+        if mode.lower() != "append":
+            _check_plan(execution.analyzedPlan(), mode)
+
+
+def _check_plan(plan: Any, output_mode: str) -> None:
+    if plan.getClass().getSimpleName() in _SENDS_TOTALS and plan.isStreaming():
+        raise UsageError(
+            f"the stream is aggregated before it comes here, and outputMode={output_mode.lower()!r} sends totals, not "
+            "increments: a state would add them up to wrong numbers. Nothing was written. Aggregate here instead: "
+            "newStream(...).groupBy(...).persistentAggregate(...) of the rows themselves. Or use a watermark and "
+            "outputMode='append'. See docs/guarantees.md#rows-are-increments"
+        )
+    children = plan.children()
+    for at in range(children.size()):
+        _check_plan(children.apply(at), output_mode)
 
 
 def java_class(jvm: Any, name: str) -> Any:

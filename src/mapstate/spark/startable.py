@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import MapStateError, UsageError
+from mapstate.spark.query import check_increments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +39,11 @@ class Startable(ABC):
             self.last_error = error  # Spark passes on the text alone
             raise
 
+    @property
+    def _adds_rows(self) -> bool:
+        """Whether a state of mapstate's adds up the stream's own rows."""
+        return False
+
     @abstractmethod
     def _apply(self, batch_df: DataFrame, batch_id: int) -> None: ...
 
@@ -54,10 +60,13 @@ class Startable(ABC):
 
         ``checkpointLocation`` is where Spark keeps its progress; it belongs to the state like its
         ledger. ``trigger`` as DataStreamWriter.trigger takes it, e.g. {"processingTime": "10 seconds"}.
-        Raises UsageError for a DataFrame that is no stream.
+        Raises UsageError for a DataFrame that is no stream, and for a state if rows would be totals: a streaming
+        aggregation with another ``outputMode`` than "append".
         """
         if not self._df.isStreaming:
             raise UsageError("this DataFrame is no stream: read it with spark.readStream")
+        if self._adds_rows:
+            check_increments(self._df, outputMode)
         writer = self._df.writeStream.foreachBatch(self).outputMode(outputMode)
         if trigger is not None:
             writer = writer.trigger(**trigger)

@@ -291,7 +291,7 @@ class PersistentAggregate(Startable):
         self.schema = schema
         self._followed = followed
         self._job = job
-        self._driver = BatchDriver(job)
+        self._driver = BatchDriver(job, of_stream=source is None)
         self._steps = steps
         self._fed_by = source
         self._source = None if source is None else source(Follower(self._take, job))
@@ -308,6 +308,11 @@ class PersistentAggregate(Startable):
         From here goes another branch: ``second.source.newValuesStream()...``
         """
         return self._source
+
+    @property
+    def _adds_rows(self) -> bool:
+        """Of what a user's updater emits, the user knows what it is."""
+        return self._source is None or self._source._adds_rows
 
     def _apply(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch, exactly once."""

@@ -180,6 +180,10 @@ class _Root(Startable):
                 "and what follows them, before it is started"
             )
 
+    @property
+    def _adds_rows(self) -> bool:
+        return True
+
     def _apply(self, batch_df: DataFrame, batch_id: int) -> None:
         """One foreachBatch call."""
         if not self.branches:

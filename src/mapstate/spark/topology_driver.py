@@ -43,7 +43,7 @@ from mapstate.spark.applied import ONE_DRAW, Applied, computed_once
 from mapstate.spark.driver import BatchDriver, BatchPlans, Job
 from mapstate.spark.offsets import offsets_of
 from mapstate.spark.quarantine import Quarantine
-from mapstate.spark.query import QueryRun, configured
+from mapstate.spark.query import QueryRun, check_running_increments, configured
 from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class TopologyDriver:
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:
         plan = self._batch_plans.next(batch_df, batch_id, run)
         if self._open is None or self._open[0] != run:
+            check_running_increments(batch_df)
             ledgers, begun = Ledgers.open_and_begin(
                 [state.open() for state in self._states],
                 [state._opening(run.query_id) for state in self._states],
