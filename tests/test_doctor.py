@@ -260,4 +260,4 @@ def test_a_store_without_a_checkup_is_examined_all_the_same():
             return type("Some", (), {name: staticmethod(getattr(self.store, name)) for name in names})()
 
     Job(Backend()).batch(a=1)
-    assert severities(examine(Backend(), "s")) == {"in flight": "ok", "dead": "ok"}
+    assert severities(examine(Backend(), "s")) == {"in flight": "ok", "dead": "ok", "keys": "ok"}

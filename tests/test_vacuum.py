@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from mapstate import open_reader
@@ -55,14 +56,14 @@ class Job:
         writer = self.store.writer(begun.token)
         records = OpaqueMap(SerializedMap(writer, self.codec), begun.view)
         records.begin_commit(begun.txid)
+        self.delta = records.multi_get(list(values)).count(None) - list(values.values()).count(None)
         records.multi_put(list(values), list(values.values()))
         return begun
 
     def batch(self, **values: Any) -> None:
         begun = self.attempt(**values)
-        self.ledger.commit(
-            Commit(batch_id=self.next, txid=begun.txid, owner=self.ledger.record.owner, rows=1, keys=len(values))
-        )
+        done = Commit(batch_id=self.next, txid=begun.txid, owner=self.ledger.record.owner, rows=1, keys=len(values))
+        self.ledger.commit(msgspec.structs.replace(done, keys_delta=self.delta))
         self.next += 1
 
 

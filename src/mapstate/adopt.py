@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Scan, let_go
 from mapstate.errors import KeyEncodingError, UsageError
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import DistinctKeys, KeyCodec, KeyField
 from mapstate.ledger import clock_txid, encode_ledger, ledger_store, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
@@ -59,10 +59,12 @@ def adopt(
         if ledger_store(store).load() is not None:
             raise _has_ledger(state)
         codec = RecordCodec(serializer("json"), state, type, fields, [(0, len(fields))])
-        found = Adopted(0, None)
+        found, held = Adopted(0, None), DistinctKeys()
         key_codec = KeyCodec(keys)
         for page in record_pages(store, page_size):
-            found = _with_page(found, page, codec.loads(page, store.multi_get(page)), key_codec, type)
+            records = codec.loads(page, store.multi_get(page))
+            found = _with_page(found, page, records, key_codec, type)
+            held.update(_held(page, records, type))
             if on_page is not None:
                 on_page(found)
         if not found.records:
@@ -71,7 +73,7 @@ def adopt(
                 "number, and at `layout` and `records` in the URL"
             )
         if not dry_run:
-            _make_ledger(store, _ledger(state, type, tuple(keys), tuple(fields), found))
+            _make_ledger(store, _ledger(state, type, tuple(keys), tuple(fields), found, held=len(held)))
         return found
     finally:
         let_go(store)
@@ -89,6 +91,12 @@ def _with_page(found: Adopted, page: list[str], records: list[Any], codec: KeyCo
     return Adopted(count, last)
 
 
+def _held(page: list[str], records: list[Any], state_type: StateType) -> list[str]:
+    """The keys that have a value; of a removed one storm-redis leaves a record without."""
+    values = records if state_type == "non-transactional" else [None if one is None else one[1] for one in records]
+    return [text for text, value in zip(page, values, strict=True) if value is not None]
+
+
 def _check_key(codec: KeyCodec, text: str) -> None:
     """The key reads back as it is written: another text would never be found by its job."""
     written = codec.encode(codec.decode(text))
@@ -101,7 +109,13 @@ def _check_key(codec: KeyCodec, text: str) -> None:
 
 
 def _ledger(
-    state: str, state_type: StateType, keys: tuple[KeyField, ...], fields: tuple[Field, ...], found: Adopted
+    state: str,
+    state_type: StateType,
+    keys: tuple[KeyField, ...],
+    fields: tuple[Field, ...],
+    found: Adopted,
+    *,
+    held: int,
 ) -> LedgerRecord:
     after = 0 if found.last_txid is None else found.last_txid + 1
     return LedgerRecord(
@@ -118,6 +132,7 @@ def _ledger(
         first_txid=0,
         next_txid=max(after, clock_txid()),  # far above what the topology would give out if it still ran
         last_txid=found.last_txid,
+        first_keys=held,
     )
 
 

@@ -7,32 +7,40 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from mapstate import transitions
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
-from mapstate.errors import CorruptRecordError, StoreError
+from mapstate.errors import CorruptRecordError, MapStateError, StoreError
 from mapstate.findings import Finding
-from mapstate.ledger import read_ledger
+from mapstate.ledger import Ledger, read_ledger
+from mapstate.reader import CountedKeys, open_reader
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
 
-__all__ = ["examine"]
+__all__ = ["examine", "recount"]
 
 _MOST_DEAD = 1000
 _PATIENCE = 600.0
+_COUNTS = 3
 
 
-def examine(backend_or_url: Backend | str, state: str, *, replay_horizon: float = 86_400.0) -> list[Finding]:
-    """Looks at the ledger, the last batch reports, and the store; what is well is told too.
+def examine(
+    backend_or_url: Backend | str, state: str, *, replay_horizon: float = 86_400.0, count_keys: bool = True
+) -> list[Finding]:
+    """Looks at the ledger, the last batch reports, the number of keys, and the store; what is well is told too.
 
-    ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only, a few small
-    requests; SQLite's own check reads the whole file. Reports that cannot be read are a finding. Raises
+    ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only. ``count_keys``
+    reads all records, and again if batches are committed meanwhile, at most three times; without it, a few small
+    requests, but SQLite's own check reads the whole file. Reports that cannot be read are a finding. Raises
     StateNotFoundError, CorruptRecordError, StoreError.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         ledger = read_ledger(store, state)
         found = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
+        if count_keys and isinstance(store, Scan):
+            found.append(_keys(backend_or_url, state))
         if isinstance(store, Checkup):
             found += store.checkup(replay_horizon)
         return found
@@ -98,6 +106,62 @@ def _dead(ledger: LedgerRecord) -> Finding:
     if len(ledger.dead) <= _MOST_DEAD:
         return Finding("ok", "dead", found, expected)
     return Finding("warning", "dead", found, expected, "Run mapstate vacuum between two batches.")
+
+
+def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False) -> CountedKeys:
+    """Counts all keys, and writes the number into the ledger: keys that are missing are accepted as lost.
+
+    For an operator, from any process, between two batches of the stream. ``dry_run`` writes nothing. Raises UsageError
+    if a batch or a vacuum was at work, for a state with a ttl, and for a store that cannot list its keys;
+    StateNotFoundError, CorruptRecordError, LedgerLostError, StoreError.
+    """
+    counted = _count(backend_or_url, state)
+    transitions.recount(counted.ledger, counted.ledger, counted.found)  # says what is in the way
+    if not dry_run:
+        store: Any = resolve(backend_or_url).open(state)
+        try:
+            Ledger(store, state).recount(counted.ledger, counted.found)
+        finally:
+            let_go(store)
+    return counted
+
+
+def _count(backend_or_url: Backend | str, state: str) -> CountedKeys:
+    with open_reader(backend_or_url, state) as reader:
+        return reader.count_keys()
+
+
+def _keys(backend_or_url: Backend | str, state: str) -> Finding:
+    """Whether all keys are there that the ledger counts."""
+    expected = "as many keys as the ledger says"
+    try:
+        counted = _count(backend_or_url, state)
+        for _ in range(_COUNTS - 1):
+            if not counted.settled:
+                counted = _count(backend_or_url, state)
+    except MapStateError as error:
+        advice = "Mend what it says, and run this again; --no-count-keys leaves it out."
+        return Finding("warning" if isinstance(error, StoreError) else "error", "keys", error.message, expected, advice)
+    found = f"{counted.found} keys"
+    if counted.ledger.expires:
+        return Finding("ok", "keys", f"{found}; a state with a ttl cannot tell how many it should hold", expected)
+    if not counted.settled:
+        why = f"{found}, not compared: batches were at work during each of {_COUNTS} counts"
+        return Finding("warning", "keys", why, expected, "Run this again between two batches.")
+    if counted.held is None:
+        advice = "Run mapstate recount, or mapstate vacuum, between two batches: from then on it is known."
+        return Finding("warning", "keys", f"{found}; the ledger does not know how many", expected, advice)
+    if counted.found == counted.held:
+        return Finding("ok", "keys", found, expected)
+    both = f"{found}, and the ledger says {counted.held}"
+    if counted.found > counted.held:
+        advice = "Did something else write records? If they are right, run mapstate recount."
+        return Finding("warning", "keys", f"{both}: {counted.found - counted.held} too many", expected, advice)
+    advice = (
+        "Something else deleted records, or the store evicted or lost them. Restore the store from a copy and rewind "
+        "the checkpoint; or accept the loss: mapstate recount."
+    )
+    return Finding("error", "keys", f"{both}: {counted.held - counted.found} missing", expected, advice)
 
 
 def _time(text: str) -> dt.datetime:

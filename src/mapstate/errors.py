@@ -29,6 +29,7 @@
     │   ├── RollbackError             the last batch can no longer be rolled back
     │   ├── IncompleteBatchError      rows in and rows accounted for differ
     │   ├── LedgerLostError           records are older than their ledger
+    │   ├── MissingKeysError          the state has fewer keys than its ledger says
     │   ├── StoreLostError            the ledger vanished while the stream was running
     │   └── StoreRestartedError       the store may have lost writes of the attempt in flight
     └── StoreError                    the store, as such
@@ -61,6 +62,7 @@ __all__ = [
     "MapStateError",
     "MissingBatchesError",
     "MissingDriverError",
+    "MissingKeysError",
     "NotPicklableError",
     "PartialWriteError",
     "ReplannedBatchError",
@@ -233,6 +235,10 @@ class IncompleteBatchError(LedgerError):
 
 class LedgerLostError(LedgerError):
     """Records were met that are older than their ledger: it was evicted, deleted or recreated."""
+
+
+class MissingKeysError(LedgerError):
+    """A whole scan found fewer keys than the ledger says: something else deleted records, or the store lost them."""
 
 
 class StoreLostError(LedgerError):

@@ -21,6 +21,7 @@ import datetime as dt
 import math
 import re
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from operator import itemgetter
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
 from mapstate.values import any_none
 
-__all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "KeyField", "StoreKey"]
+__all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "KeyField", "StoreKey"]
 
 Key = tuple[Any, ...]
 StoreKey = str | int
@@ -44,6 +45,29 @@ _ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
 _FLOAT = struct.Struct("f")
+
+
+class DistinctKeys:
+    """Counts keys, each once, though a scan may give one twice. Keeps 8 bytes per key; not thread-safe.
+
+    Not guaranteed: two keys whose 64-bit hashes are equal count once.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = [array("q") for _ in range(_PARTS)]
+
+    def update(self, keys: Sequence[StoreKey]) -> None:
+        """Adds some keys."""
+        parts = self._hashes
+        texts = keys if set(map(type, keys)) == {str} else map(str, keys)  # of ints the hashes of -1 and -2 are equal
+        for number in map(hash, texts):
+            parts[number % _PARTS].append(number)
+
+    def __len__(self) -> int:
+        return sum(len(set(part)) for part in self._hashes)
+
+
+_PARTS = 256  # only one of them is a set at one time, which takes ten times the memory
 
 
 class KeyField(NamedTuple):

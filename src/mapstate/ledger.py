@@ -258,10 +258,16 @@ class Ledger:
         session, at = secrets.token_hex(8), now()
         return self._begin(lambda found: transitions.begin_vacuum(found, session, take_over=take_over, at=at))
 
-    def commit_vacuum(self, txid: int, *, fenced: bool = True) -> None:
+    def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None) -> None:
         """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
         self.close_fences()
-        self._change(lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced), None), same_life=True)
+        self._change(
+            lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced, held=held), None), same_life=True
+        )
+
+    def recount(self, counted: LedgerRecord, held: int) -> None:
+        """See `transitions.recount`."""
+        self._change(lambda found: (transitions.recount(found, counted, held), None))
 
     def close_fences(self) -> None:
         """Before a commit; see `Fences.close`."""

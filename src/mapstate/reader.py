@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from itertools import compress
+from typing import Any, Literal, NamedTuple, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields, results_of
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, LedgerReads, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
-from mapstate.errors import ConfigurationError, CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
-from mapstate.keys import Key, KeyCodec, StoreKey
+from mapstate.errors import (
+    ConfigurationError,
+    CorruptRecordError,
+    MissingKeysError,
+    StaleBatchError,
+    StateNotFoundError,
+    UsageError,
+)
+from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
 from mapstate.ledger import decode_ledger, ledger_store, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
 from mapstate.values import Committed, any_none
 
-__all__ = ["Consistency", "StateReader", "open_reader"]
+__all__ = ["Consistency", "CountedKeys", "StateReader", "open_reader"]
 
 Consistency = Literal["committed", "latest"]
 _TRIES = 1000
@@ -79,6 +87,24 @@ class StateReader:
         """The last hundred batches, newest first; empty where the store keeps no reports. One read."""
         return read_reports(self._store, self._state)
 
+    def key_count(self) -> int | None:
+        """The number of keys that the state holds, from its ledger: one small read. None if unknown.
+
+        Removed keys do not count. Unknown is the number of a state with a ttl, and see docs/operating.md#how-many-keys.
+        """
+        return self.ledger().keys_held()
+
+    def count_keys(self, page_size: int = 1000) -> CountedKeys:
+        """Read all keys, and count those that are there. 8 bytes of memory per key.
+
+        Raises UsageError for a store that cannot list its keys; CorruptRecordError, LedgerLostError, StoreError.
+        """
+        pages, count = self._pages(page_size), self._start_count()
+        for page in pages:
+            opened, values = self._read(page)
+            count.add(opened.ledger, page, values)
+        return self._counted(count)
+
     def get(self, key: Any) -> dict[str, Any] | None:
         """The fields of one key, or None where it is absent.
 
@@ -102,18 +128,43 @@ class StateReader:
 
         Each page is whole as of a batch; two pages may be of two batches. Keys that come while the scan
         runs may be missed. On Redis a key can come twice, as with SCAN itself.
-        """
-        if not isinstance(self._store, Scan):
-            raise UsageError(f"the store of state {self._state!r} cannot list its keys, so it cannot be scanned")
-        self._open()
-        return self._scanned(record_pages(self._store, page_size))
 
-    def _scanned(self, pages: Iterator[list[StoreKey]]) -> Iterator[tuple[Key, dict[str, Any]]]:
+        Raises MissingKeysError behind the last key, if the ledger says that the state holds more keys. It compares
+        only if no batch was committed and no vacuum began during the scan, and if the ledger knows; for states
+        that are not opaque, only if no batch was at work.
+        """
+        count = self._start_count()
+        return self._scanned(self._pages(page_size), count if count.held is not None else None)
+
+    def _scanned(
+        self, pages: Iterator[list[StoreKey]], count: _KeyCount | None
+    ) -> Iterator[tuple[Key, dict[str, Any]]]:
         for page in pages:
             opened, values = self._read(page)
+            if count is not None:
+                count.add(opened.ledger, page, values)
             for text, fields in zip(page, opened.fields.named(values), strict=True):
                 if fields is not None:
                     yield opened.keys.decode(text), fields
+        if count is not None:
+            _check_missing(self._state, self._counted(count))
+
+    def _pages(self, page_size: int) -> Iterator[list[StoreKey]]:
+        if not isinstance(self._store, Scan):
+            raise UsageError(f"the store of state {self._state!r} cannot list its keys, so it cannot be scanned")
+        return record_pages(self._store, page_size)
+
+    def _start_count(self) -> _KeyCount:
+        """Before the store lists its keys: all that the ledger counts are there then."""
+        found = ledger_store(self._store).load()
+        self._opened = self._with(None if found is None else found[0])
+        return _KeyCount(self._opened.ledger, comparable=not self._latest and self._before is None)
+
+    def _counted(self, count: _KeyCount) -> CountedKeys:
+        found = len(count.keys)
+        if count.held is not None and count.held != found:
+            count.look(self.ledger())  # what is read latest may be of a batch that has begun behind the last page
+        return CountedKeys(found, count.held, count.ledger, settled=count.settled)
 
     def close(self) -> None:
         """Lets the store's connection go. Closing twice is no error."""
@@ -213,6 +264,64 @@ class StateReader:
         data = store.multi_get(texts)
         after = ledger.load() if any_none(data) else before
         return (before and before[0], data, after and after[0])
+
+
+class CountedKeys(NamedTuple):
+    """What `StateReader.count_keys` found.
+
+    ``found``    keys that are there
+    ``held``     keys that the ledger says; None if it does not know, or if the two cannot be compared
+    ``ledger``   as it was before the count
+    ``settled``  no batch was committed and no vacuum began meanwhile, so the count is of one moment
+    """
+
+    found: int
+    held: int | None
+    ledger: LedgerRecord
+    settled: bool
+
+
+class _KeyCount:
+    """The keys that a scan finds, and whether they can be compared with the ledger's number."""
+
+    def __init__(self, ledger: LedgerRecord, *, comparable: bool) -> None:
+        self.ledger = ledger
+        self.keys = DistinctKeys()
+        self.settled = comparable
+        self._contents = ledger.contents()
+        self._held = ledger.keys_held()
+        self.look(ledger)
+
+    @property
+    def held(self) -> int | None:
+        """The ledger's number, as long as it can be compared."""
+        return self._held if self.settled else None
+
+    def look(self, ledger: LedgerRecord) -> None:
+        """One more ledger under which was read."""
+        if ledger is self.ledger and ledger.type == "opaque":
+            return
+        at_work = ledger.type != "opaque" and ledger.in_flight is not None
+        self.settled = self.settled and not at_work and ledger.contents() == self._contents
+
+    def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
+        """One more page."""
+        self.look(ledger)
+        self.keys.update(list(compress(page, [value is not None for value in values])) if any_none(values) else page)
+
+
+def _check_missing(state: str, counted: CountedKeys) -> None:
+    found, held = counted.found, counted.held
+    if held is None or found >= held:
+        return
+    raise MissingKeysError(
+        f"state {state!r}: {held - found} of {held} keys are missing. The scan gave out all {found} that are there. "
+        "Something else deleted records, or the store evicted or lost them. Restore the store, or accept the loss: "
+        "mapstate recount. See docs/operating.md#how-many-keys",
+        state=state,
+        found=found,
+        expected=held,
+    )
 
 
 class _Opened:

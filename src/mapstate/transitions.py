@@ -54,6 +54,7 @@ __all__ = [
     "even_out",
     "is_replanned",
     "open_ledger",
+    "recount",
     "rollback",
 ]
 
@@ -119,6 +120,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     ``run`` names the start of the query that brought it: within one, no batch comes twice. ``plan`` is what Spark had
     planned for it, None where no checkpoint says.
+    ``keys_delta`` is how many keys the attempt added, less those that it removed; None if it cannot tell.
+    ``keys_held`` is how many keys the state holds after the batch; None if unknown. `commit` computes it.
     """
 
     batch_id: int
@@ -130,6 +133,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     offsets: str | None = None
     run: str | None = None
     plan: PlanDigest | None = None
+    keys_delta: int | None = None
+    keys_held: int | None = None
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +162,8 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``dead``       txids below ``last_txid`` that do not count, as inclusive ranges
     ``layouts``    pairs (txid, n): from this txid on, records hold n fields
     ``rewrites``   how many vacuums have begun: since then records may have been purged
+    ``first_keys`` how many keys the state held before its first batch, None if unknown
+    ``expires``    the state has or had a ttl: no commit knows how many keys it holds
     """
 
     format: int = FORMAT
@@ -179,6 +186,18 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     dead: tuple[tuple[int, int], ...] = ()
     floor: int = 0
     rewrites: int = 0
+    first_keys: int | None = None
+    expires: bool = False
+
+    def keys_held(self) -> int | None:
+        """The number of keys with a committed value. None if unknown; see docs/operating.md#how-many-keys."""
+        if self.expires:
+            return None
+        return self.first_keys if self.committed is None else self.committed.keys_held
+
+    def contents(self) -> tuple[Any, ...]:
+        """Equal for two ledgers under which an opaque state has the same committed values, and no vacuum between."""
+        return self.first_txid, self.floor, self.last_txid, self.dead, self.rewrites
 
     def view(self) -> Committed:
         """What counts, as of this ledger."""
@@ -194,7 +213,10 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver brings to `open_ledger`. ``clock_txid`` is where a new ledger's txids start."""
+    """What a driver brings to `open_ledger`. ``clock_txid`` is where a new ledger's txids start.
+
+    ``expires``: the driver's records have a ttl.
+    """
 
     state: str
     type: StateType
@@ -205,6 +227,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     clock_txid: int
     on_new_owner: OnNewOwner = "refuse"
+    expires: bool = False
 
 
 class Begun(NamedTuple):
@@ -247,11 +270,15 @@ def open_ledger(ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
             session=opening.session,
             first_txid=opening.clock_txid,
             next_txid=opening.clock_txid,
+            first_keys=0,
+            expires=opening.expires,
         )
     ledger = _with_fields(ledger, opening)
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
-    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=opening.session)
+    return msgspec.structs.replace(
+        ledger, epoch=ledger.epoch + 1, session=opening.session, expires=ledger.expires or opening.expires
+    )
 
 
 def _with_fields(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
@@ -308,7 +335,9 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
                 owner=ledger.owner,
             )
         # What was in flight is left behind: above last_txid, it does not count, and never will.
-        return msgspec.structs.replace(ledger, owner=opening.owner, owners=owners, in_flight=None)
+        return msgspec.structs.replace(
+            _after_a_failed_attempt(ledger), owner=opening.owner, owners=owners, in_flight=None
+        )
     if opening.on_new_owner == "reset":
         if ledger.type == "non-transactional":
             raise UsageError(
@@ -326,6 +355,8 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
             committed=None,
             previous=None,
             dead=(),
+            first_keys=0,
+            expires=False,
         )
     last = ledger.committed
     there = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
@@ -378,7 +409,7 @@ def begin(
             _check_follows(ledger, batch_id, plan)
         txid, next_txid = ledger.next_txid, ledger.next_txid + 1
     after = msgspec.structs.replace(
-        ledger,
+        _after_a_failed_attempt(ledger),
         next_txid=next_txid,
         in_flight=InFlight(
             txid=txid,
@@ -602,9 +633,11 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
     at = _check_in_flight(ledger, done.txid)
     if at.batch_id != done.batch_id:
         raise UsageError(f"txid {done.txid} was begun for batch {at.batch_id}, not for batch {done.batch_id}")
+    held = ledger.keys_held()
+    held = None if held is None or done.keys_delta is None else held + done.keys_delta
     return msgspec.structs.replace(
         ledger,
-        committed=msgspec.structs.replace(done, plan=at.plan),
+        committed=msgspec.structs.replace(done, plan=at.plan, keys_held=held),
         previous=ledger.committed,
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
@@ -812,8 +845,11 @@ def begin_vacuum(
     return after, Begun(-1, txid, ledger.view(), after.fence())
 
 
-def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True) -> LedgerRecord:
+def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held: int | None = None) -> LedgerRecord:
     """Nothing is dead any more; the last batch stays what it was. Raises FencedError.
+
+    ``held`` is the number of keys that the vacuum found. It becomes the ledger's only if that is unknown: a lower
+    number means lost records, which a vacuum must not cover up.
 
     Where the store is not ``fenced`` a late writer may still come, with a record of an attempt that is
     forgotten here. There the vacuum has rewritten every record, and what is below its txid reads as absent.
@@ -822,12 +858,45 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True) -> Le
         return ledger
     _check_in_flight(ledger, txid)
     return msgspec.structs.replace(
-        ledger,
+        ledger if ledger.expires or ledger.keys_held() is not None else _with_keys_held(ledger, held),
         in_flight=None,
         last_txid=txid,
         dead=(),
         floor=ledger.floor if fenced else txid,
     )
+
+
+def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRecord:
+    """Takes ``held`` for the number of keys, as found under the ledger ``counted``. An operator's word.
+
+    Raises UsageError if anything was in flight or has been committed since, and for a state with a ttl.
+    """
+    if ledger.expires:
+        raise UsageError(
+            f"state {ledger.state!r} has or had a ttl: its records expire without a word, so a number would soon be "
+            "wrong. Nothing was written.",
+            state=ledger.state,
+        )
+    if ledger.in_flight is not None or ledger.contents() != counted.contents():
+        raise UsageError(
+            f"state {ledger.state!r}: a batch or a vacuum was at work during the count. Nothing was written. Count "
+            "again between two batches, or stop the query first.",
+            state=ledger.state,
+        )
+    return _with_keys_held(ledger, held)
+
+
+def _with_keys_held(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
+    if ledger.committed is None:
+        return msgspec.structs.replace(ledger, first_keys=held)
+    return msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, keys_held=held))
+
+
+def _after_a_failed_attempt(ledger: LedgerRecord) -> LedgerRecord:
+    """A failed attempt at a non-transactional state may have added keys, and nobody knows how many."""
+    if ledger.type != "non-transactional" or ledger.in_flight is None:
+        return ledger
+    return _with_keys_held(ledger, None)
 
 
 def _check_session(ledger: LedgerRecord, session: str) -> None:

@@ -21,6 +21,7 @@ from mapstate.checkpoint import rewind as rewind_checkpoint
 from mapstate.cli.group import CommandGroup
 from mapstate.cli.show import show_findings, show_ledger, show_reports
 from mapstate.doctor import examine
+from mapstate.doctor import recount as recount_keys
 from mapstate.errors import CorruptRecordError, StoreError, UsageError
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, read_ledger
@@ -54,7 +55,8 @@ def ledger(url: Url, state: State, as_json: AsJson = False) -> None:
     with open_reader(url, state) as reader:
         record, reports = reader.ledger(), _reports(reader)
     if as_json:
-        typer.echo(msgspec.json.encode({"ledger": record, "reports": reports}).decode())
+        shown = {"ledger": record, "keys_held": record.keys_held(), "reports": reports}
+        typer.echo(msgspec.json.encode(shown).decode())
         return
     console = _console()
     show_ledger(console, record)
@@ -70,10 +72,13 @@ def doctor(
     replay_horizon: Annotated[
         str, typer.Option(help="how long after a batch it may have to be repeated: 90s, 30m, 12h, 1d")
     ] = "1d",
+    count_keys: Annotated[
+        bool, typer.Option(help="read all records, and compare their number with the ledger's")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Says what in the state or its store can go wrong; exit code 1 where something is."""
-    findings = examine(url, state, replay_horizon=_seconds(replay_horizon))
+    findings = examine(url, state, replay_horizon=_seconds(replay_horizon), count_keys=count_keys)
     if as_json:
         typer.echo(json.dumps([one._asdict() for one in findings]))
     else:
@@ -101,6 +106,20 @@ def vacuum(
             on_page=lambda so_far: progress.update(task, description=_vacuumed(so_far)),
         )
     typer.echo(f"{_vacuumed(done)}; committed as txid {done.txid}")
+
+
+@app.command()
+def recount(url: Url, state: State, yes: Yes = False) -> None:
+    """Counts all keys, and writes the number into the ledger. Accepts missing keys as lost."""
+    counted = recount_keys(url, state, dry_run=True)
+    says = "does not know how many" if counted.held is None else f"says {counted.held}"
+    typer.echo(f"{counted.found} keys are there, and the ledger {says}.")
+    if counted.found == counted.held:
+        return
+    if not yes:
+        typer.confirm(f"Shall it say {counted.found} from here on?", abort=True)
+    done = recount_keys(url, state)
+    typer.echo(f"Done: the state holds {done.found} keys.")
 
 
 @app.command()

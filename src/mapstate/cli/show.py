@@ -35,6 +35,7 @@ def show_ledger(console: Console, ledger: LedgerRecord) -> None:
         ("next txid", str(ledger.next_txid)),
         ("committed", _commit(ledger.committed)),
         ("previous", _commit(ledger.previous)),
+        ("keys held", _keys_held(ledger)),
         ("in flight", _in_flight(ledger) if at is not None else "nothing"),
         ("dead", _dead(ledger.dead)),
         ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
@@ -76,6 +77,13 @@ def _commit(done: Commit | None) -> str:
     if done is None:
         return "nothing"
     return f"batch {done.batch_id} as txid {done.txid}, {done.rows} rows, {done.keys} keys, at {done.at or 'unknown'}"
+
+
+def _keys_held(ledger: LedgerRecord) -> str:
+    if ledger.expires:
+        return "not known: the state has or had a ttl"
+    held = ledger.keys_held()
+    return "not known: mapstate recount counts them" if held is None else str(held)
 
 
 def _in_flight(ledger: LedgerRecord) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -52,7 +52,7 @@ from mapstate.transitions import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchDriver", "BatchPlans", "Downstream", "Follower", "Job", "OnBatch", "Replacing"]
+__all__ = ["BatchDriver", "BatchPlans", "Downstream", "Follower", "Job", "OnBatch", "Replacing", "keys_delta"]
 
 Downstream = Callable[["DataFrame", int], None]
 """Gets a batch's new values and its batch id."""
@@ -217,6 +217,7 @@ class BatchDriver:
             owner=query_id,
             clock_txid=clock_txid(),
             on_new_owner=spec.on_new_owner,
+            expires=spec.ttl is not None,
         )
 
     def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun, run: QueryRun) -> Applied:
@@ -245,6 +246,7 @@ class BatchDriver:
                     at=now(),
                     offsets=offsets_of(batch_df, self._batch_plans.plan, ledger.record.owner, ledger.record.committed),
                     run=run.run_id,
+                    keys_delta=keys_delta(applied.reports),
                 )
                 try:
                     self._patience.ask(lambda done=done: ledger.commit(done))  # type: ignore[misc]
@@ -463,3 +465,9 @@ def _ledger_of(spec: StateSpec) -> LedgerRecord | None:
     finally:
         let_go(store)
     return None if found is None else found[0]
+
+
+def keys_delta(reports: Sequence[TaskReport]) -> int | None:
+    """How many keys an attempt added, less those that it removed; None if one of its tasks cannot tell."""
+    deltas = [one.keys_delta for one in reports]
+    return None if None in deltas else sum(one for one in deltas if one is not None)

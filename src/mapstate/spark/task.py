@@ -30,7 +30,7 @@ from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import lease
 from mapstate.spec import StateSpec
-from mapstate.values import Committed
+from mapstate.values import Committed, any_none
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -77,7 +77,8 @@ class TaskReport(msgspec.Struct):
 
     ``rows_in`` were counted as they came, ``rows_done`` as their keys were written; ``lost_claim`` says
     that another try of this task is the writer, so this one wrote nothing. ``cached`` keys were not ``read``;
-    ``skipped`` keys were in already, of an earlier attempt at a transactional batch.
+    ``skipped`` keys were in already, of an earlier attempt at a transactional batch. ``keys_delta`` is how many
+    keys the task added, less those that it removed; None if it cannot tell.
     """
 
     partition: int
@@ -88,6 +89,7 @@ class TaskReport(msgspec.Struct):
     read: int = 0
     cached: int = 0
     skipped: int = 0
+    keys_delta: int | None = 0
     milliseconds: int = 0
     lost_claim: bool = False
     error: TaskError | None = None
@@ -164,11 +166,12 @@ class BatchTask:
                 chunks = self._native_chunks(counted) if native else self._folded_chunks(counted, state)
                 if native and self.spread is None and isinstance(writer, ReadsAhead):
                     chunks = _read_ahead(chunks, writer)
+                delta = 0
                 for keys, partials, rows, columns in chunks:
                     bases: list[Any] = []
-                    combine = self._keeping(bases) if self.old_values else self.fields.combine_all
                     with _without_gc():
-                        values = state.multi_combine(keys, partials, combine)
+                        values = state.multi_combine(keys, partials, self._keeping(bases))
+                    delta += _nones(bases) - _nones(values)
                     report.rows_done += rows
                     report.keys += len(keys)
                     if self.new_values is not None:
@@ -177,6 +180,9 @@ class BatchTask:
                     writer.flush()
                 if isinstance(state, TransactionalMap):
                     report.skipped = state.skipped
+                # Whether a key that an earlier try has written was there before it, nothing tells but an opaque record.
+                wrote_before = self.spec.type == "non-transactional" and _is_later_try()
+                report.keys_delta = None if report.skipped or wrote_before else delta
         finally:
             if writer is not store:
                 let_go(writer)
@@ -431,6 +437,18 @@ def partition_id() -> int:
 
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()
+
+
+def _is_later_try() -> bool:
+    """Whether Spark has tried this task before."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
+
+
+def _nones(values: list[Any]) -> int:
+    return values.count(None) if any_none(values) else 0  # counting compares each with None
 
 
 def arrow_to_python(column: pa.Array, name: str) -> list[Any]:

@@ -40,7 +40,7 @@ from mapstate.ledger import now
 from mapstate.ledgers import Ledgers
 from mapstate.retry import Patience
 from mapstate.spark.applied import ONE_DRAW, Applied, computed_once
-from mapstate.spark.driver import BatchDriver, BatchPlans, Job
+from mapstate.spark.driver import BatchDriver, BatchPlans, Job, keys_delta
 from mapstate.spark.offsets import offsets_of
 from mapstate.spark.quarantine import Quarantine
 from mapstate.spark.query import QueryRun, check_running_increments, configured
@@ -251,6 +251,7 @@ class TopologyDriver:
                 at=at,
                 offsets=offsets[_offsets_before(record)],
                 run=run.run_id,
+                keys_delta=keys_delta(() if done is None else done[place].applied.reports),
             )
             for place, (one, record) in enumerate(zip(begun, ledgers.records, strict=True))
         ]
