@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_fixtures import contents
+from spark_fixtures import Visits, contents, run_job
 
 from mapstate import (
     Count,
@@ -125,6 +125,28 @@ def test_a_transactional_attempt_that_had_written_nothing_knows_when_it_is_repea
         job(frame(spark, range(30)), 0)
     job(frame(spark, range(30)), 0)
     assert held(url) == 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "expected"), [("non-transactional", None), ("opaque", 20)])
+def test_a_task_that_spark_tries_again_by_itself_is_no_reason_to_count_wrongly(
+    kind, expected, url, visits: Visits, tmp_path
+):
+    visits.put("0", [(f"u{n}", n) for n in range(20)])
+    done = run_job(
+        {
+            "url": url,
+            "type": kind,
+            "input": str(visits.input),
+            "checkpoint": str(visits.checkpoint),
+            "master": "local[2,4]",
+            "faults": [["Kill", {"call": 4, "after": True, "name": "kill-worker"}]],
+            "folder": str(tmp_path),
+        }
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "kill-worker").exists()
+    assert held(url, "visits") == expected
 
 
 def test_a_lost_store_whose_gap_is_accepted_holds_what_came_since(url, spark, tmp_path):

@@ -20,7 +20,7 @@ from typing import Any
 import class_archive
 from pyspark.sql import DataFrame, SparkSession
 
-from mapstate import Avg, Count, Sum, newStream, opaque, testing, transactional
+from mapstate import Avg, Count, Sum, newStream, non_transactional, opaque, testing, transactional
 from mapstate.backends import resolve
 
 TESTS = str(Path(__file__).resolve().parent)
@@ -64,7 +64,8 @@ def main(options: dict[str, Any]) -> None:
         faulty = testing.FaultyBackend(backend, options["folder"], tuple(fault(*one) for one in options["faults"]))
     if "second" not in options:
         backend = faulty
-    recipe = {"opaque": opaque, "transactional": transactional}[options.get("type", "opaque")]
+    recipes = {"opaque": opaque, "transactional": transactional, "non-transactional": non_transactional}
+    recipe = recipes[options.get("type", "opaque")]
     spark = session(options.get("master", "local[2]"), **options.get("conf", {}))
     visits = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).csv(options["input"])
     counts = (

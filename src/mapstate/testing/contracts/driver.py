@@ -94,16 +94,29 @@ class Attempt:
             records, begun.view, written_once=True
         )
         self._map.begin_commit(begun.txid)
+        self._new_keys = 0
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Reads, adds and writes one chunk."""
-        self._map.multi_combine(list(counts), list(counts.values()), _add_all)
+
+        def add_all(bases: list[Any], partials: list[Any]) -> list[Any]:
+            self._new_keys += bases.count(None)
+            return _add_all(bases, partials)
+
+        self._map.multi_combine(list(counts), list(counts.values()), add_all)
 
     def commit(self) -> None:
         """What was added counts."""
         self.end()
+        owner, skipped = self._ledger.record.owner, isinstance(self._map, TransactionalMap) and self._map.skipped
         self._ledger.commit(
-            Commit(batch_id=self.begun.batch_id, txid=self.begun.txid, owner=self._ledger.record.owner, at=now())
+            Commit(
+                batch_id=self.begun.batch_id,
+                txid=self.begun.txid,
+                owner=owner,
+                at=now(),
+                keys_delta=None if skipped else self._new_keys,
+            )
         )
 
     def end(self) -> None:

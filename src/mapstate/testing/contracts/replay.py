@@ -168,6 +168,21 @@ class ReplayContract(BackendContract):
         with open_reader(backend, self.state) as reader:
             assert dict(reader.scan(7)) == {(f"k{at}",): {"n": at} for at in range(50)}
 
+    @needs("scan")
+    def test_the_ledger_knows_how_many_keys_a_scan_finds(self, backend: Backend, store: Any, other: Any) -> None:
+        query = self.query(store)
+        query.run(0, {f"k{at}": at for at in range(50)})
+        with open_reader(backend, self.state) as reader:
+            assert reader.count_keys(7)[:2] == (50, 50)
+            lost = query.begin(1)
+            assert lost is not None
+            lost.add({"k0": 1000, "phantom": 1000})
+            lost.end()
+            assert reader.count_keys(7)[:2] == (50, 50)
+            self.query(other).run(1, {"k0": 1, "new": 1})
+            assert reader.count_keys(7)[:2] == (51, 51)
+            assert reader.key_count() == 51
+
     @needs("scan", "guarded_writes", "conditional_writes")
     def test_a_vacuum_changes_nothing_that_a_reader_sees(self, backend: Backend, store: Any) -> None:
         query = self.query(store)
