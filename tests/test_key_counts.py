@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from openings import opening
 from side_doors import RedisClusterSideDoor, RedisPackedSideDoor
 from test_adopt import FIELDS, KEYS
@@ -19,9 +22,10 @@ from mapstate import open_reader
 from mapstate.adopt import adopt
 from mapstate.backends import memory, resolve
 from mapstate.doctor import examine, recount
-from mapstate.errors import CorruptRecordError, MissingKeysError, UsageError
+from mapstate.errors import CorruptRecordError, MissingKeysError, RollbackError, UsageError
 from mapstate.keys import DistinctKeys
 from mapstate.ledger import Ledger, decode_ledger, encode_ledger
+from mapstate.maps import OpaqueMap
 from mapstate.transitions import (
     Commit,
     LedgerRecord,
@@ -170,6 +174,77 @@ def test_keys_are_counted_once_each():
     numbers.update([2**61 - 1, -(2**61), "text"])
     numbers.update(range(-5, 5))
     assert len(numbers) == 2003
+
+
+class Counts(RuleBasedStateMachine):
+    """Random attempts, commits, rollbacks, owners and vacuums over records, which are counted beside the ledger."""
+
+    @initialize()
+    def create(self) -> None:
+        self.ledger = opened()
+        self.records: dict[str, Any] = {}
+
+    def multi_get(self, keys: Any) -> list[Any]:
+        return [self.records.get(key) for key in keys]
+
+    def multi_put(self, keys: Any, records: Any) -> None:
+        self.records.update(zip(keys, records, strict=True))
+
+    def there(self) -> list[str]:
+        values = self.ledger.view().values(list(self.records.values()), self.ledger.next_txid)
+        return [key for key, value in zip(self.records, values, strict=True) if value is not None]
+
+    @rule(
+        values=st.dictionaries(st.sampled_from("abcdef"), st.one_of(st.none(), st.integers(0, 3)), max_size=4),
+        commits=st.booleans(),
+        tells=st.sampled_from([True, True, True, False]),
+    )
+    def attempt(self, values: Any, commits: bool, tells: bool) -> None:
+        self.ledger, begun = begin(self.ledger, "s", self.ledger.owners[self.ledger.owner])
+        state = OpaqueMap(self, begun.view)
+        state.begin_commit(begun.txid)
+        delta = state.multi_get(list(values)).count(None) - list(values.values()).count(None)
+        state.multi_put(list(values), list(values.values()))
+        if commits:
+            one = Commit(batch_id=begun.batch_id, txid=begun.txid, owner=self.ledger.owner)
+            one = msgspec.structs.replace(one, keys_delta=delta if tells else None)
+            self.ledger = commit(self.ledger, "s", one)
+            assert tells or self.ledger.keys_held() is None
+
+    @rule(owner=st.sampled_from(["q", "r"]), how=st.sampled_from(["adopt", "reset"]))
+    def open(self, owner: str, how: Any) -> None:
+        empty = owner != self.ledger.owner and how == "reset"
+        self.ledger = opened(self.ledger, owner=owner, on_new_owner=how)
+        assert not empty or self.ledger.keys_held() == 0
+
+    @rule()
+    def roll_back(self) -> None:
+        with suppress(RollbackError):
+            self.ledger = rollback(self.ledger)
+
+    @rule(ends=st.booleans())
+    def vacuum(self, ends: bool) -> None:
+        if self.ledger.in_flight is not None and self.ledger.in_flight.epoch == self.ledger.epoch:
+            return
+        there = set(self.there())
+        self.ledger, begun = begin_vacuum(self.ledger, "s")
+        values = begun.view.values(list(self.records.values()), begun.txid)
+        for (key, record), value in zip(list(self.records.items()), values, strict=True):
+            if value is None:
+                del self.records[key]
+            elif record[0] not in begun.view:
+                self.records[key] = (begun.txid, value, value)
+        if ends:
+            self.ledger = commit_vacuum(self.ledger, begun.txid, held=len(there))
+            assert self.ledger.keys_held() is not None
+
+    @invariant()
+    def the_number_is_right_or_unknown(self) -> None:
+        assert self.ledger.keys_held() in (None, len(self.there()))
+
+
+Counts.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
+TestCounts = Counts.TestCase
 
 
 # On each store

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import spark_fixtures
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_fixtures import Visits, run_job
@@ -40,6 +41,8 @@ def url(request: Any, tmp_path: Path) -> str:
 
 
 def contents(url: str, consistency: Any = "committed") -> dict[Any, Any]:
+    if consistency == "committed":
+        return spark_fixtures.contents(url, "visits")
     with open_reader(url, "visits", consistency=consistency) as reader:
         return dict(reader.scan())
 

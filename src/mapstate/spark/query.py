@@ -77,9 +77,9 @@ def _check_plan(plan: Any, output_mode: str) -> None:
     if plan.getClass().getSimpleName() in _SENDS_TOTALS and plan.isStreaming():
         raise UsageError(
             f"the stream is aggregated before it comes here, and outputMode={output_mode.lower()!r} sends totals, not "
-            "increments: a state would add them up to wrong numbers. Nothing was written. Aggregate here instead: "
-            "newStream(...).groupBy(...).persistentAggregate(...) of the rows themselves. Or use a watermark and "
-            "outputMode='append'. See docs/guarantees.md#rows-are-increments"
+            "increments: a state would add totals up. Nothing was written. Aggregate here instead, by "
+            "newStream(...).groupBy(...).persistentAggregate(...); or use a watermark and outputMode='append'. See "
+            "docs/guarantees.md#rows-are-increments"
         )
     children = plan.children()
     for at in range(children.size()):
