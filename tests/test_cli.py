@@ -46,6 +46,21 @@ def report(job: Job, batch_id: int) -> None:
     job.store.keep_report(encode_report(one), 100)
 
 
+def test_vacuum_says_that_there_was_nothing_to_do_and_takes_states_beside_it(url):
+    job = Job(url)
+    job.batch(a=1)
+    done = run("vacuum", url, "s")
+    assert (done.exit_code, done.stdout) == (0, "1 records scanned, 0 rewritten, 0 dropped; there was nothing to do\n")
+    wrong = run("vacuum", url, "s", "--beside", "sqlite:///b.db")
+    assert wrong.exit_code == 2
+    assert "URL#STATE" in wrong.stderr
+    job.attempt(a=1)
+    job.batch(b=1)
+    refused = run("vacuum", url, "s", "--beside", f"memory://{Path(url).parent.name}#s")
+    assert refused.exit_code == 2
+    assert "StateNotFoundError" in refused.stderr
+
+
 def test_ledger_shows_a_person_what_is_there(url):
     messy(url)
     job = Job(url)

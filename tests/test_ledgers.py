@@ -7,13 +7,22 @@ import secrets
 import pytest
 from openings import opening
 
+from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryBackend
 from mapstate.backends.sqlite import SqliteBackend
-from mapstate.errors import FencedError, MissingBatchesError, RollbackError, StoreRestartedError, StoreUnavailableError
+from mapstate.errors import (
+    FencedError,
+    MissingBatchesError,
+    RollbackError,
+    StoreRestartedError,
+    StoreUnavailableError,
+    UsageError,
+)
 from mapstate.ledger import Ledger, now
 from mapstate.ledgers import Ledgers, places_of
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 from mapstate.transitions import AlreadyCommitted, Begun, Commit
+from mapstate.vacuum import vacuum
 
 NAMES = ("by_user", "by_page")
 REFUSE = ("refuse", "refuse")
@@ -257,6 +266,67 @@ def test_a_state_that_cannot_be_rolled_back_is_an_error_that_says_why(apart):
     with pytest.raises(RollbackError, match=r"'by_user' is ahead of .*'by_page'.*can only be rolled back"):
         started(apart, 0)
     assert [one.load() for one in apart] == before
+
+
+@pytest.fixture
+def urls(tmp_path):
+    """Two states in two stores, for a vacuum."""
+    return [f"memory://{secrets.token_hex(8)}", f"sqlite:///{tmp_path}/b.db"]
+
+
+def opened(urls):
+    return [resolve(url).open(name) for url, name in zip(urls, NAMES, strict=True)]
+
+
+def dies_between_its_commits(stores, batch_id=0):
+    """The second store is out of reach when its commit is due."""
+    second = FaultyStore(
+        stores[1], Fail(method="swap", where=Commits(batch_id), times=99, error=StoreUnavailableError, name="commit")
+    )
+    ledgers, begun = started([stores[0], second], batch_id)
+    with pytest.raises(StoreUnavailableError):
+        ledgers.commit(commits(ledgers, begun))
+    assert last(ledgers) == [batch_id, None]
+
+
+def test_a_vacuum_between_two_commits_that_rewrites_nothing_keeps_the_rollback_possible(urls):
+    stores = opened(urls)
+    dies_between_its_commits(stores)
+    assert vacuum(urls[0], NAMES[0]).txid is None
+    ledgers, begun = started(stores, 0)
+    ledgers.commit(commits(ledgers, begun))
+    assert last(ledgers) == [0, 0]
+
+
+def test_a_vacuum_between_two_commits_that_would_rewrite_is_refused_with_the_reason(urls):
+    stores = opened(urls)
+    started(stores, 0)
+    dies_between_its_commits(stores)
+    stores[0].multi_put(["k"], [b"[1000,5,null]"])  # of the attempt that nobody committed
+    before = [one.load() for one in stores]
+    with pytest.raises(UsageError, match=r"batch 0 was committed apart from 'by_page'.*Nothing was written"):
+        vacuum(urls[0], NAMES[0])
+    beside = [(urls[1], NAMES[1])]
+    with pytest.raises(UsageError, match=r"another last batch than 'by_page'.*Start the job"):
+        vacuum(urls[0], NAMES[0], beside=beside)
+    assert [one.load() for one in stores] == before
+    ledgers, begun = started(stores, 0)  # as the message says
+    ledgers.commit(commits(ledgers, begun))
+    assert last(ledgers) == [0, 0]
+    assert vacuum(urls[0], NAMES[0], beside=beside).dropped == 1
+
+
+def test_a_vacuum_beside_a_driver_that_commits_meanwhile_is_refused(urls):
+    stores = opened(urls)
+    started(stores, 0)
+    ledgers, begun = started(stores, 0)
+    ledgers.commit(commits(ledgers, begun))
+    stores[0].multi_put(["k"], [b"[1000,5,null]"])
+    seen = ledgers.records[0]
+    begun = ledgers.begin(1)
+    ledgers.ledgers[0].commit(commits(ledgers, begun)[0])
+    with pytest.raises(FencedError, match="has changed"):
+        Ledger(stores[0], NAMES[0]).begin_vacuum(seen=seen)
 
 
 def test_a_state_that_lost_a_batch_takes_no_other_back(apart):

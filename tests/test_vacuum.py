@@ -119,6 +119,48 @@ def test_a_second_vacuum_changes_no_record(url):
     assert stored(url) == before
 
 
+def test_a_vacuum_with_nothing_to_rewrite_begins_no_attempt(url):
+    job = Job(url)
+    job.attempt(a=7)
+    job.batch(a=1)
+    before = job.ledger.record
+    assert before.dead
+    assert vacuum(url, "s") == (1, 0, 0, None)
+    with open_reader(url, "s") as reader:
+        assert reader.ledger() == msgspec.structs.replace(before, dead=())
+    job.ledger.load()
+    job.ledger.rollback()
+    assert contents(url) == {}
+
+
+def test_a_batch_that_comes_while_a_vacuum_reads_keeps_its_dead_attempts(url):
+    job = Job(url)
+    job.attempt(a=7)
+    job.batch(a=1)
+
+    class Reads:
+        """A batch is begun, left behind and committed while the vacuum reads."""
+
+        shared_between_processes = True
+
+        def open(self, state: str, *, ttl: float | None = None) -> Any:
+            store = Wrapped(resolve(url).open(state), lambda inner: inner)
+            read = store.multi_get
+
+            def multi_get(keys: Any) -> Any:
+                found = read(keys)
+                job.attempt(a=20, phantom=5)
+                job.batch(b=1)
+                return found
+
+            store.multi_get = multi_get
+            return store
+
+    with pytest.raises(FencedError, match="a batch has begun"):
+        vacuum(Reads(), "s")
+    assert contents(url) == {"a": 1, "b": 1}
+
+
 def test_the_stream_counts_on_above_a_vacuum(url):
     messy(url)
     vacuum(url, "s")
@@ -212,6 +254,7 @@ def test_a_batch_that_begins_meanwhile_fences_it_and_loses_nothing(url):
 
 def test_a_page_of_records_that_are_newer_is_a_fence_too(url):
     job = Job(url)
+    job.attempt(phantom=1)
     job.batch(a=1, b=1, c=1)
     with pytest.raises(FencedError):
         vacuum(Beside(url, 1, lambda: job.batch(a=2, b=2, c=2)), "s", page_size=1)
@@ -322,6 +365,7 @@ class ListsAtOnce(MemoryStore):
 def test_a_phantom_of_just_before_its_begin_is_found_where_the_scan_lists_at_once():
     store = ListsAtOnce()
     job = Job(store)
+    job.attempt(dead=1)
     job.batch(a=1)
 
     def race() -> None:
@@ -329,7 +373,7 @@ def test_a_phantom_of_just_before_its_begin_is_found_where_the_scan_lists_at_onc
         job.batch(a=3)
 
     store.before_swap = race
-    assert vacuum(store, "s").dropped == 1
+    assert vacuum(store, "s").dropped == 2
     assert contents(store) == {"a": 3}
 
 

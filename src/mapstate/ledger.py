@@ -253,10 +253,16 @@ class Ledger:
 
         return self._change(taken_back)
 
-    def begin_vacuum(self, *, take_over: bool = False) -> Begun:
+    def begin_vacuum(self, *, take_over: bool = False, seen: LedgerRecord | None = None) -> Begun:
         """See `transitions.begin_vacuum`."""
         session, at = secrets.token_hex(8), now()
-        return self._begin(lambda found: transitions.begin_vacuum(found, session, take_over=take_over, at=at))
+        return self._begin(
+            lambda found: transitions.begin_vacuum(found, session, take_over=take_over, at=at, seen=seen)
+        )
+
+    def forget_dead(self, seen: LedgerRecord, held: int | None = None) -> None:
+        """See `transitions.forget_dead`."""
+        self._change(lambda found: (transitions.forget_dead(found, seen, held), None))
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None) -> None:
         """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from mapstate import transitions
 from mapstate.backing_map import JointLedgers
 from mapstate.errors import MissingBatchesError
@@ -92,6 +94,7 @@ class Ledgers:
         """
         for one in self.ledgers:
             one.close_fences()
+        done = [msgspec.structs.replace(one, beside=self._beside(place)) for place, one in enumerate(done)]
         for group in self._groups:
             change_all(self._of(group), partial(self._committed, group, done), same_life=True)
 
@@ -162,6 +165,11 @@ class Ledgers:
             (transitions.commit(one, self.ledgers[place].session, done[place]), None)
             for place, one in zip(group, found, strict=True)
         ]
+
+    def _beside(self, place: int) -> tuple[str, ...]:
+        """The states that are committed in another write than that of ``place``."""
+        own = next(group for group in self._groups if place in group)
+        return tuple(one.record.state for at, one in enumerate(self.ledgers) if at not in own)
 
     def _of(self, group: Sequence[int]) -> list[Ledger]:
         return [self.ledgers[place] for place in group]

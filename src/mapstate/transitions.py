@@ -49,9 +49,12 @@ __all__ = [
     "check_adopted",
     "check_follower",
     "check_replanned",
+    "check_vacuum",
     "commit",
     "commit_vacuum",
     "even_out",
+    "forget_dead",
+    "has_last_batch",
     "is_replanned",
     "open_ledger",
     "recount",
@@ -119,7 +122,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that counts. ``at`` is ISO 8601 in UTC; ``offsets`` the source's, where known.
 
     ``run`` names the start of the query that brought it: within one, no batch comes twice. ``plan`` is what Spark had
-    planned for it, None where no checkpoint says.
+    planned for it, None where no checkpoint says. ``beside`` names the states of the topology whose commit of this
+    batch is a write of its own, so that they may lack it.
     ``keys_delta`` is how many keys the attempt added, less those that it removed; None if it cannot tell.
     ``keys_held`` is how many keys the state holds after the batch; None if unknown. `commit` computes it.
     """
@@ -135,6 +139,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     plan: PlanDigest | None = None
     keys_delta: int | None = None
     keys_held: int | None = None
+    beside: tuple[str, ...] = ()
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -816,14 +821,15 @@ def _rolled_back(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord]) -> Ledge
 
 
 def begin_vacuum(
-    ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = ""
+    ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = "", seen: LedgerRecord | None = None
 ) -> tuple[LedgerRecord, Begun]:
     """Starts an attempt that rewrites what does not count, with a txid of its own and through the fence.
 
     Only while nothing is in flight. A batch that begins meanwhile fences it, harmlessly. ``take_over``
     leaves an attempt in flight behind, as a restart of its driver would: the state is opened anew
     under ``session``, so a driver that lives is fenced. ``rewrites`` counts from here on and not from the
-    end, because a reader must not take what is purged in between for absent. Raises UsageError.
+    end, because a reader must not take what is purged in between for absent. ``seen`` is the ledger whose last batch
+    the caller has looked at. Raises UsageError, and FencedError where another batch has been committed since.
     """
     if ledger.type != "opaque":
         raise UsageError(f"state {ledger.state!r} is {ledger.type}: only opaque states leave dead records behind")
@@ -835,6 +841,8 @@ def begin_vacuum(
                 "driver that began it is gone, take the state over (that fences it)"
             )
         ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
+    if seen is not None and seen.committed != ledger.committed:
+        raise _changed_meanwhile(ledger)
     txid = ledger.next_txid
     after = msgspec.structs.replace(
         ledger,
@@ -843,6 +851,51 @@ def begin_vacuum(
         rewrites=ledger.rewrites + 1,
     )
     return after, Begun(-1, txid, ledger.view(), after.fence())
+
+
+def check_vacuum(ledger: LedgerRecord) -> None:
+    """Before a vacuum that would rewrite: whether the last batch may still have to be rolled back.
+
+    A batch that a topology commits in several writes is rolled back where the driver died between them, and a
+    vacuum's txid stands in the way of that. Raises UsageError.
+    """
+    last = ledger.committed
+    if last is None or not last.beside or ledger.next_txid != last.txid + 1:
+        return  # what began later began in all of them
+    names = ", ".join(map(repr, last.beside))
+    raise UsageError(
+        f"state {ledger.state!r} has records to rewrite, but its batch {last.batch_id} was committed apart from {names}"
+        ": where one of them lacks it, the next start rolls it back, and a vacuum would prevent that. Nothing was "
+        f"written. Name those states with their stores (beside=..., --beside URL#STATE): the vacuum runs where they "
+        f"have batch {last.batch_id} too."
+    )
+
+
+def has_last_batch(ledger: LedgerRecord, other: LedgerRecord) -> bool:
+    """Whether ``other``, of the same topology, counts the last batch of ``ledger``."""
+    last, its_last = ledger.committed, other.committed
+    return _place(last) == _place(its_last)
+
+
+def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = None) -> LedgerRecord:
+    """Nothing is dead any more, where no record of ``seen`` was: a vacuum that has nothing to rewrite.
+
+    ``held`` is the number of keys that it found, see `commit_vacuum`.
+    It uses no txid, so the last batch can be rolled back as before. Raises FencedError where the ledger has changed
+    since the records were read, because a later commit may have left dead ones behind.
+    """
+    if ledger != seen:
+        raise _changed_meanwhile(ledger)
+    counted = _with_found_keys(ledger, held)
+    return msgspec.structs.replace(counted, dead=()) if counted.dead else counted
+
+
+def _changed_meanwhile(ledger: LedgerRecord) -> FencedError:
+    return FencedError(
+        f"the ledger of state {ledger.state!r} has changed while a vacuum read the records: a batch has begun. Nothing "
+        "was written. Run the vacuum again, between two batches.",
+        state=ledger.state,
+    )
 
 
 def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held: int | None = None) -> LedgerRecord:
@@ -858,7 +911,7 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
         return ledger
     _check_in_flight(ledger, txid)
     return msgspec.structs.replace(
-        ledger if ledger.expires or ledger.keys_held() is not None else _with_keys_held(ledger, held),
+        _with_found_keys(ledger, held),
         in_flight=None,
         last_txid=txid,
         dead=(),
@@ -884,6 +937,10 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
             state=ledger.state,
         )
     return _with_keys_held(ledger, held)
+
+
+def _with_found_keys(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
+    return ledger if ledger.expires or ledger.keys_held() is not None else _with_keys_held(ledger, held)
 
 
 def _with_keys_held(ledger: LedgerRecord, held: int | None) -> LedgerRecord:

@@ -1,7 +1,8 @@
 """Vacuum: rewrites what does not count, drops what is empty, and leaves a ledger without dead txids.
 
-An attempt like any other, with a txid of its own and through the fence. No value changes, for no reader at no
-moment. To be run by an operator, from any process, between two batches of the stream.
+It reads first. Where nothing has to be rewritten it begins no attempt and uses no txid. Otherwise it is an attempt like
+any other, with a txid of its own and through the fence. No value changes, for no reader at no moment. To be run by an
+operator, from any process, between two batches of the stream.
 
 Where the store has no fence and filters each record instead, a late writer may still come: so there every record is
 written anew, tombstones stay, and the floor rises to the vacuum's txid.
@@ -10,7 +11,7 @@ written anew, tombstones stay, and the floor rises to the vacuum's txid.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
@@ -20,7 +21,8 @@ from mapstate.keys import DistinctKeys, StoreKey
 from mapstate.ledger import Ledger, check_page_size, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
-from mapstate.transitions import Begun
+from mapstate.transitions import LedgerRecord, begin_vacuum, check_vacuum, has_last_batch
+from mapstate.values import Committed
 
 __all__ = ["Vacuumed", "vacuum"]
 
@@ -28,12 +30,15 @@ _log = logging.getLogger("mapstate")
 
 
 class Vacuumed(NamedTuple):
-    """What a vacuum has done, or has done so far. ``scanned`` may count a key twice, as a scan may give it twice."""
+    """What a vacuum has done, or has done so far. ``scanned`` may count a key twice, as a scan may give it twice.
+
+    ``txid`` is None where there was nothing to rewrite: then no attempt was begun.
+    """
 
     scanned: int
     rewritten: int
     dropped: int
-    txid: int
+    txid: int | None
 
 
 def vacuum(
@@ -42,29 +47,39 @@ def vacuum(
     *,
     page_size: int = 1000,
     take_over: bool = False,
+    beside: Sequence[tuple[Backend | str, str]] = (),
     on_page: Callable[[Vacuumed], None] | None = None,
 ) -> Vacuumed:
     """Cleans up an opaque state; returns what it did.
 
     ``take_over`` leaves an attempt in flight behind, where its driver is gone for good: a driver that lives
-    is fenced. ``on_page`` is called after each page.
+    is fenced. ``beside`` names the states of the same topology that are committed apart from this one, each with its
+    store: without them a vacuum that has to rewrite something is refused, because the last batch may have to be rolled
+    back. ``on_page`` is called after each page.
 
     A batch that begins meanwhile fences the vacuum: FencedError, nothing is lost, run it again. The same
     after a crash: the next vacuum leaves the dead one behind with ``take_over``, or a batch has by then.
     It reads every record, so a ledger that does not know how many keys the state holds knows it from here on. Of a
     known number it changes nothing: keys that are missing are logged. 8 bytes of memory per key.
-    Raises StateNotFoundError; UsageError for other state types, with an attempt in flight, and for stores
-    without fenced (or filtered) writes or without scan; LedgerLostError, StoreError.
+    Raises StateNotFoundError; UsageError for other state types, with an attempt in flight, where a state of
+    ``beside`` lacks the last batch, and for stores without fenced (or filtered) writes or without scan;
+    LedgerLostError, StoreError.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
-        return _vacuum(store, state, page_size, take_over, on_page)
+        return _vacuum(store, state, page_size, take_over=take_over, beside=beside, on_page=on_page)
     finally:
         let_go(store)
 
 
 def _vacuum(
-    store: Any, state: str, page_size: int, take_over: bool, on_page: Callable[[Vacuumed], None] | None
+    store: Any,
+    state: str,
+    page_size: int,
+    *,
+    take_over: bool,
+    beside: Sequence[tuple[Backend | str, str]],
+    on_page: Callable[[Vacuumed], None] | None,
 ) -> Vacuumed:
     fenced = isinstance(store, FencedWrites)
     for able, why in (
@@ -77,18 +92,29 @@ def _vacuum(
         if not able:
             raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}")
     check_page_size(page_size)
-    read_ledger(store, state)  # says what is wrong where there is none
+    seen = read_ledger(store, state)
+    begin_vacuum(seen, "", take_over=take_over)  # says what is wrong before anything is read
+    codec = RecordCodec(serializer(seen.serializer), state, seen.type, seen.fields, seen.layouts)
     ledger = Ledger(store, state)
-    begun = ledger.begin_vacuum(take_over=take_over)
+    if seen.in_flight is None or seen.in_flight.epoch != seen.epoch:
+        found = _scanned_in_vain(store, seen, codec, page_size, everything=not fenced)
+        if found is not None:
+            scanned, held = found
+            ledger.forget_dead(seen, held)
+            _say_missing(seen, held)
+            return Vacuumed(scanned, 0, 0, None)
+    _check_beside(seen, beside)
+    apart = seen.committed is not None and seen.committed.beside
+    begun = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
     codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.layouts)
     writer = writer_of(store, begun.token)
-    done, held = Vacuumed(0, 0, 0, begun.txid), DistinctKeys()
+    done, held_keys = Vacuumed(0, 0, 0, begun.txid), DistinctKeys()
     try:
         for page in record_pages(store, page_size):  # not before the begin: a store may list its keys at once
             records = codec.loads(page, writer.multi_get(page))
-            keys, values, there = _due(page, records, begun, everything=not fenced)
-            held.update(there)
+            keys, values, there = _due(page, records, begun.view, begun.txid, everything=not fenced)
+            held_keys.update(there)
             if keys:
                 _write(writer, codec, keys, values, begun.txid, removing=fenced)
             dropped = sum(value is None for value in values) if fenced else 0
@@ -99,18 +125,56 @@ def _vacuum(
                 on_page(done)
     finally:
         let_go(writer)
-    expected = record.keys_held()
-    ledger.commit_vacuum(begun.txid, fenced=fenced, held=len(held))
-    if expected is not None and len(held) < expected:
-        _log.warning(
-            "state %s: the vacuum found %d keys, and the ledger says %d; see docs/operating.md#how-many-keys",
-            *(state, len(held), expected),
-        )
+    ledger.commit_vacuum(begun.txid, fenced=fenced, held=len(held_keys))
+    _say_missing(record, len(held_keys))
     return done
 
 
+def _say_missing(ledger: LedgerRecord, held: int) -> None:
+    expected = ledger.keys_held()
+    if expected is not None and held < expected:
+        _log.warning(
+            "state %s: the vacuum found %d keys, and the ledger says %d; see docs/operating.md#how-many-keys",
+            *(ledger.state, held, expected),
+        )
+
+
+def _scanned_in_vain(
+    store: Any, ledger: LedgerRecord, codec: RecordCodec, page_size: int, *, everything: bool
+) -> tuple[int, int] | None:
+    """How many records there are, and how many keys with a value; None where a record has to be written."""
+    scanned, held = 0, DistinctKeys()
+    for page in record_pages(store, page_size):
+        records = codec.loads(page, store.multi_get(page))
+        due, _, there = _due(page, records, ledger.view(), ledger.next_txid, everything=everything)
+        if due:
+            return None
+        scanned += len(page)
+        held.update(there)
+    return scanned, len(held)
+
+
+def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]]) -> None:
+    """The states that are committed apart have the last batch too. Raises UsageError."""
+    if ledger.committed is not None and not set(ledger.committed.beside) <= {name for _, name in beside}:
+        check_vacuum(ledger)
+    for backend_or_url, name in beside:
+        store: Any = resolve(backend_or_url).open(check_state_name(name))
+        try:
+            other = read_ledger(store, name)
+        finally:
+            let_go(store)
+        if not has_last_batch(ledger, other):
+            raise UsageError(
+                f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}: the next "
+                "start of the job rolls one of them back, and a vacuum would prevent that. Nothing was written. "
+                "Start the job, and vacuum after its next batch.",
+                state=ledger.state,
+            )
+
+
 def _due(
-    page: list[StoreKey], records: list[Any], begun: Begun, *, everything: bool
+    page: list[StoreKey], records: list[Any], view: Committed, txid: int, *, everything: bool
 ) -> tuple[list[StoreKey], list[Any], list[StoreKey]]:
     """The keys that have to be written, and their values by the one rule; then the keys that have a value.
 
@@ -118,19 +182,17 @@ def _due(
     itself stays in any case.
     """
     try:
-        values = begun.view.values(records, begun.txid)
+        values = view.values(records, txid)
     except StaleBatchError as error:
         raise FencedError(
-            f"the vacuum with txid {begun.txid} met a record of a later attempt: a batch has begun meanwhile. No value "
+            f"the vacuum with txid {txid} met a record of a later attempt: a batch has begun meanwhile. No value "
             "has changed. Run it again, between two batches.",
-            txid=begun.txid,
+            txid=txid,
         ) from error
     due = [
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)
-        if record is not None
-        and record[0] != begun.txid
-        and (everything or value is None or record[0] not in begun.view)
+        if record is not None and record[0] != txid and (everything or value is None or record[0] not in view)
     ]
     there = [key for key, value in zip(page, values, strict=True) if value is not None]
     return [key for key, _ in due], [value for _, value in due], there

@@ -94,6 +94,12 @@ def vacuum(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")
     ] = False,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Rewrites dead records, drops empty ones. No value changes. Run it between two batches."""
     console = _console()
@@ -103,9 +109,11 @@ def vacuum(
         done = vacuum_state(
             *(url, state),
             take_over=take_over,
+            beside=[_beside(one) for one in beside or ()],
             on_page=lambda so_far: progress.update(task, description=_vacuumed(so_far)),
         )
-    typer.echo(f"{_vacuumed(done)}; committed as txid {done.txid}")
+    end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
+    typer.echo(f"{_vacuumed(done)}; {end}")
 
 
 @app.command()
@@ -198,6 +206,13 @@ def adopt(
         typer.confirm("Is it stopped, and shall the state get a ledger?", abort=True)
     done = adopt_state(url, state, **schema)  # type: ignore[arg-type]
     typer.echo(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
+
+
+def _beside(text: str) -> tuple[str, str]:
+    url, _, name = text.rpartition("#")
+    if not url or not name:
+        raise UsageError("a state beside this one is its store and its name, URL#STATE, such as sqlite:///b.db#by_page")
+    return url, name
 
 
 def _key(text: str) -> KeyField:

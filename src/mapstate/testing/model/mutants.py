@@ -199,6 +199,13 @@ class _VacuumCountsAtItsEnd(Protocol):
         return self.number(msgspec.structs.replace(after, rewrites=after.rewrites + 1))
 
 
+class _VacuumForgetsWhateverCameMeanwhile(Protocol):
+    """One that finds nothing to rewrite says that nothing is dead, also where the ledger has changed since."""
+
+    def forget_dead(self, ledger: int, seen: int) -> int | Refused:
+        return self.number(msgspec.structs.replace(self.ledger(ledger), dead=()))
+
+
 class _ResetDeletes(Protocol):
     reset_deletes = True
 
@@ -458,6 +465,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("rollback after a later attempt began", _RollbackAfterALaterAttempt, _ROLLED_BACK),
     Mutant("rollback twice in a row", _RollbackTwiceInARow, _ROLLED_BACK),
     Mutant("vacuum beside running tasks", _VacuumBesideTasks, World(name="a vacuum", vacuums=1)),
+    Mutant(
+        "a vacuum that forgets what is dead though a batch came meanwhile",
+        _VacuumForgetsWhateverCameMeanwhile,
+        World(name="a vacuum", vacuums=1),
+    ),
     Mutant("readers learn of a vacuum at its end", _VacuumCountsAtItsEnd, _PURGED, "a reader found"),
     Mutant(
         "reset by deleting",

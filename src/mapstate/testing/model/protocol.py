@@ -149,6 +149,15 @@ class Protocol:
             lambda: transitions.begin_vacuum(self.ledger(ledger), f"vacuum{session}", take_over=take_over)
         )
 
+    def has_attempt_at_work(self, ledger: int) -> bool:
+        """Whether what is in flight was begun in the ledger's own epoch."""
+        record = self.ledger(ledger)
+        return record.in_flight is not None and record.in_flight.epoch == record.epoch
+
+    def forget_dead(self, ledger: int, seen: int) -> int | Refused:
+        """See `transitions.forget_dead`."""
+        return self._changed(lambda: transitions.forget_dead(self.ledger(ledger), self.ledger(seen)))
+
     def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
         """See `transitions.commit_vacuum`."""
         return self._changed(lambda: transitions.commit_vacuum(self.ledger(ledger), txid, fenced=fenced))
@@ -293,7 +302,7 @@ class Protocol:
 
 
 _REMEMBERED = (
-    *("open_and_begin", "begin", "commit", "rollback", "begin_vacuum", "commit_vacuum"),
+    *("open_and_begin", "begin", "commit", "rollback", "begin_vacuum", "commit_vacuum", "forget_dead"),
     *("view", "newest", "last", "fence", "applied", "shown", "swept"),
 )
 

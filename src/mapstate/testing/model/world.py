@@ -218,7 +218,8 @@ class Try(NamedTuple):
 class Vacuum(NamedTuple):
     """A vacuum at work.
 
-    ``at`` counts the raised fences, then a get and a put for each key by turns, then the closed fences.
+    ``at`` counts the raised fences, then a get and a put for each key by turns, then the closed fences. ``looks`` is
+    the ledger of one that only reads so far; 0: it has begun an attempt.
     """
 
     txid: int
@@ -228,6 +229,7 @@ class Vacuum(NamedTuple):
     lives: tuple[int, ...] = ()
     at: int = 0
     read: Record | None = None
+    looks: int = 0
 
     def next(self, read: Record | None = None) -> Vacuum:
         """The same vacuum, one step on."""
