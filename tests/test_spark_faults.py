@@ -19,7 +19,7 @@ from spark_fixtures import Visits, run_job
 
 from mapstate import Count, Max, Min, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
-from mapstate.testing import FaultyBackend, Kill, Wait, crash_between, wait_for
+from mapstate.testing import Fail, FaultyBackend, Kill, Wait, crash_between, wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -255,6 +255,21 @@ def test_a_ledger_deleted_by_itself_is_noticed_and_nothing_is_counted_on(start_r
         run(count(visits, spark, url), visits)
     assert {key: client.get(key) for key in records} == records
     client.close()
+
+
+@pytest.mark.parametrize("recipe", [opaque, transactional])
+def test_a_first_run_that_failed_on_the_executors_leaves_the_state_to_a_new_checkpoint(
+    recipe, url, spark, visits, tmp_path
+):
+    visits.put("0", [(f"u{n}", n) for n in range(20)])
+    visits.put("1", [("u1", 1)])
+    faults = (Fail(method="multi_put", call=2, name="no-luck", error=errors.TooLargeError),)
+    backend = FaultyBackend(resolve(url), str(tmp_path), faults)
+    with pytest.raises(StreamingQueryException, match="TooLargeError"):
+        run(count(visits, spark, backend, recipe=recipe), visits)
+    visits.checkpoint = tmp_path / "new"
+    run(count(visits, spark, url, recipe=recipe), visits)
+    assert contents(url) == visits.truth()
 
 
 @pytest.mark.parametrize("policy", ["refuse", "adopt", "reset"])

@@ -35,6 +35,7 @@ from mapstate.transitions import (
     check_follower,
     commit,
     commit_vacuum,
+    give_up,
     open_ledger,
     rollback,
 )
@@ -128,9 +129,64 @@ def test_another_owner_is_refused_by_default_with_the_facts(kind):
         assert said in str(caught.value)
 
 
-def test_another_owner_is_refused_even_where_nothing_is_committed():
+@pytest.mark.parametrize("kind", ["opaque", "transactional"])
+@pytest.mark.parametrize("policy", ["refuse", "adopt"])
+def test_an_owner_whose_first_batch_failed_gives_way_to_another(kind, policy):
+    ledger, left = began(opened(kind), 0)
+    ledger = give_up(ledger, "session-1")
+    assert ledger.fence().closed
+    after = opened(kind, ledger=ledger, owner="query-2", session="session-2", on_new_owner=policy)
+    assert (after.owner, after.owners, after.in_flight) == ("query-2", {"query-1": 0, "query-2": 0}, None)
+    assert after.floor == left.txid + 1
+    after = committed(after, 0)
+    record = OpaqueValue(left.txid, 1, None)
+    assert after.view().values([record], after.next_txid) == [None]
+    with pytest.raises(StateOwnershipError, match="batch 0 committed"):
+        opened(kind, ledger=after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_owner_that_has_begun_nothing_gives_way_to_another(kind):
+    assert opened(kind, ledger=opened(kind), owner="query-2").owner == "query-2"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_owner_with_its_first_batch_in_flight_is_not_displaced_and_the_way_out_is_said(kind):
+    ledger, attempt = began(opened(kind), 0, at="2026-11-21T00:00:00Z")
+    way_out = "mapstate drop" if kind == "non-transactional" else "on_new_owner='reset'"
+    with pytest.raises(StateOwnershipError, match=rf"txid {attempt.txid} is in flight since 2026-11-21.*{way_out}"):
+        opened(kind, ledger=ledger, owner="query-2")
+
+
+def test_a_non_transactional_owner_whose_first_batch_failed_keeps_what_it_may_have_written():
+    ledger, _ = began(opened("non-transactional"), 0)
+    with pytest.raises(StateOwnershipError, match="mapstate drop"):
+        opened("non-transactional", ledger=give_up(ledger, "session-1"), owner="query-2")
+
+
+def test_an_owner_does_not_give_way_where_an_owner_before_it_has_committed():
+    """The earlier owner's checkpoint is in mid-life: it would count on above nothing."""
+    ledger = opened(ledger=with_batches(2), owner="query-2", on_new_owner="reset")
+    assert ledger.last_txid is None
     with pytest.raises(StateOwnershipError, match="nothing committed yet"):
-        opened(ledger=opened(), owner="query-2")
+        opened(ledger=ledger)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_that_was_given_up_is_begun_again_by_its_own_driver(kind):
+    ledger, attempt = began(with_batches(1, kind), 1)
+    ledger = give_up(ledger, "session-1")
+    with pytest.raises(FencedError):
+        commit(ledger, "session-1", done(attempt.txid, 1))
+    ledger, again = began(ledger, 1)
+    assert (again.txid == attempt.txid) == (kind == "transactional")
+    assert commit(ledger, "session-1", done(again.txid, 1)).last_txid == again.txid
+
+
+def test_only_a_drivers_own_attempt_is_given_up():
+    committed_all, (begun, _) = with_batches(1), began(with_batches(1), 1)
+    assert give_up(committed_all, "session-1") is committed_all
+    assert give_up(begun, "session-2") is begun
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -617,6 +673,11 @@ class Ledgers(RuleBasedStateMachine):
         assert in_flight.epoch == self.ledger.epoch
         self.counts.add(txid)
         self.due[self.ledger.owner] = batch_id + 1
+
+    @rule(old=st.booleans())
+    def give_up(self, old):
+        session = self.sessions[0] if old else self.ledger.session
+        self.attempt(lambda: give_up(self.ledger, session))
 
     @rule()
     def rollback(self):

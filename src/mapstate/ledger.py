@@ -244,6 +244,10 @@ class Ledger:
         self.close_fences()
         self._change(lambda found: (transitions.commit(found, self.session, done), None), same_life=True)
 
+    def give_up(self) -> None:
+        """See `transitions.give_up`."""
+        self._change(lambda found: (transitions.give_up(found, self.session), None))
+
     def rollback(self, txid: int | None = None) -> LedgerRecord:
         """Takes the last batch back, if it is ``txid``; returns the ledger without it. See `transitions.rollback`."""
 

@@ -98,6 +98,11 @@ class Ledgers:
         for group in self._groups:
             change_all(self._of(group), partial(self._committed, group, done), same_life=True)
 
+    def give_up(self) -> None:
+        """See `transitions.give_up`: in all states, one write for each place."""
+        for group in self._groups:
+            change_all(self._of(group), partial(self._given_up, group))
+
     def _begin(
         self, batch_id: int, opens: Sequence[_Open] | None, plan: BatchPlan | None
     ) -> list[Begun | AlreadyCommitted]:
@@ -157,6 +162,12 @@ class Ledgers:
 
     def _opened(self, group: Sequence[int], found: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
         return [(self._opens[place](one), None) for place, one in zip(group, found, strict=True)]
+
+    def _given_up(self, group: Sequence[int], found: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
+        return [
+            (transitions.give_up(one, self.ledgers[place].session), None)
+            for place, one in zip(group, found, strict=True)
+        ]
 
     def _committed(
         self, group: Sequence[int], done: Sequence[Commit], found: Sequence[Any]

@@ -54,6 +54,7 @@ __all__ = [
     "commit_vacuum",
     "even_out",
     "forget_dead",
+    "give_up",
     "has_last_batch",
     "is_replanned",
     "open_ledger",
@@ -327,9 +328,10 @@ def _with_fields(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
 
 
 def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
-    """Hands the state to another streaming query, as its recipe asks."""
+    """Hands the state to another streaming query, as its recipe asks, or where its owner has nothing in it."""
     owners = {opening.owner: 0} | ledger.owners
-    if opening.on_new_owner == "adopt":
+    gives_way = _gives_way(ledger)
+    if opening.on_new_owner == "adopt" and not gives_way:
         if ledger.type == "transactional" and ledger.in_flight is not None:
             raise StateOwnershipError(
                 f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid "
@@ -343,11 +345,11 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
         return msgspec.structs.replace(
             _after_a_failed_attempt(ledger), owner=opening.owner, owners=owners, in_flight=None
         )
-    if opening.on_new_owner == "reset":
-        if ledger.type == "non-transactional":
+    if opening.on_new_owner == "reset" or gives_way:
+        if ledger.type == "non-transactional" and not gives_way:
             raise UsageError(
                 f"state {ledger.state!r} is non-transactional and cannot be reset: its records carry no txid "
-                "that would tell old from new. Give the state another name."
+                "that would tell old from new. Remove it (mapstate drop), or give the state another name."
             )
         # Nothing is deleted: a late writer or a reader may still be at work below the floor.
         return msgspec.structs.replace(
@@ -363,7 +365,20 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
             first_keys=0,
             expires=False,
         )
-    last = ledger.committed
+    last, at = ledger.committed, ledger.in_flight
+    if ledger.last_txid is None and not any(ledger.owners.values()):
+        began = "its batches were rolled back" if at is None else f"txid {at.txid} is in flight since {at.at or '?'}"
+        way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
+        if ledger.type == "non-transactional":
+            way_out = "remove the state (mapstate drop), because what was written there counts"
+        raise StateOwnershipError(
+            f"state {ledger.state!r} belongs to streaming query {ledger.owner}, which has not committed a batch "
+            f"({began}); this is query {opening.owner}. Nothing was written. Where that query runs, give this job a "
+            f"state of its own. Where its driver is gone, {way_out}.",
+            state=ledger.state,
+            owner=ledger.owner,
+            asked_by=opening.owner,
+        )
     there = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
     raise StateOwnershipError(
         f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({there}); this is query "
@@ -374,6 +389,31 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
         owner=ledger.owner,
         asked_by=opening.owner,
     )
+
+
+def _gives_way(ledger: LedgerRecord) -> bool:
+    """Whether no batch counts, of no owner, and no attempt in flight could still be committed.
+
+    What such an owner has written lies below the floor of the next one. Records without a txid do not, so a
+    non-transactional state gives way only where nothing has begun in it.
+    """
+    if ledger.last_txid is not None or any(ledger.owners.values()):
+        return False
+    if ledger.type == "non-transactional":
+        return ledger.next_txid == ledger.first_txid
+    return ledger.in_flight is None or ledger.in_flight.epoch != ledger.epoch
+
+
+def give_up(ledger: LedgerRecord, session: str) -> LedgerRecord:
+    """The driver's batch has failed: its attempt is left behind, as by a restart, and the fence closes.
+
+    A transactional attempt keeps its txid, under which it is begun again. Nothing changes where another driver has
+    opened the state, or nothing is in flight.
+    """
+    at = ledger.in_flight
+    if ledger.session != session or at is None or at.epoch != ledger.epoch:
+        return ledger
+    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1)
 
 
 def begin(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -24,13 +25,16 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.errors import (
     FencedError,
     IncompleteBatchError,
+    MapStateError,
     StateSchemaError,
+    StoreError,
     StoreRestartedError,
     StoreUnavailableError,
     UsageError,
 )
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, clock_txid, now
+from mapstate.ledgers import Ledgers
 from mapstate.retry import Patience
 from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
 from mapstate.spark.offsets import offsets_of, plan_of
@@ -52,7 +56,17 @@ from mapstate.transitions import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchDriver", "BatchPlans", "Downstream", "Follower", "Job", "OnBatch", "Replacing", "keys_delta"]
+__all__ = [
+    "BatchDriver",
+    "BatchPlans",
+    "Downstream",
+    "Follower",
+    "Job",
+    "OnBatch",
+    "Replacing",
+    "give_up",
+    "keys_delta",
+]
 
 Downstream = Callable[["DataFrame", int], None]
 """Gets a batch's new values and its batch id."""
@@ -125,6 +139,16 @@ class BatchPlans:
         return self.plan
 
 
+def give_up(ledger: Ledger | Ledgers, error: BaseException) -> None:
+    """After a batch that failed: nothing it began may write any more. As well as the store lets it be done.
+
+    Not where the store itself is the trouble: it would be waited for once more.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StoreError):
+        with suppress(MapStateError):
+            ledger.give_up()
+
+
 class BatchDriver:
     """Runs the batches of one streaming query against one state. Driver only, one batch at a time."""
 
@@ -150,7 +174,9 @@ class BatchDriver:
         self._patience = Patience(self._spec.patience, partial(QueryRun.may_go_on, batch_df))
         try:
             self._run(batch_df, batch_id, run, followed)
-        except BaseException:
+        except BaseException as error:
+            if self._open is not None:
+                give_up(self._open[1], error)
             if run.run_id is not None:
                 self._open = None  # Spark ends a query that raised; the next call is another start
             raise

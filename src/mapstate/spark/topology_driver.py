@@ -40,7 +40,7 @@ from mapstate.ledger import now
 from mapstate.ledgers import Ledgers
 from mapstate.retry import Patience
 from mapstate.spark.applied import ONE_DRAW, Applied, computed_once
-from mapstate.spark.driver import BatchDriver, BatchPlans, Job, keys_delta
+from mapstate.spark.driver import BatchDriver, BatchPlans, Job, give_up, keys_delta
 from mapstate.spark.offsets import offsets_of
 from mapstate.spark.quarantine import Quarantine
 from mapstate.spark.query import QueryRun, check_running_increments, configured
@@ -151,7 +151,9 @@ class TopologyDriver:
         self._patience = Patience(seconds, partial(QueryRun.may_go_on, batch_df))
         try:
             self._run(batch_df, batch_id, run)
-        except BaseException:
+        except BaseException as error:
+            if self._open is not None:
+                give_up(self._open[1], error)
             if run.run_id is not None:
                 self._open = None  # Spark ends a query that raised; the next call is another start
             raise

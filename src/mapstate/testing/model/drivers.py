@@ -158,6 +158,10 @@ class Drivers:
         if (lost or used.failures < world.failures) and used.attempts < world.attempts:
             again = state if lost else state._replace(used=used._replace(failures=used.failures + 1))
             yield from self._begin_anew(again, at, driver, (f"driver {at}", "begins anew batch", driver.batch))
+        if used.surrenders < world.surrenders:
+            given_up = self.protocol.give_up(state.ledger, at) if state.ledger else 0
+            after = state._replace(ledger=given_up, used=used._replace(surrenders=used.surrenders + 1))
+            yield (f"driver {at}", "gives up batch", driver.batch), after.with_driver(at, driver.gone())
         if used.copies < world.copies:
             copied = state._replace(used=used._replace(copies=used.copies + 1))
             plans = world.plans if world.type == "opaque" else (world.plans[driver.batch % len(world.plans)],)

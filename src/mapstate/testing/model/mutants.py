@@ -140,6 +140,16 @@ class _AdoptComparesBatchIds(Protocol):
         return after
 
 
+class _GivesWayAsItIs(Protocol):
+    """An owner without a commit gives way, and what its attempt wrote is not below the floor."""
+
+    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        if ledger is None or ledger.owner == opening.owner:
+            return after
+        return msgspec.structs.replace(after, floor=ledger.floor)
+
+
 class _OneNextBatchForAllOwners(Protocol):
     def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
         after = super().opened(ledger, opening)
@@ -461,6 +471,17 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED, "goes on behind"),
+    Mutant(
+        "an owner that gives way without a floor",
+        _GivesWayAsItIs,
+        World(
+            name="transactional, an owner that gives way",
+            type="transactional",
+            drivers=((0, "refuse"), (1, "refuse")),
+            plans=((1,),),
+            surrenders=1,
+        ),
+    ),
     Mutant("one next batch for all owners", _OneNextBatchForAllOwners, _ADOPTED, "goes on behind"),
     Mutant("rollback after a later attempt began", _RollbackAfterALaterAttempt, _ROLLED_BACK),
     Mutant("rollback twice in a row", _RollbackTwiceInARow, _ROLLED_BACK),

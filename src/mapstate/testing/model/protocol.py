@@ -139,6 +139,10 @@ class Protocol:
         """See `transitions.commit`."""
         return transitions.commit(ledger, session, done)
 
+    def give_up(self, ledger: int, session: int) -> int:
+        """See `transitions.give_up`."""
+        return self.number(transitions.give_up(self.ledger(ledger), f"s{session}"))
+
     def rollback(self, ledger: int) -> int | Refused:
         """See `transitions.rollback`."""
         return self._changed(lambda: transitions.rollback(self.ledger(ledger)))
@@ -302,7 +306,7 @@ class Protocol:
 
 
 _REMEMBERED = (
-    *("open_and_begin", "begin", "commit", "rollback", "begin_vacuum", "commit_vacuum", "forget_dead"),
+    *("open_and_begin", "begin", "commit", "give_up", "rollback", "begin_vacuum", "commit_vacuum", "forget_dead"),
     *("view", "newest", "last", "fence", "applied", "shown", "swept"),
 )
 

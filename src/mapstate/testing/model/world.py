@@ -60,6 +60,7 @@ class World:
                     any, and so does each further try of a task; transactional ones are told by their batch
     ``copies``      further tries of a task
     ``failures``    jobs that fail and are begun anew by their driver, while their tasks go on
+    ``surrenders``  drivers whose batch fails for good, and who say so in the ledger
     ``lost_replies``  to a write of the ledger, or of a cluster's fence; what was sent twice may arrive late
     ``reads``       snapshots that a reader takes, one key after the other
     ``losses``      the store is emptied, loses its ledger alone, or is put back to a copy; or a cluster's node with one
@@ -80,6 +81,7 @@ class World:
     plans: tuple[tuple[int, ...], ...] = ((1,), (0,))
     copies: int = 0
     failures: int = 0
+    surrenders: int = 0
     lost_replies: int = 0
     reads: int = 0
     vacuums: int = 0
@@ -159,6 +161,7 @@ class Used(NamedTuple):
     losses: int = 0
     expiries: int = 0
     put_failures: int = 0
+    surrenders: int = 0
 
 
 class Driver(NamedTuple):

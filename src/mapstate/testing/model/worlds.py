@@ -34,6 +34,14 @@ SMALL: tuple[World | Together | Replans, ...] = (
     World(name="a second query adopts", drivers=((0, "refuse"), (1, "adopt"), (0, "adopt")), plans=((1,),)),
     World(name="a second query resets", drivers=((0, "refuse"), (1, "reset")), reads=1),
     World(name="a second query is refused", drivers=((0, "refuse"), (1, "refuse"))),
+    World(name="an owner that gives way", drivers=((0, "refuse"), (1, "refuse")), surrenders=1),
+    World(
+        name="transactional, an owner that gives way",
+        type="transactional",
+        drivers=((0, "refuse"), (1, "refuse")),
+        plans=((1,), (1,)),
+        surrenders=1,
+    ),
     World(name="removals", plans=_MAY_BE_REMOVED),
     World(name="a rollback", attempts=4, rollbacks=1),
     World(name="a reader", partitions=_TWO_KEYS, drivers=_ALONE, batches=3, plans=_BOTH_OR_ONE, reads=1),
@@ -185,6 +193,23 @@ LARGE: tuple[World | Together | Replans, ...] = (
         failures=1,
         cache="lease",
         workers=2,
+    ),
+    World(
+        name="a filtered store, an owner that gives way",
+        store="filtered",
+        drivers=((0, "refuse"), (1, "refuse")),
+        plans=_MAY_BE_REMOVED,
+        surrenders=1,
+    ),
+    World(
+        name="a cluster, an owner that gives way", store="cluster", drivers=((0, "refuse"), (1, "refuse")), surrenders=1
+    ),
+    World(
+        name="an owner that gives way, and a rollback",
+        drivers=((0, "refuse"), (1, "refuse")),
+        attempts=4,
+        rollbacks=1,
+        surrenders=1,
     ),
     World(name="a filtered store, a rollback", store="filtered", attempts=4, plans=_MAY_BE_REMOVED, rollbacks=1),
     World(
