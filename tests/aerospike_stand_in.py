@@ -171,6 +171,10 @@ class Cluster:
         self.records[place] = Record(after, user_key if sent else kept, gen, expires)
         return OK
 
+    def remove(self, place: tuple[str, bytes]) -> int:
+        """The result code of one removal."""
+        return NOT_FOUND if self.records.pop(place, None) is None else OK
+
     def page(self, name_of_set: str, after: bytes, most: int) -> list[tuple[bytes, Any, dict[str, int], Any]]:
         """Digest, user key, meta and bins of the next records of a set, in the order of the digests."""
         digests = sorted(digest for at, digest in self.records if at == name_of_set and digest > after)
@@ -310,6 +314,19 @@ class StandInClient:
                 puts.append((one, (_place(one.key), _user_key(one.key), bins, asked)))
         results = self._ask("each", "put", [put for _, put in puts])
         for (one, _), result in zip(puts, results, strict=True):
+            one.result = result
+        return _judged(batch)
+
+    def batch_remove(self, keys: list[Any], policy: dict[str, Any] | None = None) -> BatchRecords:
+        """Raises nothing for what goes wrong on the server."""
+        self._check("batch", policy)
+        records = [BatchRecord(key) for key in keys]
+        batch = BatchRecords(records)
+        fault = self._ask("fault", "batch_remove", len(keys))
+        if fault is not None and fault.record is None:
+            return _failed(batch, fault)
+        results = self._ask("each", "remove", [(_place(key),) for key in keys])
+        for one, result in zip(records, results, strict=True):
             one.result = result
         return _judged(batch)
 

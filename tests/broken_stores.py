@@ -146,6 +146,10 @@ class SpreadStore(RightStore):
         self.at = [after if one == was else one for one, was in zip(self.at, before, strict=True)]
         return self.fences()
 
+    def drop(self, expected, token):
+        yield from super().drop(expected, token)
+        self.at = [None] * 3
+
     def part_of(self, key):
         return len(key) and ord(key[-1]) % 3
 
@@ -633,6 +637,10 @@ class TestMovesFencesWithoutComparing(TestSpread):
 
 
 class OneFenceGuardsAll(SpreadStore):
+    def drop(self, expected, token):
+        yield from super().drop(expected, token)
+        self.at = [None] * 3
+
     def part_of(self, key):
         return 0
 
@@ -773,3 +781,23 @@ class AVacuumMakesRecords(RightStore):
 
 class TestAVacuumMakesRecords(Base):
     store_class = AVacuumMakesRecords
+
+
+class DropsWithoutComparing(RightStore):
+    def drop(self, expected, token):
+        return super().drop(self._version(), token)
+
+
+class TestDropsWithoutComparing(Base):
+    store_class = DropsWithoutComparing
+
+
+class DropLeavesReports(RightStore):
+    def drop(self, expected, token):
+        reports = self.reports()
+        yield from super().drop(expected, token)
+        self._reports = reports
+
+
+class TestDropLeavesReports(Base):
+    store_class = DropLeavesReports

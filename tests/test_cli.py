@@ -46,6 +46,20 @@ def report(job: Job, batch_id: int) -> None:
     job.store.keep_report(encode_report(one), 100)
 
 
+def test_drop_asks_and_removes_the_state_whole(url):
+    Job(url).batch(a=1, b=2)
+    declined = run("drop", url, "s", answer="n\n")
+    assert declined.exit_code == 1
+    assert "batch 0 was committed" in declined.stdout
+    assert "stop it first" in declined.stdout
+    assert contents(url) == {"a": 1, "b": 2}
+    done = run("drop", url, "s", "--yes")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "Done: 2 records removed, and the ledger.")
+    gone = run("drop", url, "s", "--yes")
+    assert gone.exit_code == 2
+    assert "StateNotFoundError" in gone.stderr
+
+
 def test_vacuum_says_that_there_was_nothing_to_do_and_takes_states_beside_it(url):
     job = Job(url)
     job.batch(a=1)

@@ -55,6 +55,7 @@ class TestSmallest(StoreContract):
         "claims": "it has get and put only",
         "guarded_writes": "it has get and put only",
         "joint_ledgers": "it has get and put only",
+        "drops": "it has get and put only",
         "ledger_reads": "it has get and put only",
         "reports": "it has get and put only",
         "scan": "it has get and put only",

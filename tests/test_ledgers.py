@@ -82,7 +82,7 @@ def test_states_of_one_place_begin_and_commit_in_one_write_each(together, kind):
 
 
 def test_a_batch_that_one_state_refuses_begins_in_none(together):
-    Ledger.open(together[1], opening(state=NAMES[1], owner="another"))
+    Ledger.open_and_begin(together[1], opening(state=NAMES[1], owner="another"), 0)
     before = together[1].load()
     with pytest.raises(Exception, match="belongs to"):
         started(together, 0)

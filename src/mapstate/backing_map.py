@@ -17,6 +17,7 @@ __all__ = [
     "Backend",
     "Checkup",
     "Claims",
+    "Drops",
     "Fence",
     "FenceToken",
     "FencedWrites",
@@ -295,6 +296,20 @@ class Scan(Protocol):
         """Pages of keys, of about ``page_size``.
 
         Listing starts at the first ``next``: a key that is there from then to the end comes at least once.
+        """
+        ...
+
+
+@runtime_checkable
+class Drops(Protocol):
+    """Removes a state whole."""
+
+    def drop(self, expected: Any, token: FenceToken) -> Iterator[int]:
+        """Removes all records, then all that lies beside them, and the ledger last. For `mapstate.drop`.
+
+        Gives the number of records of each page. ``expected`` is the ledger's version, and ``token`` the open fence
+        that was swapped in with it. Raises FencedError where another driver or operator has changed the ledger
+        since; what is removed until then stays removed. May be interrupted, and done again under another token.
         """
         ...
 

@@ -39,6 +39,7 @@ __all__ = [
     "clock_txid",
     "decode_ledger",
     "encode_ledger",
+    "has_records",
     "read_ledger",
     "record_pages",
 ]
@@ -120,6 +121,11 @@ def record_pages(store: Scan, page_size: int) -> Iterator[list[Any]]:
     check_page_size(page_size)
     pages = ([key for key in page if key != LEDGER_KEY] for page in store.scan(page_size))
     return (page for page in pages if page)
+
+
+def has_records(store: Scan) -> bool:
+    """Whether the store holds any record of its state. Where it holds none, all keys may have to be listed."""
+    return next(record_pages(store, _LOOK), None) is not None
 
 
 class KeptByPut:
@@ -352,7 +358,7 @@ class Ledger:
 
     def _has_records(self) -> bool:
         """Whether the store holds any, as far as it can tell. Reads all its keys, at most once in a state's life."""
-        return isinstance(self._records, Scan) and next(record_pages(self._records, _LOOK), None) is not None
+        return isinstance(self._records, Scan) and has_records(self._records)
 
     def _older_records(self) -> NoReturn:
         raise LedgerLostError(

@@ -32,6 +32,7 @@ from mapstate.keys import KeyField
 from mapstate.values import Committed
 
 __all__ = [
+    "DROPPER",
     "AlreadyCommitted",
     "BatchPlan",
     "Begun",
@@ -45,6 +46,7 @@ __all__ = [
     "PlanDigest",
     "StateType",
     "begin",
+    "begin_drop",
     "begin_vacuum",
     "check_adopted",
     "check_follower",
@@ -69,6 +71,9 @@ OnGap = Literal["refuse", "accept"]
 FORMAT = 1
 _NEVER = 1 << 63  # above all batch ids
 _SHOWN = 200  # characters of offsets in a message
+
+DROPPER = "mapstate drop"
+"""The owner in the ledger of a state that is being removed. No query has such an id."""
 
 
 class Field(NamedTuple):
@@ -278,6 +283,13 @@ def open_ledger(ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
             next_txid=opening.clock_txid,
             first_keys=0,
             expires=opening.expires,
+        )
+    if ledger.owner == DROPPER:
+        raise StateOwnershipError(
+            f"state {ledger.state!r} is being removed, or its removal was interrupted: some of its records are gone. "
+            "Nothing was written. Run mapstate drop again until it ends, and then start the job.",
+            state=ledger.state,
+            owner=ledger.owner,
         )
     ledger = _with_fields(ledger, opening)
     if ledger.owner != opening.owner:
@@ -996,7 +1008,60 @@ def _after_a_failed_attempt(ledger: LedgerRecord) -> LedgerRecord:
     return _with_keys_held(ledger, None)
 
 
+def begin_drop(
+    ledger: LedgerRecord | None, state: str, session: str, clock_txid: int, *, force: bool = False, at: str = ""
+) -> LedgerRecord:
+    """An operator takes the state to remove it: nothing counts any more, and no query can open it.
+
+    With the fence open for the removal alone, every driver is fenced. ``ledger`` is None where it was lost. Raises
+    UsageError with an attempt in flight, unless ``force``: its driver may be alive.
+    """
+    if ledger is None:
+        ledger = LedgerRecord(
+            state=state,
+            type="opaque",
+            serializer="",
+            keys=(),
+            fields=(),
+            layouts=(),
+            owner=DROPPER,
+            owners={},
+            epoch=0,
+            session=session,
+            first_txid=clock_txid,
+            next_txid=clock_txid,
+        )
+    found = ledger.in_flight
+    if found is not None and found.epoch == ledger.epoch and ledger.owner != DROPPER and not force:
+        raise UsageError(
+            f"state {state!r} has txid {found.txid} in flight, begun {found.at or 'at an unknown time'}: a driver or a "
+            "vacuum is at work. Nothing was removed. Stop it first; where its process is gone, use force=True (--force)"
+        )
+    txid, epoch = max(ledger.next_txid, clock_txid), ledger.epoch + 1  # above all fences, also of a store put back
+    return msgspec.structs.replace(
+        ledger,
+        owner=DROPPER,
+        owners=ledger.owners | {DROPPER: 0},
+        epoch=epoch,
+        session=session,
+        next_txid=txid + 1,
+        last_txid=None,
+        committed=None,
+        previous=None,
+        in_flight=InFlight(txid=txid, epoch=epoch, batch_id=None, nonce=session, at=at),
+        dead=(),
+        floor=txid,
+    )
+
+
 def _check_session(ledger: LedgerRecord, session: str) -> None:
+    if ledger.owner == DROPPER and ledger.session != session:
+        raise FencedError(
+            f"state {ledger.state!r} is being removed by mapstate drop: this driver stops here. What it was writing "
+            "does not count.",
+            state=ledger.state,
+            epoch=ledger.epoch,
+        )
     if ledger.session != session:
         raise FencedError(
             f"state {ledger.state!r} was opened again, as epoch {ledger.epoch} by query {ledger.owner}: this driver "

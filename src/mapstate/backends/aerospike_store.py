@@ -153,6 +153,29 @@ class AerospikeStore:
         found = self._retrying(lambda: self._get(_REPORTS))
         return [] if found is None else [bytes(one) for one in found[2]["reports"]]
 
+    def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`: a page at a time, behind a look at the ledger. Claims expire by themselves."""
+        for page in self.scan(self._backend.batch_size):
+            self._check_dropping(expected, token)
+            self._remove(page)
+            yield len(page)
+        self._check_dropping(expected, token)
+        self._remove([_REPORTS])
+        self._remove([_LEDGER])
+
+    def _check_dropping(self, expected: _Version, token: FenceToken) -> None:
+        found = self._retrying(self._ledger)
+        if found is None or found[0] != expected[0]:
+            raise FencedError(
+                f"the ledger of state {self._state!r} has changed: the removal with txid {token.txid} ends here",
+                state=self._state,
+                txid=token.txid,
+            )
+
+    def _remove(self, keys: Sequence[StoreKey]) -> None:
+        places = [self._place(key) for key in keys]
+        self._retrying(lambda: self._checked(keys, self._client.batch_remove(places, self._policy), (OK, NOT_FOUND)))
+
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`: what one node says of the namespace."""
         reply = self._retrying(lambda: self._client.info_random_node(f"namespace/{self._backend.namespace}"))

@@ -43,6 +43,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._records: dict[str, bytes] = {}
         self._ledger: tuple[bytes, int] | None = None
+        self._swaps = 0
         self._fence: FenceToken | None = None
         self._claims: dict[tuple[int, int], str] = {}
         self._reports: list[bytes] = []
@@ -107,6 +108,17 @@ class MemoryStore:
         with self._lock:
             return list(self._reports)
 
+    def drop(self, expected: int, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`."""
+        with self._lock:
+            if self._version() != expected:
+                raise FencedError(f"the ledger has changed: the removal with txid {token.txid} ends", txid=token.txid)
+            count = len(self._records)
+            self._records.clear()
+            self._claims.clear()
+            self._reports, self._ledger, self._fence = [], None, None
+        yield count
+
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`."""
         found, advice = (
@@ -137,11 +149,11 @@ class MemoryStore:
         return None if self._ledger is None else self._ledger[1]
 
     def _set(self, record: bytes, fence: FenceToken) -> int:
-        version = (self._version() or 0) + 1
-        self._ledger = (record, version)
+        self._swaps += 1  # no version comes twice, though the ledger was dropped
+        self._ledger = (record, self._swaps)
         self._fence = fence
         self._claims.clear()
-        return version
+        return self._swaps
 
     def _check_fence(self, token: FenceToken) -> None:
         if token.closed or self._fence != token:

@@ -258,6 +258,29 @@ class SqliteStore:
 
         return self._transaction("BEGIN", newest_first) or []
 
+    def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`: one transaction."""
+        state = (self._state,)
+
+        def remove(db: _Connection) -> int | None:
+            if self._version(db) != expected:
+                return None
+            count: int = db.execute("DELETE FROM mapstate_records WHERE state = ?", state).rowcount
+            db.execute("DELETE FROM mapstate_claims WHERE state = ?", state)
+            if db.execute(_HAS_REPORTS).fetchone() is not None:
+                db.execute("DELETE FROM mapstate_reports WHERE state = ?", state)
+            db.execute("DELETE FROM mapstate_ledgers WHERE state = ?", state)
+            return count
+
+        count = self._transaction("BEGIN IMMEDIATE", remove)
+        if count is None:
+            raise FencedError(
+                f"the ledger of state {self._state!r} has changed: the removal with txid {token.txid} ends here",
+                state=self._state,
+                txid=token.txid,
+            )
+        yield count
+
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`. Reads the whole file."""
 

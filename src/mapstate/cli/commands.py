@@ -22,6 +22,7 @@ from mapstate.cli.group import CommandGroup
 from mapstate.cli.show import show_findings, show_ledger, show_reports
 from mapstate.doctor import examine
 from mapstate.doctor import recount as recount_keys
+from mapstate.drop import drop as drop_state
 from mapstate.errors import CorruptRecordError, StoreError, UsageError
 from mapstate.keys import KeyField
 from mapstate.ledger import Ledger, read_ledger
@@ -128,6 +129,41 @@ def recount(url: Url, state: State, yes: Yes = False) -> None:
         typer.confirm(f"Shall it say {counted.found} from here on?", abort=True)
     done = recount_keys(url, state)
     typer.echo(f"Done: the state holds {done.found} keys.")
+
+
+@app.command()
+def drop(
+    url: Url,
+    state: State,
+    force: Annotated[
+        bool, typer.Option("--force", help="also with an attempt in flight, or a ledger that cannot be read")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Removes a state whole: records, ledger, and what lies beside them. Stop the query first."""
+    found = drop_state(url, state, force=force, dry_run=True).ledger
+    if found is None:
+        typer.echo(f"State {state!r} has no ledger that can be read. All records under its name will be removed.")
+    elif found.committed is None:
+        typer.echo(f"State {state!r} of query {found.owner} will be removed. It counts no batch.")
+    else:
+        last = found.committed
+        typer.echo(
+            f"State {state!r} of query {found.owner} will be removed: batch {last.batch_id} was committed {last.at}."
+        )
+    typer.echo("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.")
+    if not yes:
+        typer.confirm("Remove the state?", abort=True)
+    console = _console()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("removing records", total=None)
+        done = drop_state(
+            *(url, state),
+            force=force,
+            on_page=lambda so_far: progress.update(task, description=f"{so_far.records} records removed"),
+        )
+    typer.echo(f"Done: {done.records} records removed, and the ledger.")
 
 
 @app.command()

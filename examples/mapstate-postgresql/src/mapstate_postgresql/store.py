@@ -61,6 +61,8 @@ SET record = %s, version = gen_random_uuid(), epoch = %s, txid = %s, closed = %s
 WHERE state = %s AND version = %s AND {_LIFE} = %s RETURNING version, {_LIFE}
 """
 _DROP_CLAIMS = "DELETE FROM mapstate_claims WHERE state = %s"
+_DROP_LEDGER = "DELETE FROM mapstate_ledgers WHERE state = %s AND version = %s"
+_DROP_RECORDS = "DELETE FROM mapstate_records WHERE state = %s"
 _CLAIM = """
 INSERT INTO mapstate_claims VALUES (%s, %s, %s, %s)
 ON CONFLICT (state, txid, partition) DO UPDATE SET holder = mapstate_claims.holder RETURNING holder
@@ -154,6 +156,25 @@ class PostgresqlStore:
         while page := self._page(last, page_size):
             yield page
             last = page[-1]
+
+    def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`: one transaction."""
+
+        def remove(db: psycopg.Connection[Any]) -> int | None:
+            with db.transaction():
+                if not db.execute(_DROP_LEDGER, (self._state, expected.write)).rowcount:
+                    return None
+                db.execute(_DROP_CLAIMS, (self._state,))
+                return db.execute(_DROP_RECORDS, (self._state,)).rowcount
+
+        count = self._run(remove)
+        if count is None:
+            raise FencedError(
+                f"the ledger of state {self._state!r} has changed: the removal with txid {token.txid} ends here",
+                state=self._state,
+                txid=token.txid,
+            )
+        yield count
 
     def close(self) -> None:
         """Closes this process's idle connections to the database. The store stays usable."""

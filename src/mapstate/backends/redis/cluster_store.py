@@ -19,9 +19,9 @@ from mapstate.backends.redis.buckets import Bucket, in_groups, put_together
 from mapstate.backends.redis.checkup import judge
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.layout import escaped
-from mapstate.backends.redis.scripts import claim, compare_and_set, swap_ledger
+from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
 from mapstate.backends.redis.settings import shown_address
-from mapstate.backends.redis.store import Version, allowed, facts_of
+from mapstate.backends.redis.store import Version, allowed, facts_of, overtaken, removed
 from mapstate.backends.redis.topology import Cluster, Reply, Request, slot_of
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import Fence, FenceToken, IBackingMap, check_lengths
@@ -166,6 +166,18 @@ class RedisClusterStore:
         """See `Reports.reports`."""
         found: list[bytes] = self._at_ledger(command(b"LRANGE", self._reports, b"0", b"-1"))[0]
         return found
+
+    def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`: records by pages, each through its fence; the fences; and what is in the ledger's slot."""
+        yield from removed(self, token)
+        (reply,) = self._cluster.ask([self._both()])
+        if reply.found[0] != expected[0]:
+            raise overtaken(self._state, token)
+        text = token_text(token)
+        self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._buckets])
+        names = (self._ledger, self._count, self._claims, self._reports)
+        if not self._at_ledger(remove_equal(names, expected[0]))[0]:
+            raise overtaken(self._state, token)
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`: of each master. What the user may not ask is left out, and said."""

@@ -18,6 +18,7 @@ __all__ = [
     "guarded_put",
     "guarded_rewrite",
     "put_fields",
+    "remove_equal",
     "rewrite_fields",
     "swap_ledger",
 ]
@@ -108,6 +109,13 @@ end
 return 1
 """
 
+_REMOVE_EQUAL = b"""
+local found = redis.call('GET', KEYS[1])
+if found and found ~= ARGV[1] then return 0 end
+for at = 1, #KEYS do redis.call('DEL', KEYS[at]) end
+return 1
+"""
+
 _CLAIM = b"""
 redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
 return redis.call('HGET', KEYS[1], ARGV[1])
@@ -171,6 +179,11 @@ def swap_ledger(
 def claim(key: bytes, name: bytes, holder: bytes) -> bytes:
     """Create-if-absent in a hash. The reply: the holder."""
     return command(b"EVAL", _CLAIM, b"1", key, name, holder)
+
+
+def remove_equal(keys: Sequence[bytes], expected: bytes) -> bytes:
+    """Removes all keys where the first is at ``expected``, or gone. The reply: 1 or 0."""
+    return command(b"EVAL", _REMOVE_EQUAL, b"%d" % len(keys), *keys, expected)
 
 
 def _of_hashes(script: bytes, count: int, more: int, names: bytes, packed: bytes) -> bytes:

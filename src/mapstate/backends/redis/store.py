@@ -13,18 +13,19 @@ from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
 from mapstate.backends.redis.writer import Writer
-from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
-from mapstate.errors import ConfigurationError, StoreError, StoreFullError, StoreUnavailableError
+from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths, let_go
+from mapstate.errors import ConfigurationError, FencedError, StoreError, StoreFullError, StoreUnavailableError
 from mapstate.findings import Finding
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.backend import OneServer
 
-__all__ = ["RedisStore", "Version", "allowed", "facts_of"]
+__all__ = ["RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed"]
 
 Version = tuple[bytes, bytes | None]
 """The ledger, and the life of the server that it was read in."""
 
+_REMOVED = 1000  # records on a page of a state that is dropped
 _SAMPLE = 20  # records that a checkup looks at
 _LOOK = 10_000  # keys of the server that it passes over in one request, to find them
 _log = logging.getLogger("mapstate")
@@ -171,6 +172,19 @@ class RedisStore:
         found: list[bytes] = self._server.ask(command(b"LRANGE", self._reports, b"0", b"-1"), 1)[0]
         return found
 
+    def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`: a page of records at a time, through the fence; then all other keys in one transaction."""
+        yield from removed(self, token)
+        server = self._server
+        conn, replies = server.retrying(lambda: server.watch(server.take(), self._ledger, b"", 0))
+        if replies[0] != expected[0]:
+            server.unwatch(conn)
+            raise overtaken(self._state, token)
+        names = (self._ledger, self._fence, self._claims, self._reports, self._kept_layout)
+        done = server.retrying(lambda: server.finish(conn, MULTI + command(b"DEL", *names) + EXEC, 3), retries=0)[-1]
+        if done is None:
+            raise overtaken(self._state, token)
+
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. What the user may not ask is left out, and said."""
         some = self._layout.ttls(lambda: (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE])
@@ -198,6 +212,26 @@ class RedisStore:
     def close(self) -> None:
         """Closes this process's idle connections to the server. The store stays usable."""
         self._backend.pool().disconnect(inuse_connections=False)
+
+
+def removed(store: Any, token: FenceToken) -> Iterator[int]:
+    """Removes all records under an open fence, and gives the number of each page."""
+    writer: Any = store.writer(token)
+    try:
+        for page in store.scan(_REMOVED):
+            writer.multi_rewrite(page, [None] * len(page))
+            yield len(page)
+    finally:
+        let_go(writer)
+
+
+def overtaken(state: str, token: FenceToken) -> FencedError:
+    """Somebody else has changed the ledger of a state that is being dropped."""
+    return FencedError(
+        f"the ledger of state {state!r} has changed: the removal with txid {token.txid} ends here. Run it again.",
+        state=state,
+        txid=token.txid,
+    )
 
 
 def allowed(ask: Callable[[], Any]) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from mapstate.backing_map import (
     Backend,
     Claims,
+    Drops,
     FencedWrites,
     FenceToken,
     IBackingMap,
@@ -120,6 +121,7 @@ class BackendContract(BackingMapContract):
             ("claims", Claims),
             ("fenced_writes", FencedWrites),
             ("joint_ledgers", JointLedgers),
+            ("drops", Drops),
             ("ledger_reads", LedgerReads),
             ("reports", Reports),
             ("scan", Scan),

@@ -19,6 +19,7 @@ CAPABILITIES: Mapping[str, str] = {
     "fence_with_ledger": "its fence moves with the ledger, in one write",
     "joint_ledgers": "ledgers of several states change in one write",
     "rewrites": "a vacuum replaces and removes records in one write",
+    "drops": "removes a state whole",
     "ledger_reads": "reads ledger and records in one call",
     "reports": "keeps the last batch reports",
     "scan": "lists its keys",

@@ -9,8 +9,19 @@ from typing import Any
 
 import pytest
 
-from mapstate.backing_map import Backend, Claims, FenceToken, LedgerStore, ReadsAhead, Scan, Swap
-from mapstate.errors import FencedError, MapStateError, StoreUnavailableError, UsageError
+from mapstate.backing_map import (
+    Backend,
+    Claims,
+    FenceToken,
+    LedgerStore,
+    ReadsAhead,
+    Reports,
+    Scan,
+    SpreadFences,
+    Swap,
+)
+from mapstate.drop import drop
+from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.ledger import Ledger, now
 from mapstate.ledgers import Ledgers
 from mapstate.testing.contracts.backend import BackendContract, closing, scanned
@@ -500,6 +511,56 @@ class LedgerContract(BackendContract):
         with pytest.raises(FencedError):
             writer.multi_rewrite(["a", "c"], [None, None])
         assert store.multi_get(["a", "c"]) == [self.a_record(9, 7), self.a_record(3)]
+
+    # Removing a state
+
+    @needs("drops", "conditional_writes")
+    def test_a_state_that_is_dropped_leaves_nothing_and_no_other_state_is_touched(
+        self, backend: Backend, store: Any, side_door: SideDoor, opened: ExitStack
+    ) -> None:
+        another = closing(opened, backend.open(f"{self.state}2"))
+        keys = [f"key {at}" for at in range(2500)]
+        for one in (store, another):
+            one.multi_put(keys, [self.a_record(at) for at in range(len(keys))])
+            self.move(one, OPEN)
+            if isinstance(one, Claims):
+                one.claim(7, 0, "somebody")
+            if isinstance(one, Reports):
+                one.keep_report(b"report", 10)
+        assert drop(backend, self.state, force=True).records == len(keys)
+        assert store.load() is None
+        assert [side_door.read(self.state, key) for key in keys[:3]] == [None] * 3
+        assert store.multi_get(keys) == [None] * len(keys)
+        if isinstance(store, Scan):
+            assert scanned(store) == []
+        if isinstance(store, Reports):
+            assert (store.reports(), another.reports()) == ([], [b"report"])
+        if isinstance(store, SpreadFences):
+            assert {one.token for one in store.fences()} == {None}
+        assert another.multi_get(keys[:2]) == [self.a_record(0), self.a_record(1)]
+        assert another.load() is not None
+        with pytest.raises(StateNotFoundError):
+            drop(backend, self.state)
+        assert store.swap(b"begun anew", None, OPEN) is not None
+
+    @needs("drops", "conditional_writes")
+    def test_a_drop_ends_where_somebody_else_has_changed_the_ledger(self, store: Any, other: Any) -> None:
+        version = self.move(store, OPEN)
+        self.move(other, LATER)
+        found = other.load()
+        with pytest.raises(FencedError):
+            list(store.drop(version, OPEN))
+        assert other.load() == found
+
+    @needs("drops", "conditional_writes", "fenced_writes")
+    def test_what_a_driver_was_writing_is_refused_behind_a_drop(self, backend: Backend, store: Any) -> None:
+        store.multi_put(["a"], [self.a_record(1)])
+        self.move(store, OPEN)
+        writer: Any = self.writer_of(store, OPEN)
+        drop(backend, self.state, force=True)
+        with pytest.raises(FencedError):
+            writer.multi_put(["a"], [self.a_record(2, 7)])
+        assert store.multi_get(["a"]) == [None]
 
     # Fences apart from the ledger
 
