@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import redis
 from servers import GivenRedis
+from test_vacuum import Job, contents
 from typer.testing import CliRunner
 
 from mapstate import open_reader
 from mapstate.adopt import Adopted, adopt
 from mapstate.backends import resolve
+from mapstate.batch_report import BatchReport, encode_report
 from mapstate.cli.commands import app
 from mapstate.errors import (
     ConfigurationError,
@@ -252,3 +254,126 @@ def test_a_schema_that_cannot_be_read_is_refused(storm, bad):
     done = run("adopt", storm.url, "visits", *args, "--yes")
     assert done.exit_code == 2
     assert repr(bad[1]) in done.output
+
+
+N = Field("n", "Sum(n)", "bigint")
+K = (KeyField("k", "string"),)
+
+
+class Reported(Job):
+    """A driver that keeps batch reports, as Spark's does."""
+
+    def batch(self, *, report: bool = True, **values: Any) -> None:
+        super().batch(**values)
+        done = self.ledger.record.committed
+        if report:
+            self.store.keep_report(encode_report(BatchReport.of_commit(done)), 100)
+
+    def taken_back(self) -> None:
+        self.ledger.rollback()
+        self.next -= 1
+
+
+def lose_ledger(url: str, server: GivenRedis) -> None:
+    with server.client() as client:
+        assert client.delete(f"{resolve(url).prefix}s!ledger") == 1
+
+
+def adopt_lost(url: str, **changes: Any) -> Adopted:
+    return adopt(url, "s", **({"type": "opaque", "keys": K, "fields": (N,), "owner": "q"} | changes))
+
+
+def test_a_lost_ledger_is_made_anew_as_the_batch_reports_say(redis_url, redis_server):
+    job = Reported(redis_url)
+    job.batch(a=1, b=1, c=1)
+    job.attempt(a=50, phantom=50)
+    job.batch(b=2)
+    job.batch(c=100)
+    job.taken_back()
+    job.batch(c=2)
+    job.attempt(b=70, c=70, later=70)
+    truth, before = contents(redis_url), job.ledger.record
+    lose_ledger(redis_url, redis_server)
+    adopt_lost(redis_url)
+    assert contents(redis_url) == truth == {"a": 1, "b": 2, "c": 2}
+    with open_reader(redis_url, "s") as reader:
+        after = reader.ledger()
+    assert (after.owner, after.owners, after.last_txid) == ("q", {"q": 3}, before.last_txid)
+    assert (after.committed.batch_id, after.committed.keys) == (2, 1)
+    assert after.next_txid > before.next_txid
+    again = Reported(redis_url)
+    again.batch(b=3, phantom=1)
+    assert contents(redis_url) == {"a": 1, "b": 3, "c": 2, "phantom": 1}
+
+
+def test_a_batch_without_a_report_at_the_end_is_brought_again(redis_url, redis_server):
+    job = Reported(redis_url)
+    job.batch(a=1)
+    job.batch(report=False, a=2, b=2)
+    lose_ledger(redis_url, redis_server)
+    adopt_lost(redis_url)
+    assert contents(redis_url) == {"a": 1}
+    assert Reported(redis_url).next == 1
+
+
+def test_what_the_reports_do_not_decide_is_refused_and_nothing_is_made(redis_url, redis_server):
+    job = Reported(redis_url)
+    job.batch(a=1)
+    job.batch(report=False, b=1)
+    job.attempt(c=1)
+    job.batch(d=1)
+    lose_ledger(redis_url, redis_server)
+    with pytest.raises(UsageError, match="one is missing.*mapstate drop"):
+        adopt_lost(redis_url)
+    with pytest.raises(UsageError, match="lost its ledger.*--checkpoint"):
+        adopt_lost(redis_url, owner=None)
+    assert resolve(redis_url).open("s").load() is None
+
+
+def test_a_first_batch_that_was_rolled_back_is_not_taken_for_one_that_counts(redis_url, redis_server):
+    job = Reported(redis_url)
+    job.batch(a=1, b=1)
+    job.taken_back()
+    job.batch(a=2)
+    lose_ledger(redis_url, redis_server)
+    with pytest.raises(UsageError, match="cannot be told"):
+        adopt_lost(redis_url)
+
+
+def test_without_reports_nothing_says_what_counts(redis_url, redis_server):
+    Job(redis_url).batch(a=1)
+    lose_ledger(redis_url, redis_server)
+    with pytest.raises(UsageError, match="no batch reports.*mapstate drop"):
+        adopt_lost(redis_url)
+
+
+def test_a_transactional_attempt_that_was_cut_short_cannot_be_taken_back(redis_url, redis_server):
+    job = Reported(redis_url, type="transactional")
+    store = job.store
+    begun = job.ledger.begin(0)
+    store.writer(begun.token).multi_put(["a"], [b"[%d,1]" % begun.txid])
+    job.ledger.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
+    store.keep_report(encode_report(BatchReport.of_commit(job.ledger.record.committed)), 100)
+    whole = job.ledger.record
+    begun = job.ledger.begin(1)
+    store.writer(begun.token).multi_put(["a"], [b"[%d,2]" % begun.txid])
+    lose_ledger(redis_url, redis_server)
+    with pytest.raises(UsageError, match="cut short"):
+        adopt_lost(redis_url, type="transactional")
+    store.multi_put(["a"], [b"[%d,1]" % whole.last_txid])
+    adopt_lost(redis_url, type="transactional")
+    assert contents(redis_url) == {"a": 1}
+
+
+def test_a_state_in_msgpack_is_adopted_by_the_name_of_its_wire_format(redis_url, redis_server):
+    job = Reported(redis_url)
+    job.batch(a=1)
+    begun = job.ledger.begin(1)
+    form = RecordCodec(serializer("msgpack"), "s", "opaque", (N,), [(0, 1)])
+    for_all = form.dumps([(begun.txid - 1, 5, None)])
+    job.store.multi_put(["a"], for_all)
+    lose_ledger(redis_url, redis_server)
+    with pytest.raises(CorruptRecordError):
+        adopt_lost(redis_url)
+    adopt_lost(redis_url, serializer="msgpack")
+    assert contents(redis_url) == {"a": 5}

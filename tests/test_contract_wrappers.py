@@ -97,6 +97,7 @@ class TestFaultyBackend(StoreContract):
 
 class TestForgetfulBackend(StoreContract):
     without = {
+        "drops": "it passes on what a batch needs, and no more",
         "joint_ledgers": "it passes on what a batch needs, and no more",
         "ledger_reads": "nor has the memory under it",
         "max_value_bytes": "nor has the memory under it",

@@ -471,9 +471,46 @@ def test_a_ledger_put_back_from_an_older_copy_takes_no_commit(store):
     attempt = ledger.begin(1)
     drop_ledger(store)
     ledger_store(store).swap(copy, None, decode_ledger(copy, "s").fence())
-    with pytest.raises(FencedError):
+    with pytest.raises(StoreRestartedError, match="put back to an older copy"):
         ledger.commit(done(attempt))
     assert stored(store) == copy
+    ledger.commit(done(ledger.begin(1)))  # as a driver does
+    assert ledger.record.committed.batch_id == 1
+
+
+def test_a_copy_of_before_the_driver_opened_is_no_second_driver(store):
+    run_batch(opened(store), 0)
+    copy = stored(store)
+    ledger = opened(store)
+    attempt = ledger.begin(1)
+
+    def put_back():
+        drop_ledger(store)
+        ledger_store(store).swap(copy, None, decode_ledger(copy, "s").fence())
+
+    put_back()
+    with pytest.raises(StoreRestartedError, match="put back to an older copy"):
+        ledger.commit(done(attempt))
+    with pytest.raises(StoreRestartedError, match="Start the query again"):
+        ledger.begin(1)
+    with pytest.raises(StoreRestartedError):
+        ledger.say_what_fenced()
+    run_batch(opened(store), 1)  # as the message says
+    ledger = opened(store)
+    run_batch(ledger, 2)
+    put_back()
+    with pytest.raises(MissingBatchesError, match=r"brings batch 3, .* still to get batch 1.*Rewind"):
+        ledger.begin(3)
+    assert stored(store) == copy
+
+
+def test_a_second_driver_is_still_told_as_one(store):
+    ledger = opened(store)
+    ledger.begin(0)
+    opened(store).begin(0)
+    ledger.say_what_fenced()
+    with pytest.raises(FencedError, match="Two running copies"):
+        ledger.begin(0)
 
 
 def test_records_older_than_their_ledger_are_met_with_an_error_and_not_overwritten(store):

@@ -12,6 +12,7 @@ from mapstate.backends.memory import MemoryBackend
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.errors import (
     FencedError,
+    LedgerLostError,
     MissingBatchesError,
     RollbackError,
     StoreRestartedError,
@@ -327,6 +328,17 @@ def test_a_vacuum_beside_a_driver_that_commits_meanwhile_is_refused(urls):
     ledgers.ledgers[0].commit(commits(ledgers, begun)[0])
     with pytest.raises(FencedError, match="has changed"):
         Ledger(stores[0], NAMES[0]).begin_vacuum(seen=seen)
+
+
+@pytest.mark.parametrize("place", ["together", "apart"])
+def test_a_ledger_that_one_state_lost_is_told_at_once(place, request):
+    stores = request.getfixturevalue(place)
+    ledgers, begun = started(stores, 0)
+    ledgers.commit(commits(ledgers, begun))
+    stores[0].multi_put(["k"], [b"[1000,5,null]"])
+    stores[0]._ledger = None
+    with pytest.raises(LedgerLostError, match="'by_user' has records but no ledger"):
+        started(stores, 1)
 
 
 def test_a_state_that_lost_a_batch_takes_no_other_back(apart):

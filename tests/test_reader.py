@@ -614,8 +614,10 @@ def test_a_state_that_vanished_is_named(backend):
     with open_reader(vanished, STATE) as reader:
         assert counts(reader, "a") == [1]
         vanished.store.gone = True
-        with pytest.raises(StateNotFoundError):
+        with pytest.raises(LedgerLostError, match="mapstate adopt"):
             reader.get("a")
+        with pytest.raises(LedgerLostError, match="mapstate drop"):
+            reader.ledger()
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 64, ".x"])

@@ -247,7 +247,7 @@ def test_a_ledger_deleted_by_itself_is_noticed_and_nothing_is_counted_on(start_r
     assert len(records) == 2
     client.delete(*client.keys("*visits!*"))
     visits.put("1", [("a", 1)])
-    with pytest.raises(StreamingQueryException, match="MissingBatchesError"):
+    with pytest.raises(StreamingQueryException, match="LedgerLostError"):
         run(count(visits, spark, url), visits)
     # with a new checkpoint as well, only the records can tell, and they do
     visits.checkpoint = tmp_path / "new"

@@ -1,7 +1,10 @@
-"""Taking over a state that storm-redis wrote: its records stay where they are, and get a ledger.
+"""Taking over records that have no ledger: they stay where they are, and get one.
 
 storm-redis keeps ``[txid,curr,prev]``, ``[txid,val]`` or the bare value as JSON, which are mapstate's own records; what
 it lacks is the ledger. For an operator, once, with the topology stopped.
+
+A state of mapstate whose ledger was lost has batch reports beside its records. They say which of the last attempts were
+committed, so an attempt that was cut short does not count, and its batch is done anew.
 """
 
 from __future__ import annotations
@@ -9,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Scan, let_go
+from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import KeyEncodingError, UsageError
 from mapstate.keys import DistinctKeys, KeyCodec, KeyField
 from mapstate.ledger import clock_txid, encode_ledger, ledger_store, record_pages
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import RecordCodec
+from mapstate.serializers import serializer as serializer_named
 from mapstate.spec import check_state_name
-from mapstate.transitions import Field, LedgerRecord, StateType
+from mapstate.transitions import Commit, Field, LedgerRecord, StateType
 
 __all__ = ["FORMER_OWNER", "Adopted", "adopt"]
 
@@ -38,18 +45,25 @@ def adopt(
     type: StateType,  # noqa: A002  as everywhere
     keys: Sequence[KeyField],
     fields: Sequence[Field],
+    owner: str | None = None,
+    serializer: str = "json",
     page_size: int = 1000,
     dry_run: bool = False,
     on_page: Callable[[Adopted], None] | None = None,
 ) -> Adopted:
-    """Reads every record, and makes a ledger above the highest txid: all that was found counts as committed.
+    """Reads every record, and makes a ledger above the highest txid.
 
-    The topology that wrote them has to be stopped, and its last batch complete: what it writes afterwards does not
-    count. The records are read only. ``dry_run`` makes no ledger. ``on_page`` is called after each page.
+    Of a topology of storm-redis all that was found counts as committed: it has to be stopped, and its last batch
+    complete. Of a state of mapstate that lost its ledger, ``owner`` is the id of its query (`query_of` its checkpoint).
+    Then that counts which the batch reports say, and what is older than they are; the query starts again as it was.
+    What is written afterwards does not count. The records are read only. ``dry_run`` makes no ledger. ``on_page`` is
+    called after each page.
 
-    Raises UsageError where there is a ledger already, where the store cannot list its keys, or where it holds no
-    record; CorruptRecordError for what is no record of this type, KeyEncodingError for what is no key of these columns
-    as mapstate writes it; StoreError.
+    Not found out: attempts cut short before the oldest report, a reset, and fields that were added since.
+
+    Raises UsageError where there is a ledger already, where the reports do not say which records count, where the store
+    cannot list its keys, or where it holds no record; CorruptRecordError for what is no record of this type,
+    KeyEncodingError for what is no key of these columns as mapstate writes it; StoreError.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
@@ -58,13 +72,17 @@ def adopt(
             raise UsageError(f"the store of state {state!r} cannot list its keys, so it cannot be adopted")
         if ledger_store(store).load() is not None:
             raise _has_ledger(state)
-        codec = RecordCodec(serializer("json"), state, type, fields, [(0, len(fields))])
+        form = serializer_named(serializer)
+        codec = RecordCodec(form, state, type, fields, [(0, len(fields))])
+        history = _history(read_reports(store, state), state, owner)
         found, held = Adopted(0, None), DistinctKeys()
-        key_codec = KeyCodec(keys)
+        key_codec = KeyCodec(keys, native=form.native)
         for page in record_pages(store, page_size):
             records = codec.loads(page, store.multi_get(page))
             found = _with_page(found, page, records, key_codec, type)
             held.update(_held(page, records, type))
+            if history is not None:
+                _check_decided(history, state, type, records)
             if on_page is not None:
                 on_page(found)
         if not found.records:
@@ -73,10 +91,89 @@ def adopt(
                 "number, and at `layout` and `records` in the URL"
             )
         if not dry_run:
-            _make_ledger(store, _ledger(state, type, tuple(keys), tuple(fields), found, held=len(held)))
+            # With a history some records count as what they were before: a vacuum or a recount says how many.
+            known = len(held) if history is None else None
+            ledger = _ledger(state, type, tuple(keys), tuple(fields), found, held=known)
+            _make_ledger(store, msgspec.structs.replace(_with_history(ledger, history), serializer=serializer))
         return found
     finally:
         let_go(store)
+
+
+class _History(NamedTuple):
+    """What batch reports say of a state. ``dead`` and ``open`` are ranges of txids: not committed, and not known."""
+
+    owner: str
+    last: BatchReport
+    dead: tuple[tuple[int, int], ...]
+    open: tuple[tuple[int, int], ...]
+
+
+def _history(reports: Sequence[BatchReport], state: str, owner: str | None) -> _History | None:
+    """None without an owner. Of a batch that was rolled back and done anew the newest report counts."""
+    if owner is None:
+        if reports:
+            raise UsageError(
+                f"state {state!r} has batch reports, so it is a state of mapstate that lost its ledger: say which "
+                "query owned it (owner=..., --checkpoint DIRECTORY), or attempts that were cut short would count. "
+                "Nothing was written."
+            )
+        return None
+    if not reports:
+        raise UsageError(
+            f"state {state!r} has no batch reports, so nothing says which attempts were committed. Nothing was "
+            "written. Restore ledger and records from one backup; or remove the state (mapstate drop), and replay the "
+            "source with a new checkpoint."
+        )
+    last, dead, undecided = reports[0], list[tuple[int, int]](), list[tuple[int, int]]()
+    newer, skipped = last, last.txid
+    for one in reports[1:]:
+        if one.batch_id >= newer.batch_id:
+            skipped = one.txid  # rolled back, and done anew; or of another owner
+            continue
+        if one.txid + 1 < newer.txid:
+            between = (one.txid + 1, newer.txid - 1)
+            (dead if one.batch_id == newer.batch_id - 1 else undecided).append(between)
+        newer, skipped = one, one.txid
+    if skipped < newer.txid:
+        undecided.append((skipped, newer.txid - 1))
+    return _History(owner, last, tuple(reversed(dead)), tuple(undecided))
+
+
+def _check_decided(history: _History, state: str, state_type: StateType, records: Sequence[Any]) -> None:
+    """The reports say of each record whether it counts, and the record has the value that does. Raises UsageError."""
+    if state_type == "non-transactional":
+        return
+    for record in records:
+        if record is None:
+            continue
+        txid = record[0]
+        unknown = any(low <= txid <= high for low, high in history.open)
+        orphaned = txid > history.last.txid or any(low <= txid <= high for low, high in history.dead)
+        if unknown or (orphaned and state_type == "transactional"):
+            why = "between two reports of which one is missing" if unknown else "of an attempt that was cut short"
+            raise UsageError(
+                f"state {state!r} has a record with txid {txid}, {why}: which value counts cannot be told. Nothing was "
+                "written. Restore ledger and records from one backup; or remove the state (mapstate drop), and replay "
+                "the source with a new checkpoint."
+            )
+
+
+def _with_history(ledger: LedgerRecord, history: _History | None) -> LedgerRecord:
+    if history is None:
+        return ledger
+    last = history.last
+    keys = last.keys_written + last.keys_skipped
+    commit = Commit(batch_id=last.batch_id, txid=last.txid, owner=history.owner, rows=last.rows, keys=keys, at=last.at)
+    return msgspec.structs.replace(
+        ledger,
+        owner=history.owner,
+        owners={history.owner: last.batch_id + 1},
+        next_txid=max(ledger.next_txid, last.txid + 1),
+        last_txid=None if ledger.type == "non-transactional" else last.txid,
+        committed=commit,
+        dead=history.dead,
+    )
 
 
 def _with_page(found: Adopted, page: list[str], records: list[Any], codec: KeyCodec, state_type: StateType) -> Adopted:
@@ -115,7 +212,7 @@ def _ledger(
     fields: tuple[Field, ...],
     found: Adopted,
     *,
-    held: int,
+    held: int | None,
 ) -> LedgerRecord:
     after = 0 if found.last_txid is None else found.last_txid + 1
     return LedgerRecord(

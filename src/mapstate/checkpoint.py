@@ -21,7 +21,7 @@ from mapstate.ledger import read_ledger
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
 
-__all__ = ["Rewound", "rewind"]
+__all__ = ["Rewound", "query_of", "rewind"]
 
 
 class Rewound(NamedTuple):
@@ -59,6 +59,11 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
             "Mend it, and run it again: it goes on where it ended. Do not start the query before it is done.",
             state=state,
         ) from error
+
+
+def query_of(checkpoint: str | Path) -> str:
+    """The id of the streaming query whose checkpoint this is: a local directory. Raises UsageError."""
+    return _query_id(_local(checkpoint))
 
 
 def _rewound(ledger: LedgerRecord, folder: Path, *, dry_run: bool) -> Rewound:

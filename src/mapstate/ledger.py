@@ -20,6 +20,7 @@ from mapstate.errors import (
     CorruptRecordError,
     FencedError,
     LedgerLostError,
+    MissingBatchesError,
     StaleBatchError,
     StateNotFoundError,
     StoreLostError,
@@ -40,6 +41,7 @@ __all__ = [
     "decode_ledger",
     "encode_ledger",
     "has_records",
+    "lost_ledger",
     "read_ledger",
     "record_pages",
 ]
@@ -96,15 +98,30 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
 
 
 def read_ledger(store: Any, state: str) -> LedgerRecord:
-    """The ledger as it is now, for readers and tools. Raises StateNotFoundError."""
+    """The ledger as it is now, for readers and tools.
+
+    Raises StateNotFoundError, or LedgerLostError where there are records: to tell, all keys may be listed.
+    """
     found = ledger_store(store).load()
     if found is None:
+        if isinstance(store, Scan) and has_records(store):
+            raise lost_ledger(state)
         raise StateNotFoundError(
-            f"there is no state {state!r} here: no ledger was found. It is made when the streaming query "
-            "first runs; look at the name, the database number and the key prefix.",
+            f"there is no state {state!r} here: neither a ledger nor a record was found. Either no batch of it has run "
+            "yet, or the store was emptied; or look at the name, the database number, the key prefix and the layout.",
             state=state,
         )
     return decode_ledger(found[0], state)
+
+
+def lost_ledger(state: str) -> LedgerLostError:
+    """There are records, and no ledger that says which of them count."""
+    return LedgerLostError(
+        f"state {state!r} has records but no ledger: it was deleted, evicted or expired. Nothing was written. Stop the "
+        "query. Restore ledger and records from one backup; or give the records a ledger with mapstate adopt; or "
+        "remove them with mapstate drop. See docs/operating.md#a-lost-ledger",
+        state=state,
+    )
 
 
 def check_page_size(page_size: int) -> None:
@@ -217,10 +234,12 @@ class Ledger:
         Raises StoreLostError when the ledger is gone.
         """
         nonce, at = self.nonce(), now()
-        return self._begin(
-            lambda found: transitions.begin(found, self.session, batch_id, on_gap, nonce, at=at, plan=plan),
-            accept_loss=on_gap == "accept",
-        )
+
+        def begin(found: LedgerRecord) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+            self.check_not_put_back(found, batch_id)
+            return transitions.begin(found, self.session, batch_id, on_gap, nonce, at=at, plan=plan)
+
+        return self._begin(begin, accept_loss=on_gap == "accept")
 
     def _begin(
         self,
@@ -248,7 +267,43 @@ class Ledger:
         it can be begun anew.
         """
         self.close_fences()
-        self._change(lambda found: (transitions.commit(found, self.session, done), None), same_life=True)
+
+        def commit(found: LedgerRecord) -> tuple[LedgerRecord, None]:
+            self.check_not_put_back(found)
+            return transitions.commit(found, self.session, done), None
+
+        self._change(commit, same_life=True)
+
+    def check_not_put_back(self, found: LedgerRecord, batch_id: int | None = None) -> None:
+        """Whether the store went back to a copy of before this driver's attempt, and no other driver is there.
+
+        Before a begin, with ``batch_id``, also that the driver cannot go on there. Raises StoreRestartedError, and
+        MissingBatchesError where the copy lacks batches.
+        """
+        began = None if self._begun is None else self._begun[0]
+        if began is None or not transitions.is_older(found, began):
+            return
+        if batch_id is not None:
+            if found.session == self.session:
+                return  # the copy is of this driver's own time: the begin says what it lacks
+            due = found.owners.get(began.owner, batch_id)
+            if due < batch_id:
+                raise transitions.missing_batches(found, batch_id, due)
+        raise StoreRestartedError(
+            f"the store of state {self._state!r} was put back to an older copy under a running driver: its ledger is "
+            f"of epoch {found.epoch} with next txid {found.next_txid}, and this driver had epoch {began.epoch} and "
+            f"{began.next_txid}. Nothing of this attempt counts. Start the query again: it goes on, or says what the "
+            "copy lacks.",
+            state=self._state,
+        )
+
+    def say_what_fenced(self) -> None:
+        """After a FencedError: raises what the store says, where it is not that another driver has taken over."""
+        found = self.load()
+        if found is None:
+            self._lost()
+        began = None if self._begun is None else self._begun[0].in_flight
+        self.check_not_put_back(found[0], None if began is None else began.batch_id)
 
     def give_up(self) -> None:
         """See `transitions.give_up`."""
@@ -313,11 +368,19 @@ class Ledger:
         self._known = None if found is None else (decode_ledger(found[0], self._state), found[1])
         return self._known
 
-    def _lost(self) -> Any:
+    def _lost(self) -> NoReturn:
+        if self._has_records():
+            raise StoreLostError(
+                f"the ledger of state {self._state!r} is gone, and its records are there: the key was deleted, evicted "
+                "or expired. Nothing was written and nothing is counted on. Give the records a ledger with mapstate "
+                "adopt, or restore both from one backup. See docs/operating.md#a-lost-ledger",
+                state=self._state,
+            )
         raise StoreLostError(
-            f"the ledger of state {self._state!r} is gone: the store was flushed, restarted empty or replaced, or "
-            "the key was deleted. Nothing was written and nothing is counted on. Restore the store from a copy and "
-            "rewind the checkpoint to it, or start over with a new checkpoint.",
+            f"the ledger of state {self._state!r} is gone, and so are its records: the store was flushed, restarted "
+            "empty or replaced, or the state was dropped. Nothing was written and nothing is counted on. Restore the "
+            "store from a copy and rewind the checkpoint to it (mapstate rewind); without a copy, start over with a "
+            "new checkpoint. See docs/operating.md#a-store-that-was-emptied",
             state=self._state,
         )
 
@@ -345,6 +408,10 @@ class Ledger:
         self._known = None
         return found
 
+    def check_not_lost(self) -> None:
+        """Of a ledger that was not there. Raises LedgerLostError where there are records and still no ledger."""
+        self._was_made_meanwhile()
+
     def _was_made_meanwhile(self) -> bool:
         """Of a ledger that was not there: whether another driver has made it, and has begun to write.
 
@@ -353,20 +420,12 @@ class Ledger:
         if not self._has_records():
             return False
         if self.load() is None:
-            self._older_records()
+            raise lost_ledger(self._state)
         return True
 
     def _has_records(self) -> bool:
         """Whether the store holds any, as far as it can tell. Reads all its keys, at most once in a state's life."""
         return isinstance(self._records, Scan) and has_records(self._records)
-
-    def _older_records(self) -> NoReturn:
-        raise LedgerLostError(
-            f"state {self._state!r} has records but no ledger: it was deleted, evicted or expired, and a new one "
-            "could take them for its own. Nothing was written. Restore the ledger with the records from one "
-            "backup, start the state under another name, or delete the records.",
-            state=self._state,
-        )
 
     def _change(
         self, transition: Callable[[Any], tuple[LedgerRecord, T]], *, accept_loss: bool = False, **how: bool
@@ -395,11 +454,11 @@ def change_all(
     unanswered: StoreUnavailableError | None = None
     for _ in range(_TRIES):
         known = [one._taken(may_create=may_create) for one in ledgers]
-        changed = transition([None if found is None else found[0] for found in known])
+        changed = _changed(ledgers, known, transition)
+        if changed is None:
+            continue
         after, results = [record for record, _ in changed], [result for _, result in changed]
         changes = list(zip(ledgers, known, after, strict=True))
-        if any([found is None and one._was_made_meanwhile() for one, found, _ in changes]):  # noqa: C419  ask of all
-            continue
         if same_life:
             for one, found, _ in changes:
                 one._check_life(found)
@@ -426,6 +485,25 @@ def change_all(
         f"the ledger of state {ledgers[0]._state!r} could not be changed in {_TRIES} tries: others change it all the "
         "time. Nothing is counted on."
     )
+
+
+def _changed(
+    ledgers: Sequence[Ledger],
+    known: Sequence[tuple[LedgerRecord, Any] | None],
+    transition: Callable[[list[Any]], list[tuple[LedgerRecord, T]]],
+) -> list[tuple[LedgerRecord, T]] | None:
+    """What a transition makes of ledgers; None where one was made meanwhile.
+
+    A batch that an empty state would not take is refused for the records of a lost ledger first.
+    """
+    missing = [one for one, found in zip(ledgers, known, strict=True) if found is None]
+    try:
+        changed = transition([None if found is None else found[0] for found in known])
+    except MissingBatchesError:
+        if not any([one._was_made_meanwhile() for one in missing]):  # noqa: C419  ask of all
+            raise
+        return None
+    return None if any([one._was_made_meanwhile() for one in missing]) else changed  # noqa: C419  ask of all
 
 
 _Change = tuple[Ledger, tuple[LedgerRecord, Any] | None, LedgerRecord]

@@ -69,7 +69,14 @@ class Ledgers:
         self = cls(stores, openings, on_gaps)
         if len(self._groups) == 1:
             return self, self._begin(batch_id, self._opens, plan)
-        self._even([one(found) for one, found in zip(self._opens, self._load(), strict=True)], batch_id, plan)
+        found = self._load()
+        try:
+            self._even([one(record) for one, record in zip(self._opens, found, strict=True)], batch_id, plan)
+        except MissingBatchesError:
+            for ledger, record in zip(self.ledgers, found, strict=True):
+                if record is None:
+                    ledger.check_not_lost()
+            raise
         for group in self._groups:
             change_all(self._of(group), partial(self._opened, group), may_create=True)
         return self, self.begin(batch_id, plan)
@@ -97,6 +104,11 @@ class Ledgers:
         done = [msgspec.structs.replace(one, beside=self._beside(place)) for place, one in enumerate(done)]
         for group in self._groups:
             change_all(self._of(group), partial(self._committed, group, done), same_life=True)
+
+    def say_what_fenced(self) -> None:
+        """See `Ledger.say_what_fenced`."""
+        for one in self.ledgers:
+            one.say_what_fenced()
 
     def give_up(self) -> None:
         """See `transitions.give_up`: in all states, one write for each place."""
@@ -141,6 +153,8 @@ class Ledgers:
     ) -> list[tuple[LedgerRecord, Begun | AlreadyCommitted]]:
         """What begins in a group of states, or in all, where these are the ledgers of all. Writes nothing."""
         sessions = [one.session for one in self.ledgers]
+        for one, record in zip(self.ledgers, records, strict=True):
+            one.check_not_put_back(record, batch_id)
         even = transitions.even_out(records, sessions, batch_id)
         transitions.check_adopted(even, self._on_gaps)
         names = nonces or [""] * len(even)
@@ -172,6 +186,8 @@ class Ledgers:
     def _committed(
         self, group: Sequence[int], done: Sequence[Commit], found: Sequence[Any]
     ) -> list[tuple[LedgerRecord, None]]:
+        for place, one in zip(group, found, strict=True):
+            self.ledgers[place].check_not_put_back(one)
         return [
             (transitions.commit(one, self.ledgers[place].session, done[place]), None)
             for place, one in zip(group, found, strict=True)

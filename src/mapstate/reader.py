@@ -20,7 +20,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
-from mapstate.ledger import decode_ledger, ledger_store, read_ledger, record_pages
+from mapstate.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
@@ -46,7 +46,8 @@ def open_reader(
                      non-transactional states are read latest in any case: they keep nothing older
     ``aggregators``  a user's own, by field name, where their `result` shall be shown
 
-    Raises StateNotFoundError where there is no such state, and ConfigurationError, StoreError.
+    Raises StateNotFoundError where there is no such state, LedgerLostError where there are records without a ledger
+    (to tell, all keys may be listed), and ConfigurationError, StoreError.
     """
     if consistency not in ("committed", "latest"):
         raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
@@ -185,8 +186,11 @@ class StateReader:
     def _with(self, data: bytes | None) -> _Opened:
         """The ledger decoded, and what is made from its schema: anew only where it has changed."""
         if data is None:
+            if isinstance(self._store, Scan) and has_records(self._store):
+                raise lost_ledger(self._state)
             raise StateNotFoundError(
-                f"state {self._state!r} has no ledger any more: the store was flushed or replaced",
+                f"state {self._state!r} has no ledger any more, and no record: the store was flushed or replaced, or "
+                "the state was dropped",
                 state=self._state,
             )
         if self._opened is None or self._opened.data != data:

@@ -58,7 +58,9 @@ __all__ = [
     "forget_dead",
     "give_up",
     "has_last_batch",
+    "is_older",
     "is_replanned",
+    "missing_batches",
     "open_ledger",
     "recount",
     "rollback",
@@ -657,13 +659,30 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
     return AlreadyCommitted(batch_id, last if known else None, ledger.view())
 
 
+def is_older(ledger: LedgerRecord, known: LedgerRecord) -> bool:
+    """Whether a ledger is of before ``known``, of the same life of the state: nothing but a copy put back makes that.
+
+    Epochs and txids only go up, and who takes a state over raises the epoch.
+    """
+    if ledger.first_txid != known.first_txid:
+        return False
+    return ledger.epoch < known.epoch or (ledger.session == known.session and ledger.next_txid < known.next_txid)
+
+
+def missing_batches(ledger: LedgerRecord, batch_id: int, due: int) -> MissingBatchesError:
+    """Spark brings a batch, and the state has still to get the one that is ``due``."""
+    return _missing(ledger, batch_id, due, accept=True)
+
+
 def _missing(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool) -> MissingBatchesError:
     way_out = " on_gap='accept' goes on without them." if accept else ""
     if ledger.next_txid == ledger.first_txid:
         return MissingBatchesError(
             f"there is no state {ledger.state!r} here yet, but Spark brings batch {batch_id} and not batch {due}: "
-            "either the store was lost, then restore it; or a job with a checkpoint of its own begins to keep this "
-            "state now, then run it once with on_gap='accept', and take that out again. Nothing was written.",
+            "either the store was emptied or lost, then restore a copy and rewind the checkpoint to it (mapstate "
+            "rewind), or, without a copy, start over with a new checkpoint; or a job with a checkpoint of its own "
+            "begins to keep this state now, then run it once with on_gap='accept', and take that out again. Nothing "
+            "was written.",
             state=ledger.state,
             found=batch_id,
             expected=due,

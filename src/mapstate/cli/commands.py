@@ -17,6 +17,7 @@ from mapstate.adopt import adopt as adopt_state
 from mapstate.backends import resolve
 from mapstate.backing_map import let_go
 from mapstate.batch_report import BatchReport
+from mapstate.checkpoint import query_of
 from mapstate.checkpoint import rewind as rewind_checkpoint
 from mapstate.cli.group import CommandGroup
 from mapstate.cli.show import show_findings, show_ledger, show_reports
@@ -223,24 +224,38 @@ def adopt(
     ],
     key: Annotated[list[str], typer.Option(help="a key column, 'user_id string'; once for each")],
     field: Annotated[list[str], typer.Option(help="an aggregate, 'visits=Count bigint'; once for each")],
+    checkpoint: Annotated[
+        str | None, typer.Option(help="of the query whose state lost its ledger: a local directory", show_default=False)
+    ] = None,
+    serializer: Annotated[str, typer.Option(help="how the records are written")] = "json",
     yes: Yes = False,
 ) -> None:
-    """Takes over a state that storm-redis wrote: gives its records a ledger. Stop the topology first."""
-    schema = {"type": type, "keys": [_key(one) for one in key], "fields": [_field(one) for one in field]}
+    """Gives records a ledger: of a state that storm-redis wrote, or that lost its own. Stop what writes them first."""
+    owner = None if checkpoint is None else query_of(checkpoint)
+    schema: dict[str, Any] = {"type": type, "keys": list(map(_key, key)), "fields": list(map(_field, field))}
+    schema |= {"owner": owner, "serializer": serializer}
     console = _console()
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         task = progress.add_task("reading records", total=None)
         found = adopt_state(
             *(url, state),
-            **schema,  # type: ignore[arg-type]
+            **schema,
             dry_run=True,
             on_page=lambda so_far: progress.update(task, description=_adopted(so_far)),
         )
-    typer.echo(f"{_adopted(found)}. All of it will count.")
-    typer.echo("The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost.")
+    if owner is None:
+        typer.echo(f"{_adopted(found)}. All of it will count.")
+        typer.echo(
+            "The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost."
+        )
+    else:
+        typer.echo(f"{_adopted(found)}. What the batch reports do not name as committed will not count.")
     if not yes:
         typer.confirm("Is it stopped, and shall the state get a ledger?", abort=True)
-    done = adopt_state(url, state, **schema)  # type: ignore[arg-type]
+    done = adopt_state(url, state, **schema)
+    if owner is not None:
+        typer.echo(f"Done: {_adopted(done)}. Start the query again from its checkpoint; mapstate rewind, if it asks.")
+        return
     typer.echo(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
 
 

@@ -142,9 +142,12 @@ class BatchPlans:
 def give_up(ledger: Ledger | Ledgers, error: BaseException) -> None:
     """After a batch that failed: nothing it began may write any more. As well as the store lets it be done.
 
-    Not where the store itself is the trouble: it would be waited for once more.
+    Not where the store itself is the trouble: it would be waited for once more. A fence that moved because the store
+    was emptied or put back is no second driver: then what the store says is raised instead.
     """
-    if isinstance(error, Exception) and not isinstance(error, StoreError):
+    if isinstance(error, FencedError):
+        ledger.say_what_fenced()
+    elif isinstance(error, Exception) and not isinstance(error, StoreError):
         with suppress(MapStateError):
             ledger.give_up()
 
@@ -175,10 +178,11 @@ class BatchDriver:
         try:
             self._run(batch_df, batch_id, run, followed)
         except BaseException as error:
-            if self._open is not None:
-                give_up(self._open[1], error)
+            opened = self._open
             if run.run_id is not None:
                 self._open = None  # Spark ends a query that raised; the next call is another start
+            if opened is not None:
+                give_up(opened[1], error)
             raise
 
     def open_for(self, batch_df: DataFrame, batch_id: int) -> None:

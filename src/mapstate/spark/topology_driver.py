@@ -152,10 +152,11 @@ class TopologyDriver:
         try:
             self._run(batch_df, batch_id, run)
         except BaseException as error:
-            if self._open is not None:
-                give_up(self._open[1], error)
+            opened = self._open
             if run.run_id is not None:
                 self._open = None  # Spark ends a query that raised; the next call is another start
+            if opened is not None:
+                give_up(opened[1], error)
             raise
 
     def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun) -> None:

@@ -210,7 +210,15 @@ class RedisClusterStore:
         """The ledger, if it was made with this number of buckets."""
         record, count = reply.found
         if record is not None and count != b"%d" % len(self._buckets):
-            there = "an unknown number of" if count is None else count.decode()
+            if count is None:
+                name = self._count.decode(errors="backslashreplace")
+                raise ConfigurationError(
+                    f"state {self._state!r}: the key {name!r} is gone (deleted or evicted), which says in how many "
+                    "buckets its records lie. Nothing was written. Where the URL says what the state was made with, "
+                    f"set it again: redis-cli -c SET {name!r} {len(self._buckets)}. Then look with mapstate doctor "
+                    "whether other keys are gone too."
+                )
+            there = count.decode(errors="replace")
             raise ConfigurationError(
                 f"state {self._state!r} was made with {there} buckets, and the URL says {len(self._buckets)}: its "
                 "records would not be found. Nothing was written. Put the number into the URL: buckets=..."

@@ -198,7 +198,14 @@ class RedisStore:
 
     def _elsewhere(self, found: bytes | None) -> ConfigurationError:
         """The records are not where this store looks for them: all would seem absent, and be counted anew."""
-        there = "an unknown layout" if found is None else f"layout {found.decode(errors='replace')}"
+        if found is None:
+            name = self._kept_layout.decode(errors="backslashreplace")
+            return ConfigurationError(
+                f"state {self._state!r}: the key {name!r} is gone (deleted or evicted), which says how its records "
+                "lie. Nothing was written. Where the URL says what the state was made with, set it again: redis-cli "
+                f"SET {name!r} '{self._kind.decode()}'. Then look with mapstate doctor whether other keys are gone too."
+            )
+        there = f"layout {found.decode(errors='replace')}"
         return ConfigurationError(
             f"state {self._state!r} was made with {there}, and the URL says {self._kind.decode()}: its records would "
             "not be found. Nothing was written. Put into the URL what it was made with: layout=..., buckets=..., "

@@ -204,6 +204,10 @@ class Drivers:
             return
         answer = self.protocol.commit(state.ledger, at, driver.query, driver.batch, driver.txid)
         if isinstance(answer, Refused):
+            put_back = self.world.loss == "back" and driver.life < state.used.losses
+            if put_back and state.used.attempts < self.world.attempts:  # StoreRestartedError, of an older ledger
+                yield from self._begin_anew(state, at, driver, (*label, answer.error, "begins anew"))
+                return
             yield (*label, answer.error), state.with_driver(at, driver.gone())
             return
         life = state.used.losses if self.world.loss != "node" else 0
