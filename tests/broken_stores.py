@@ -276,7 +276,7 @@ class OwnCache:
     def __init__(self, store):
         self._store = store
         self._cache = {}
-        for name in ("load", "swap", "writer", "claim", "scan", "keep_report", "reports"):
+        for name in ("load", "swap", "writer", "claim", "scan", "keep_report", "reports", "drop"):
             setattr(self, name, getattr(store, name))
 
     def multi_get(self, keys):
