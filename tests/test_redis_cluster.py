@@ -652,7 +652,17 @@ def test_a_full_node_refuses_a_put_and_takes_it_later(start_cluster):
 def test_a_user_of_an_acl_needs_what_is_documented(start_cluster):
     cluster = start_cluster()
     rights = ["+get", "+mget", "+set", "+mset", "+del", "+hsetnx", "+hget", "+hkeys", "+hdel", "+eval", "+scan"]
-    rights += ["+lpush", "+ltrim", "+lrange", "+asking", "+info", "+cluster|slots", "+cluster|nodes"]
+    rights += [
+        "+exists",
+        "+type",
+        "+lpush",
+        "+ltrim",
+        "+lrange",
+        "+asking",
+        "+info",
+        "+cluster|slots",
+        "+cluster|nodes",
+    ]
     reads = ["+get", "+mget", "+scan", "+lrange", "+asking", "+info", "+cluster|slots", "+cluster|nodes"]
     for node in cluster.masters:
         with node.client() as admin:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from test_redis_shapes import KEYS, OPENING, commit, count
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.errors import StoreAuthError
+from mapstate.backends.redis.buckets import in_groups
+from mapstate.errors import CorruptRecordError, StoreAuthError
 from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
@@ -33,6 +36,7 @@ ADMIN = {
     "client",
     "hello",
 }  # what the test itself asks
+THEIRS = {"rpush", "del", "command"}  # what it does as somebody else
 LOGIN = {"auth"}  # which needs no right
 
 
@@ -89,12 +93,22 @@ def live(url: str) -> None:
     assert (done.rewritten, done.dropped) == (1, 1)
 
 
-def read(url: str) -> None:
-    """All that a service does."""
+def read(url: str, odd: Callable[[str], AbstractContextManager[None]] | None = None) -> None:
+    """All that a service does. ``odd`` has a key of another type at a place, where that is told by its type."""
     with open_reader(url, "visits") as reader:
+        if odd is not None:
+            with odd("user-odd"), pytest.raises(CorruptRecordError, match="list"):
+                reader.get("user-odd")
         assert reader.multi_get(["user-0", "user-1"]) == [None, {"n": 1}]
         assert dict(reader.scan(7)) == {(key,): {"n": 1} for key in KEYS[1:]}
         reader._store.reports()
+
+
+@contextmanager
+def a_list(client: Any, name: str) -> Iterator[None]:
+    client.rpush(name, "theirs")
+    yield
+    client.delete(name)
 
 
 @pytest.mark.parametrize(("layout", "more"), [("string", ""), ("hash", ""), ("packed", "&buckets=7")])
@@ -107,8 +121,9 @@ def test_users_of_one_server_need_what_is_documented_for_their_layout_and_nothin
     ran = asked(server)
     with server.client() as admin:
         admin.config_resetstat()
-    read(reader)
-    assert asked(server) == may_read
+    with server.client() as admin:
+        read(reader, (lambda key: a_list(admin, f"visits:{key}")) if layout == "string" else None)
+    assert asked(server) - THEIRS == may_read
     assert ran | may_read == may_all
     with pytest.raises(StoreAuthError):
         resolve(reader).open("visits").multi_put(["user-1"], [b"1"])
@@ -133,8 +148,10 @@ def test_users_of_a_cluster_need_what_is_documented_and_nothing_else(start_clust
     cluster.move_keys(slot, source, target)  # what is asked for there is ASKed for
     resolve(reader).open("visits").multi_get(KEYS)
     cluster.end_move(slot, source, target)
-    read(reader)
-    assert set().union(*map(asked, cluster.masters)) == may_read
+    with cluster.client() as admin:
+        buckets = resolve(job).open("visits")._buckets
+        read(reader, lambda key: a_list(admin, f"visits:{{{in_groups([key], len(buckets))[0].bucket}}}:{key}"))
+    assert set().union(*map(asked, cluster.masters)) - THEIRS == may_read
     assert ran | may_read == may_all
     with pytest.raises(StoreAuthError):
         resolve(reader).open("visits").multi_put(["user-1"], [b"1"])

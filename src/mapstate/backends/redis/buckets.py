@@ -10,6 +10,7 @@ from mapstate.backends.redis.layout import StringLayout
 from mapstate.backends.redis.scripts import guarded_put, guarded_rewrite
 from mapstate.backends.redis.topology import slot_of
 from mapstate.backends.redis.wire import PackedKeys, command
+from mapstate.errors import CorruptRecordError
 
 __all__ = ["Bucket", "Group", "in_groups", "put_together"]
 
@@ -45,10 +46,10 @@ class Bucket:
         """The fence, and the records."""
         return command(b"GET", self.fence), self._layout.get(keys)
 
-    def fenced_put(self, token: bytes, keys: PackedKeys, values: Sequence[bytes]) -> bytes:
+    def fenced_put(self, token: bytes, keys: PackedKeys, values: Sequence[bytes], absent: bytes) -> bytes:
         """One script; see `guarded_put`."""
         self._layout.check_sizes("the record of key", keys.keys, values)
-        put = guarded_put(self.fence, token, keys, values, self._expiry)
+        put = guarded_put(self.fence, token, keys, values, self._expiry, absent=absent)
         self._layout.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
         return put
 
@@ -57,6 +58,18 @@ class Bucket:
         rewrite = guarded_rewrite(self.fence, token, keys, values)
         self._layout.check_whole(f"the {len(keys)} records of one page", rewrite, keys.keys[0])
         return rewrite
+
+    def exist(self, keys: Sequence[str]) -> bytes:
+        """See `Layout.exist`."""
+        return self._layout.exist(self._layout.pack(keys))
+
+    def types(self, keys: Sequence[str]) -> list[bytes]:
+        """See `Layout.types`."""
+        return self._layout.types(keys)
+
+    def foreign(self, keys: Sequence[str], types: Sequence[bytes | None]) -> CorruptRecordError:
+        """See `Layout.foreign`."""
+        return self._layout.foreign(keys, types)
 
     def ttl_of(self, key: str) -> bytes:
         """See `Layout.ttl_of`."""

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from mapstate.backends.redis.buckets import Bucket, in_groups, put_together
 from mapstate.backends.redis.checkup import judge
 from mapstate.backends.redis.cluster_writer import ClusterWriter
-from mapstate.backends.redis.layout import escaped
+from mapstate.backends.redis.layout import escaped, not_listed, texts_of
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
 from mapstate.backends.redis.settings import shown_address
-from mapstate.backends.redis.store import Version, allowed, facts_of, overtaken, removed
+from mapstate.backends.redis.store import Version, allowed, facts_of, overtaken, removed, sampled
 from mapstate.backends.redis.topology import Cluster, Reply, Request, slot_of
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import Fence, FenceToken, IBackingMap, check_lengths
-from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavailableError
+from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError
 from mapstate.findings import Finding
 from mapstate.values import any_none
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend
 
 __all__ = ["RedisClusterStore"]
-
-_SAMPLE = 20  # records that a checkup looks at
-_LOOK = 10_000  # keys of a node that it passes over in one request, to find them
 
 
 class RedisClusterStore:
@@ -55,11 +52,15 @@ class RedisClusterStore:
         ]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`: an MGET for each bucket, one round trip to each node, all at once."""
-        groups = in_groups(keys, len(self._buckets))
-        buckets = self._buckets
-        asked = [Request(buckets[one.bucket].slot, (buckets[one.bucket].get(one.keys),)) for one in groups]
-        return put_together(groups, [reply.found[0] for reply in self._cluster.ask(asked)], len(keys))
+        """See `IBackingMap.multi_get`: an MGET for each bucket, one round trip to each node, all at once.
+
+        One more where keys are absent: EXISTS, because MGET gives nothing for a key of another type. Raises
+        CorruptRecordError for such a key.
+        """
+        records = self._records(keys)
+        if any_none(records):
+            self._with_types_checked(keys, records, [])
+        return records
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """See `IBackingMap.multi_put`: without a fence, not repeated if a reply is lost."""
@@ -73,12 +74,15 @@ class RedisClusterStore:
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """See `LedgerReads.multi_get_with_ledger`: three round trips, since nodes are not read in an order.
 
-        Two where all keys are there: then nobody minds the ledger after.
+        Two where all keys are there: then nobody minds the ledger after. Raises CorruptRecordError as `multi_get`.
         """
-        before = self._at_ledger(command(b"GET", self._ledger))[0]
-        records = self.multi_get(keys)
-        after = self._at_ledger(command(b"GET", self._ledger))[0] if any_none(records) else before
-        return before, records, after
+        ledger = command(b"GET", self._ledger)
+        before = self._at_ledger(ledger)[0]
+        records = self._records(keys)
+        if not any_none(records):
+            return before, records, before
+        (after,) = self._with_types_checked(keys, records, [Request(self._slot, (ledger,))])
+        return before, records, after.found[0]
 
     def load(self) -> tuple[bytes, Version] | None:
         """See `LedgerStore.load`. The version is the record, and the life of the ledger's node.
@@ -137,12 +141,13 @@ class RedisClusterStore:
         """
         shape = self._cluster.shape()
         pattern = escaped(self._name) + b":{*}:*"
+        unlisted = list[str]()
         for node in shape.masters:
             cursor, page = b"0", list[str]()
             while True:
                 scan = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % page_size)
                 ((cursor, found),) = self._cluster.ask_node(node, [scan]).found
-                page += self._keys(found)
+                page += self._keys(found, unlisted)
                 if page and (cursor == b"0" or len(page) >= page_size):
                     yield page
                     page = []
@@ -155,6 +160,8 @@ class RedisClusterStore:
                 state=self._state,
                 store=self._backend.address,
             )
+        if unlisted:
+            raise not_listed(self._state, unlisted)
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`."""
@@ -183,8 +190,7 @@ class RedisClusterStore:
         """See `Checkup.checkup`: of each master. What the user may not ask is left out, and said."""
         found = []
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
-        page = (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE]
-        groups = in_groups(page, len(self._buckets))
+        groups = in_groups(sampled(self), len(self._buckets))
         asked = [
             Request(self._buckets[one.bucket].slot, tuple(self._buckets[one.bucket].ttl_of(key) for key in one.keys))
             for one in groups
@@ -202,6 +208,41 @@ class RedisClusterStore:
         """Closes this process's idle connections to the nodes. The store stays usable."""
         for node in self._cluster.known():
             self._backend.pool_to(node).disconnect(inuse_connections=False)
+
+    def _records(self, keys: Sequence[str]) -> list[bytes | None]:
+        groups = in_groups(keys, len(self._buckets))
+        buckets = self._buckets
+        asked = [Request(buckets[one.bucket].slot, (buckets[one.bucket].get(one.keys),)) for one in groups]
+        return put_together(groups, [reply.found[0] for reply in self._cluster.ask(asked)], len(keys))
+
+    def _with_types_checked(
+        self, keys: Sequence[str], records: Sequence[bytes | None], more: list[Request]
+    ) -> list[Reply]:
+        """The replies to ``more``. Raises CorruptRecordError where what is absent is there and no string.
+
+        Nothing is looked at where this user may not ask.
+        """
+        buckets = self._buckets
+        groups = in_groups([key for key, one in zip(keys, records, strict=True) if one is None], len(buckets))
+        exist = [Request(buckets[one.bucket].slot, (buckets[one.bucket].exist(one.keys),)) for one in groups]
+        replies = self._asked_if_allowed([*more, *exist])
+        if replies is None:
+            return self._cluster.ask(more) if more else []
+        for group, reply in zip(groups, replies[len(more) :], strict=True):
+            if reply.found[0]:
+                bucket = buckets[group.bucket]
+                (types,) = self._cluster.ask([Request(bucket.slot, tuple(bucket.types(group.keys)))])
+                pairs = zip(group.keys, types.found, strict=True)
+                other = {key: kind for key, kind in pairs if kind not in (b"none", b"string")}
+                if other:
+                    raise bucket.foreign(list(other), list(other.values()))
+        return replies[: len(more)]
+
+    def _asked_if_allowed(self, requests: Sequence[Request]) -> list[Reply] | None:
+        try:
+            return self._cluster.ask(requests)
+        except StoreAuthError:
+            return None
 
     def _both(self) -> Request:
         return Request(self._slot, (command(b"GET", self._ledger), command(b"GET", self._count)))
@@ -241,16 +282,9 @@ class RedisClusterStore:
                 state=self._state,
             ) from error
 
-    def _keys(self, found: list[bytes]) -> list[str]:
+    def _keys(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         start = len(self._name) + 2
-        try:
-            return [key[key.index(b"}:", start) + 2 :].decode() for key in found]
-        except UnicodeDecodeError as error:
-            raise CorruptRecordError(
-                f"state {self._state!r}: one of its Redis keys is not UTF-8, {error.object!r}: something else "
-                "writes under this state's name",
-                state=self._state,
-            ) from error
+        return texts_of([key[key.index(b"}:", start) + 2 :] for key in found], unlisted)
 
     def _allowed(self, node: tuple[str, int], asked: bytes) -> Any:
         return allowed(lambda: self._cluster.ask_node(node, [asked]).found[0])

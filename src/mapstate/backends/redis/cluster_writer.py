@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import compress, repeat
+from operator import is_
 from typing import NamedTuple
 
 from mapstate.backends.redis.buckets import Bucket, Group, in_groups, put_together
@@ -12,6 +14,7 @@ from mapstate.backends.redis.topology import Ahead, Cluster, Reply, Request
 from mapstate.backends.redis.wire import PackedKeys, token_text
 from mapstate.backends.redis.writer import MOST_AHEAD, fenced
 from mapstate.backing_map import FenceToken, check_lengths
+from mapstate.values import any_none
 
 __all__ = ["ClusterWriter"]
 
@@ -22,6 +25,10 @@ class _Chunk(NamedTuple):
     keys: list[str]
     groups: list[Group]
     packed: list[PackedKeys]
+
+    def of(self, marks: Sequence[bytes]) -> set[str]:
+        """The keys that are marked; ``marks`` of each group."""
+        return {key for group, one in zip(self.groups, marks, strict=True) for key in compress(group.keys, one)}
 
 
 class ClusterWriter:
@@ -41,8 +48,10 @@ class ClusterWriter:
         self._text = token_text(token)
         self._state = state
         self._chunk: _Chunk | None = None
+        self._absent: list[bytes] = []
         self._asked: deque[tuple[_Chunk, Ahead]] = deque()
         self._sent: Ahead | None = None
+        self._groups: list[Group] = []
         self._large = False
 
     def read_ahead(self, keys: Sequence[str]) -> None:
@@ -66,17 +75,22 @@ class ClusterWriter:
             fence = reply.found[0]
             if fence != self._text or self._token.closed:
                 raise fenced(self._state, self._token, fence)
-        return put_together(chunk.groups, [reply.found[1] for reply in replies], len(keys))
+        found = [reply.found[1] for reply in replies]
+        self._absent = [bytes(map(is_, one, repeat(None))) if any_none(one) else b"" for one in found]
+        return put_together(chunk.groups, found, len(keys))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """A script for each bucket. Raises FencedError. With a read under way the replies are left to `flush`."""
         check_lengths(keys, values, "values")
         chunk, self._chunk = self._chunk, None
+        absent, self._absent = self._absent, []
         if chunk is None or chunk.keys != keys:
+            known = set() if chunk is None else chunk.of(absent)
             chunk = self._packed(keys)
+            absent = [bytes(map(known.__contains__, one.keys)) if known else b"" for one in chunk.groups]
         puts = [
-            self._buckets[group.bucket].fenced_put(self._text, packed, group.of(values))
-            for group, packed in zip(chunk.groups, chunk.packed, strict=True)
+            self._buckets[group.bucket].fenced_put(self._text, packed, group.of(values), marks)
+            for group, packed, marks in zip(chunk.groups, chunk.packed, absent, strict=True)
         ]
         self._large = sum(map(len, puts)) > MOST_AHEAD
         self._write(chunk.groups, puts, wait=self._large or not self._asked)
@@ -84,7 +98,7 @@ class ClusterWriter:
     def flush(self) -> None:
         """See `ReadsAhead.flush`: the replies of all nodes to the put that is under way."""
         if self._sent is not None:
-            self._check_done(self._sent.read())
+            self._check_done(self._groups, self._sent.read())
             self._sent = None
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
@@ -127,12 +141,15 @@ class ClusterWriter:
             raise fenced(self._state, self._token, self._text)
         asked = [Request(self._buckets[one.bucket].slot, (put,)) for one, put in zip(groups, packed, strict=True)]
         if wait:
-            self._check_done(self._cluster.ask(asked))
+            self._check_done(groups, self._cluster.ask(asked))
         else:
-            self._sent = self._cluster.ask_ahead(asked)
+            self._sent, self._groups = self._cluster.ask_ahead(asked), groups
 
-    def _check_done(self, replies: Sequence[Reply]) -> None:
-        for reply in replies:
-            done, *fence = reply.found[0]
+    def _check_done(self, groups: Sequence[Group], replies: Sequence[Reply]) -> None:
+        for group, reply in zip(groups, replies, strict=True):
+            done, *more = reply.found[0]
             if not done:
-                raise fenced(self._state, self._token, fence[0] if fence else None)
+                raise fenced(self._state, self._token, more[0] if more else None)
+            if more:
+                at, kind = more
+                raise self._buckets[group.bucket].foreign([group.keys[at - 1]], [kind])

@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from typing import ClassVar
 
 from mapstate.backends.redis.scripts import rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
+from mapstate.findings import MOST_NAMED
 
-__all__ = ["HashLayout", "Layout", "StringLayout", "escaped"]
+__all__ = ["HashLayout", "Layout", "StringLayout", "escaped", "not_listed", "texts_of"]
 
 _MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis hangs up
 _GLOB = re.compile(rb"([*?\[\]\\^])")
@@ -27,8 +30,11 @@ def escaped(name: bytes) -> bytes:
 class Layout(ABC):
     """Packs commands; sends nothing. ``head`` stands in front of each key text.
 
-    ``reserved`` key texts would be Redis keys that hold something else.
+    ``reserved`` key texts would be Redis keys that hold something else. ``reads_types_as_absent`` where a get gives
+    nothing for a Redis key of another type, and a put replaces it, instead of refusing both.
     """
+
+    reads_types_as_absent: ClassVar[bool] = False
 
     def __init__(self, state: str, max_value_bytes: int, head: bytes = b"", reserved: Iterable[str] = ()) -> None:
         self._state = state
@@ -49,8 +55,20 @@ class Layout(ABC):
         """One command, whose reply is the list of records."""
 
     @abstractmethod
-    def put(self, keys: PackedKeys, values: Sequence[bytes]) -> tuple[bytes, int]:
-        """The commands that store all of them, and how many replies they have."""
+    def put(self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None = None) -> tuple[bytes, int]:
+        """The commands that store all of them, and how many replies they have.
+
+        ``absent`` marks keys for which a get gave nothing. Where `reads_types_as_absent`, those are stored only if no
+        Redis key of theirs exists; else a reply is false.
+        """
+
+    def exist(self, keys: PackedKeys) -> bytes:  # noqa: ARG002
+        """EXISTS of the Redis keys, empty unless `reads_types_as_absent`. The reply: how many there are."""
+        return b""
+
+    def types(self, keys: Sequence[str]) -> list[bytes]:  # noqa: ARG002
+        """TYPE of each Redis key, none unless `reads_types_as_absent`."""
+        return []
 
     @abstractmethod
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
@@ -61,8 +79,8 @@ class Layout(ABC):
         """One command, whose reply is the next cursor, b"0" at the end, and what `scanned` takes."""
 
     @abstractmethod
-    def scanned(self, found: list[bytes]) -> list[str]:
-        """The keys of a page. Raises CorruptRecordError."""
+    def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
+        """The keys of a page; what is no key of this state goes to ``unlisted``."""
 
     @abstractmethod
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:
@@ -121,15 +139,50 @@ class Layout(ABC):
             size=size,
         )
 
-    def _texts(self, found: list[bytes]) -> list[str]:
-        try:
-            return [key.decode() for key in found]
-        except UnicodeDecodeError as error:
-            raise CorruptRecordError(
-                f"state {self._state!r}: one of its Redis keys is not UTF-8, {error.object!r}: something else "
-                "writes under this state's name",
-                state=self._state,
-            ) from error
+    def foreign(self, keys: Sequence[str], types: Sequence[bytes | None]) -> CorruptRecordError:
+        """The error for keys that something else has made. ``types`` as of TYPE, None where it may not be asked."""
+        more = f" (and {len(keys) - 1} more keys like it)" if len(keys) > 1 else ""
+        kind = "something else" if types[0] is None else f"a {types[0].decode()}"
+        key, name = keys[0][:100], (self._head + keys[0].encode())[:100].decode(errors="replace")
+        if types[0] == b"string":
+            kind = "a string that this attempt did not write, made since it was read"
+        return CorruptRecordError(
+            f"state {self._state!r}, key {key!r}: the Redis key {name!r} is {kind}{more}. Something else writes "
+            "under this state's name; it was not written over. Delete it, or restore the record that was there.",
+            state=self._state,
+            key=keys[0],
+            keys=list(keys),
+        )
+
+
+def texts_of(found: list[bytes], unlisted: list[str]) -> list[str]:
+    """The keys as text. What is not UTF-8 goes to ``unlisted``, as Python writes it."""
+    try:
+        return [key.decode() for key in found]
+    except UnicodeDecodeError:
+        texts = []
+        for key in found:
+            try:
+                texts.append(key.decode())
+            except UnicodeDecodeError:
+                unlisted.append(repr(key))
+        return texts
+
+
+def not_listed(state: str, names: Sequence[str]) -> CorruptRecordError:
+    """The error that ends a listing in which there was something else than keys of the state, if there was."""
+    return CorruptRecordError(
+        f"state {state!r}: what is at {names[0]} is no key of this state, not UTF-8 or of another type: something else "
+        "writes under this state's name. It was left as it is. Delete it, or restore what was there.",
+        state=state,
+        keys=list(names[:MOST_NAMED]),
+        count=len(names),
+    )
+
+
+def _set_many(name: bytes, columns: Sequence[Sequence[bytes]]) -> bytes:
+    """MSET or MSETNX."""
+    return b"*%d\r\n%b%b\r\n" % (2 * len(columns[0]) + 1, name, interleaved(*columns))
 
 
 class StringLayout(Layout):
@@ -137,6 +190,8 @@ class StringLayout(Layout):
 
     ``expiry`` in milliseconds, as text, from a record's last write.
     """
+
+    reads_types_as_absent = True
 
     def __init__(
         self, state: str, max_value_bytes: int, head: bytes, expiry: bytes | None, reserved: Iterable[str] = ()
@@ -148,17 +203,30 @@ class StringLayout(Layout):
         """MGET."""
         return b"*%d\r\n$4\r\nMGET%b\r\n" % (len(keys) + 1, keys.joined)
 
-    def put(self, keys: PackedKeys, values: Sequence[bytes]) -> tuple[bytes, int]:
-        """MSET, or a SET per record where they expire."""
-        if self._expiry is None:
-            words = interleaved(*self.words(keys, values))
-            put, replies = b"*%d\r\n$4\r\nMSET%b\r\n" % (2 * len(keys) + 1, words), 1
+    def put(self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None = None) -> tuple[bytes, int]:
+        """MSET and, of what is absent, MSETNX; or a SET per record where they expire."""
+        if self._expiry is not None:
+            put, replies = self._put_expiring(keys, values, absent, self._expiry)
+        elif absent is None or not any(absent):
+            put, replies = _set_many(b"$4\r\nMSET", self.words(keys, values)), 1
+        elif all(absent):
+            put, replies = _set_many(b"$6\r\nMSETNX", self.words(keys, values)), 1
         else:
-            end = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(self._expiry), self._expiry)
-            columns = self.words(keys, values, b"*5\r\n$3\r\nSET")
-            put, replies = interleaved(*columns, [end] * len(keys)), len(keys)
+            (start, *_), *words = self.words(keys, values)
+            put, replies = b"", 2
+            for name, which in ((b"$6\r\nMSETNX", absent), (b"$4\r\nMSET", [not one for one in absent])):
+                columns = [list(compress(column, which)) for column in words]
+                put += _set_many(name, [[start] * len(columns[0]), *columns])
         self.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
         return put, replies
+
+    def exist(self, keys: PackedKeys) -> bytes:
+        """EXISTS."""
+        return b"*%d\r\n$6\r\nEXISTS%b\r\n" % (len(keys) + 1, keys.joined)
+
+    def types(self, keys: Sequence[str]) -> list[bytes]:
+        """TYPE of each."""
+        return [command(b"TYPE", self._head + text) for text in self.encoded(keys)]
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
         """A SET or a DEL per record."""
@@ -177,9 +245,9 @@ class StringLayout(Layout):
         """SCAN, which passes over the whole database."""
         return command(b"SCAN", cursor, b"MATCH", escaped(self._head) + b"*", b"COUNT", b"%d" % page_size)
 
-    def scanned(self, found: list[bytes]) -> list[str]:
+    def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """What is behind ``head``, without what is reserved."""
-        texts = self._texts([key[len(self._head) :] for key in found])
+        texts = texts_of([key[len(self._head) :] for key in found], unlisted)
         return [text for text in texts if text not in self._reserved] if self._reserved else texts
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:
@@ -189,6 +257,22 @@ class StringLayout(Layout):
     def ttl_of(self, key: str) -> bytes:
         """PTTL of the record."""
         return command(b"PTTL", self._head + key.encode())
+
+    def _put_expiring(
+        self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None, expiry: bytes
+    ) -> tuple[bytes, int]:
+        """A SET for each, with NX for those that are absent."""
+        start, end = b"*5\r\n$3\r\nSET", b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry)
+        columns = self.words(keys, values, start)
+        ends = [end] * len(keys)
+        if absent is not None:
+            if len(set(keys.keys)) < len(keys):  # with NX the first of a repeated key would stay
+                last = {key: at for at, key in enumerate(keys.keys)}.values()
+                absent, *columns = ([column[at] for at in last] for column in (absent, *columns))  # type: ignore[assignment]
+            starts = [b"*6" + start[2:] + b"\r\n$" if new else one for new, one in zip(absent, columns[0], strict=True)]
+            columns = (starts, *columns[1:])
+            ends = [end + b"$2\r\nNX\r\n" if new else end for new in absent]
+        return interleaved(*columns, ends), len(ends)
 
 
 class HashLayout(Layout):
@@ -202,7 +286,12 @@ class HashLayout(Layout):
         """HMGET."""
         return self._packed(b"HMGET", len(keys), keys.joined)
 
-    def put(self, keys: PackedKeys, values: Sequence[bytes]) -> tuple[bytes, int]:
+    def put(
+        self,
+        keys: PackedKeys,
+        values: Sequence[bytes],
+        absent: Sequence[bool] | None = None,  # noqa: ARG002
+    ) -> tuple[bytes, int]:
         """HSET."""
         put = self._packed(b"HSET", 2 * len(keys), interleaved(*self.words(keys, values)))
         self.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
@@ -220,9 +309,9 @@ class HashLayout(Layout):
         """HSCAN; records come with their keys."""
         return command(b"HSCAN", self._name, cursor, b"COUNT", b"%d" % page_size)
 
-    def scanned(self, found: list[bytes]) -> list[str]:
+    def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """Every second of them: the others are records."""
-        return self._texts(found[::2])
+        return texts_of(found[::2], unlisted)
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  all of them expire together
         """PTTL of the hash."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
-from mapstate.backends.redis.layout import Layout
+from mapstate.backends.redis.layout import Layout, texts_of
 from mapstate.backends.redis.scripts import fields_of, get_fields, put_fields, rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved
 
@@ -42,7 +42,12 @@ class PackedLayout(Layout):
         """A script that asks HGET for each."""
         return get_fields(len(keys), keys.names, keys.joined)
 
-    def put(self, keys: PackedKeys, values: Sequence[bytes]) -> tuple[bytes, int]:
+    def put(
+        self,
+        keys: PackedKeys,
+        values: Sequence[bytes],
+        absent: Sequence[bool] | None = None,  # noqa: ARG002
+    ) -> tuple[bytes, int]:
         """A script that does HSET for each."""
         put = put_fields(len(keys), keys.names, interleaved(*self.words(keys, values)))
         self.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
@@ -63,9 +68,9 @@ class PackedLayout(Layout):
         end = min(self._buckets, start + _MOST_ASKED)
         return fields_of([self._name % number for number in range(start, end)], start, page_size, self._buckets)
 
-    def scanned(self, found: list[bytes]) -> list[str]:
+    def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """All of them."""
-        return self._texts(found)
+        return texts_of(found, unlisted)
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  found by their names
         """PTTL of hashes from all over the state."""

@@ -46,11 +46,11 @@ def problem_of(error: Exception, *, state: str, store: str, secret: str | None) 
 
 def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
     """Our class for an error of the driver, what to say, and whether the trouble may pass by itself."""
-    if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED")):
+    if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED", "The user executing the script can't")):
         advice = (
-            "refused the user, the password or a command. A reader's ACL needs GET, MGET and SCAN (and LRANGE for "
-            "batch reports), a job's also SET, MSET, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, LTRIM, MULTI, EXEC, "
-            "DISCARD and INFO; docs/redis.md has those for hashes and for a cluster."
+            "refused the user, the password or a command. A reader's ACL needs GET, MGET, EXISTS, TYPE and SCAN (and "
+            "LRANGE for batch reports), a job's also SET, MSET, MSETNX, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, "
+            "LTRIM, MULTI, EXEC, DISCARD and INFO; docs/redis.md has those for hashes and for a cluster."
         )
         return StoreAuthError, advice, False
     if isinstance(error, driver.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):

@@ -30,11 +30,38 @@ local fence = redis.call('GET', KEYS[1])
 if fence ~= ARGV[1] then return {0, fence} end
 """
 
-_PUT = (
+# Of keys that were absent, one that is there now holds what this very put has written before, or is none of ours.
+_ABSENT = (
     _GUARD
     + b"""
+local absent, names = ARGV[2], {}
+for at = 1, #absent do
+  if string.byte(absent, at) == 1 then names[#names + 1] = KEYS[at + 1] end
+end
+local there = 0
+for at = 1, #names, %d do
+  there = there + redis.call('EXISTS', unpack(names, at, math.min(at + %d, #names)))
+end
+if there > 0 then
+  for at = 1, #absent do
+    if string.byte(absent, at) == 1 then
+      local kind = redis.call('TYPE', KEYS[at + 1]).ok
+      if kind ~= 'none' and (kind ~= 'string' or redis.call('GET', KEYS[at + 1]) ~= ARGV[first + at]) then
+        return {2, at, kind}
+      end
+    end
+  end
+end
+"""
+    % (2 * _PAIRS, 2 * _PAIRS - 1)
+)
+
+_PUT = (
+    b"local first = 2"
+    + _ABSENT
+    + b"""
 local keys, values, pairs, last = KEYS, ARGV, {}, 0
-for at = 2, #keys do pairs[last + 1], pairs[last + 2] = keys[at], values[at]; last = last + 2 end
+for at = 2, #keys do pairs[last + 1], pairs[last + 2] = keys[at], values[at + 1]; last = last + 2 end
 for at = 1, last, %d do redis.call('MSET', unpack(pairs, at, math.min(at + %d, last))) end
 return {1}
 """
@@ -42,9 +69,10 @@ return {1}
 )
 
 _PUT_EXPIRING = (
-    _GUARD
+    b"local first = 3"
+    + _ABSENT
     + b"""
-for at = 2, #KEYS do redis.call('SET', KEYS[at], ARGV[at + 1], 'PX', ARGV[2]) end
+for at = 2, #KEYS do redis.call('SET', KEYS[at], ARGV[at + 2], 'PX', ARGV[3]) end
 return {1}
 """
 )
@@ -81,14 +109,18 @@ return 1
 """
 
 _FIELDS_OF = b"""
-local found, at = {}, 0
+local found, other, at = {}, {}, 0
 while at < #KEYS and #found < tonumber(ARGV[2]) do
   at = at + 1
-  for _, field in ipairs(redis.call('HKEYS', KEYS[at])) do found[#found + 1] = field end
+  local fields = redis.pcall('HKEYS', KEYS[at])
+  if fields.err == nil then
+    for _, field in ipairs(fields) do found[#found + 1] = field end
+  elseif string.find(fields.err, 'WRONGTYPE', 1, true) then other[#other + 1] = KEYS[at]
+  else return fields end
 end
 local next = ARGV[1] + at
 if next >= tonumber(ARGV[3]) then next = 0 end
-return {string.format('%d', next), found}
+return {string.format('%d', next), found, other}
 """
 
 _COMPARE_AND_SET = b"""
@@ -122,11 +154,17 @@ return redis.call('HGET', KEYS[1], ARGV[1])
 """
 
 
-def guarded_put(fence: bytes, token: bytes, keys: PackedKeys, values: Sequence[bytes], expiry: bytes | None) -> bytes:
-    """Stores all of a group's records where its fence is at ``token``. The reply: [1], or [0, the fence]."""
+def guarded_put(
+    fence: bytes, token: bytes, keys: PackedKeys, values: Sequence[bytes], expiry: bytes | None, *, absent: bytes
+) -> bytes:
+    """Stores all of a group's records where its fence is at ``token``, and nobody else has made one that was absent.
+
+    ``absent`` is empty, or has a byte for each key, 1 where a get gave nothing. The reply: [1]; or [0, the fence]; or
+    [2, number of a key from 1 on, its type], and nothing was written.
+    """
     if expiry is None:
-        return _packed(_PUT, fence, keys, [token], values)
-    return _packed(_PUT_EXPIRING, fence, keys, [token, expiry], values)
+        return _packed(_PUT, fence, keys, [token, absent], values)
+    return _packed(_PUT_EXPIRING, fence, keys, [token, absent, expiry], values)
 
 
 def guarded_rewrite(fence: bytes, token: bytes, keys: PackedKeys, values: Sequence[bytes | None]) -> bytes:
@@ -154,7 +192,7 @@ def fields_of(names: Sequence[bytes], start: int, most: int, count: int) -> byte
     """The fields of these hashes, up to that with which there are ``most``.
 
     ``names`` are those from number ``start`` on, out of ``count``. The reply: the number of the next hash, 0 at the
-    end, and the fields.
+    end, the fields, and those of ``names`` that are no hash.
     """
     numbers = (b"%d" % start, b"%d" % most, b"%d" % count)
     return command(b"EVAL", _FIELDS_OF, b"%d" % len(names), *names, *numbers)

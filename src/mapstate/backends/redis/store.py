@@ -5,27 +5,37 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
+from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout, not_listed
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
 from mapstate.backends.redis.writer import Writer
-from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths, let_go
-from mapstate.errors import ConfigurationError, FencedError, StoreError, StoreFullError, StoreUnavailableError
+from mapstate.backing_map import FenceToken, IBackingMap, Scan, Swap, check_lengths, let_go
+from mapstate.errors import (
+    ConfigurationError,
+    CorruptRecordError,
+    FencedError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from mapstate.findings import Finding
+from mapstate.values import any_none
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.backend import OneServer
 
-__all__ = ["RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed"]
+__all__ = ["RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
 
 Version = tuple[bytes, bytes | None]
 """The ledger, and the life of the server that it was read in."""
 
 _REMOVED = 1000  # records on a page of a state that is dropped
+_FEW = 128  # keys of a read, up to which EXISTS goes along: it costs less than a round trip where one is absent
 _SAMPLE = 20  # records that a checkup looks at
 _LOOK = 10_000  # keys of the server that it passes over in one request, to find them
 _log = logging.getLogger("mapstate")
@@ -56,11 +66,8 @@ class RedisStore:
             self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`: one MGET, HMGET or script."""
-        if not keys:
-            return []
-        records: list[bytes | None] = self._server.ask(self._get(keys), 1)[0]
-        return records
+        """See `IBackingMap.multi_get`: one MGET, HMGET or script. Raises CorruptRecordError; see `_checked`."""
+        return self._checked(keys, b"")[0] if keys else []
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """See `IBackingMap.multi_put`: one transaction without a fence, not repeated if its reply is lost."""
@@ -75,7 +82,7 @@ class RedisStore:
         if not keys:
             before, after = self._server.ask(ledger + ledger, 2)
             return before, [], after
-        before, records, after = self._server.ask(ledger + self._get(keys) + ledger, 3)
+        records, (before, after) = self._checked(keys, ledger)
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
@@ -152,14 +159,18 @@ class RedisStore:
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time; not where packed."""
-        cursor, page = b"0", list[str]()
+        cursor, page, unlisted = b"0", list[str](), list[str]()
         while True:
-            ((cursor, found),) = self._server.ask(self._layout.scan(cursor, page_size), 1)
-            page += self._layout.scanned(found)
+            ((cursor, found, *other),) = self._server.ask(self._layout.scan(cursor, page_size), 1)
+            page += self._layout.scanned(found, unlisted)
+            if other:
+                unlisted += [repr(name.decode()) for name in other[0]]
             if page and (cursor == b"0" or len(page) >= page_size):
                 yield page
                 page = []
             if cursor == b"0":
+                if unlisted:
+                    raise not_listed(self._state, unlisted)
                 return
 
     def keep_report(self, report: bytes, most: int) -> None:
@@ -187,14 +198,40 @@ class RedisStore:
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. What the user may not ask is left out, and said."""
-        some = self._layout.ttls(lambda: (allowed(lambda: next(self.scan(_LOOK), [])) or [])[:_SAMPLE])
+        some = self._layout.ttls(lambda: sampled(self))
         facts = facts_of(self._allowed, [command(b"PTTL", self._ledger), *some])
         asked = self._layout.encodings()
         forms = allowed(lambda: self._server.ask(b"".join(asked), len(asked))) if asked else []
         return judge(facts._replace(forms=forms), replay_horizon)
 
-    def _get(self, keys: Sequence[str]) -> bytes:
-        return self._layout.get(self._layout.pack(keys))
+    def _checked(self, keys: Sequence[str], around: bytes) -> tuple[list[bytes | None], list[Any]]:
+        """The records, and the replies to ``around``, before and after.
+
+        MGET gives nothing for a key of another type. Raises CorruptRecordError where one is there without a record: of
+        a few keys EXISTS is asked in the same round trip, of many only where records are absent. A user who may not ask
+        is not told.
+        """
+        layout = self._layout
+        packed = layout.pack(keys)
+        exist = layout.exist(packed) if len(keys) <= _FEW else b""
+        asked = around + layout.get(packed) + around + exist
+        replies = self._server.ask(asked, 1 + 2 * bool(around) + bool(exist), optional=bool(exist))
+        there = replies.pop() if exist else None
+        records: list[bytes | None] = replies.pop(1 if around else 0)
+        if layout.reads_types_as_absent and any_none(records):
+            absent = [key for key, record in zip(keys, records, strict=True) if record is None]
+            if not exist:
+                there = self._server.ask(layout.exist(packed), 1, optional=1)[0]
+            if there is not None and there != len(keys) - len(absent):
+                self._check_types(absent)
+        return records, replies
+
+    def _check_types(self, keys: Sequence[str]) -> None:
+        """Raises CorruptRecordError where one of them is there and no string."""
+        types = self._server.ask(b"".join(self._layout.types(keys)), len(keys), optional=len(keys))
+        other = {key: kind for key, kind in zip(keys, types, strict=True) if kind not in (b"none", b"string", None)}
+        if other:
+            raise self._layout.foreign(list(other), list(other.values()))
 
     def _elsewhere(self, found: bytes | None) -> ConfigurationError:
         """The records are not where this store looks for them: all would seem absent, and be counted anew."""
@@ -249,6 +286,13 @@ def allowed(ask: Callable[[], Any]) -> Any:
         raise
     except StoreError:
         return None
+
+
+def sampled(store: Scan) -> list[str]:
+    """Some keys of a state, none where the user may not list them or where there are none."""
+    with suppress(CorruptRecordError):  # what cannot be listed is told by who lists all
+        return (allowed(lambda: next(store.scan(_LOOK), [])) or [])[:_SAMPLE]
+    return []
 
 
 def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:

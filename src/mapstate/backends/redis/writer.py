@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Any
 
 from mapstate.backends.redis.connection import Server
@@ -14,9 +15,11 @@ from mapstate.backends.redis.problems import DRIVER_ERRORS
 from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text
 from mapstate.backing_map import FenceToken, check_lengths
 from mapstate.errors import FencedError
+from mapstate.values import any_none
 
 __all__ = ["MOST_AHEAD", "Writer", "fenced"]
 
+_Made = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
 _PUT_TRIES = 8
 _TOUCHED = "touched again and again"
 MOST_AHEAD = 16 * 2**20  # bytes of a put, after which the next read is not sent ahead: it would wait in memory
@@ -49,6 +52,7 @@ class Writer:
         self._sent: _Sent | None = None
         self._due: deque[_Asked | _Sent] = deque()
         self._packed: PackedKeys | None = None
+        self._absent: list[bool] | None = None
         self._large = False
 
     def read_ahead(self, keys: Sequence[str]) -> None:
@@ -72,7 +76,10 @@ class Writer:
             self.flush()
             asked = _Asked(self._layout.pack(list(keys)))
         self._packed = asked.packed
-        return self._server.retrying(lambda: self._read(asked))
+        records = self._server.retrying(lambda: self._read(asked))
+        guarded = self._layout.reads_types_as_absent and any_none(records)
+        self._absent = [record is None for record in records] if guarded else None
+        return records
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """MULTI, the records, EXEC: one round trip, and one before it where no get was. Raises FencedError.
@@ -80,13 +87,20 @@ class Writer:
         Where the reply is lost the same bytes go out again, under the fence again: no other attempt has
         begun then, and in this one nobody else writes these keys. With a read under way the replies are left to
         `flush`, which the next put begins with.
+
+        Raises CorruptRecordError where a key is there by now, or of another type, whose get gave nothing: nothing is
+        written over it. Of this put other keys may be written.
         """
         check_lengths(keys, values, "values")
         if keys:
             packed, self._packed = self._packed, None
+            absent, self._absent = self._absent, None
             if packed is None or packed.keys != keys:
+                known = () if packed is None or absent is None else set(compress(packed.keys, absent))
+                absent = list(map(known.__contains__, keys)) if known else None
                 packed = self._layout.pack(keys)
-            self._send(*self._layout.put(packed, values))
+            made = None if absent is None else (keys, values, absent)
+            self._send(*self._layout.put(packed, values, absent), made)
 
     def flush(self) -> None:
         """See `ReadsAhead.flush`: reads the replies to the put that is under way."""
@@ -100,10 +114,10 @@ class Writer:
         if keys:
             self._send(*self._layout.rewrite(keys, values))
 
-    def _send(self, put: bytes, replies: int) -> None:
+    def _send(self, put: bytes, replies: int, made: _Made | None = None) -> None:
         """A transaction under the fence. The one before it is done then; with a read under way this one may not be."""
         self.flush()
-        sent = _Sent(MULTI + put + EXEC, replies)
+        sent = _Sent(MULTI + put + EXEC, replies, made)
         self._large = len(sent.change) > MOST_AHEAD
         if not self._asked or self._own() is None:
             self._forget_asked()
@@ -123,7 +137,7 @@ class Writer:
             with suppress(*DRIVER_ERRORS):  # what was sent may be done or not: again, below
                 self._read_to(sent)
                 self._check(self._taken(), sent.fence)
-                if sent.done is not None:
+                if sent.done is not None and self._is_stored(sent):
                     return
                 self._put(sent)
         else:
@@ -134,9 +148,29 @@ class Writer:
     def _confirm(self, sent: _Sent) -> None:
         """Sends by itself, and waits; again as `_finish` does."""
         for _ in range(_PUT_TRIES):
-            if self._server.retrying(lambda: self._transact(sent.change, sent.replies)) is not None:
+            sent.done = self._server.retrying(lambda: self._transact(sent.change, sent.replies))
+            if sent.done is not None and self._is_stored(sent):
                 return
         raise fenced(self._state, self._token, _TOUCHED)
+
+    def _is_stored(self, sent: _Sent) -> bool:
+        """After EXEC: whether the keys that were absent have these records now, or the same has to be sent again.
+
+        They may have them from an earlier sending, whose reply was lost. Raises CorruptRecordError for any other.
+        """
+        if not sent.made or all(sent.done):
+            return True
+        keys, values, absent = sent.made
+        layout, made = self._layout, dict(zip(compress(keys, absent), compress(values, absent), strict=True))
+        found = self._server.ask(layout.get(layout.pack(list(made))), 1)[0]
+        other = [key for key, one in zip(made, found, strict=True) if one != made[key]]
+        if not other:
+            return True
+        types = self._server.ask(b"".join(layout.types(other)), len(other), optional=len(other))
+        foreign = {key: kind for key, kind in zip(other, types, strict=True) if kind != b"none"}
+        if foreign:
+            raise layout.foreign(list(foreign), list(foreign.values()))
+        return False
 
     def _transact(self, change: bytes, replies: int) -> Any:
         """The reply to EXEC. The connection goes back."""
@@ -254,13 +288,17 @@ class _Asked:
 
 
 class _Sent:
-    """A transaction of ``replies`` beside those to MULTI and EXEC; then what it came to, and the fence behind it."""
+    """A transaction of ``replies`` beside those to MULTI and EXEC; then what it came to, and the fence behind it.
 
-    __slots__ = ("change", "done", "fence", "replies")
+    ``made``: keys, records, and which of them were absent: those are to be made, and to replace nothing.
+    """
 
-    def __init__(self, change: bytes, replies: int) -> None:
+    __slots__ = ("change", "done", "fence", "made", "replies")
+
+    def __init__(self, change: bytes, replies: int, made: _Made | None) -> None:
         self.change = change
         self.replies = replies
+        self.made = made
         self.done: Any = None
         self.fence: bytes | None = None
 
