@@ -18,7 +18,7 @@ import pytest
 
 from mapstate.backends.memory import MemoryStore
 from mapstate.backing_map import Fence, FenceToken, check_lengths
-from mapstate.errors import ConfigurationError, FencedError, StoreUnavailableError, TooLargeError
+from mapstate.errors import ConfigurationError, CorruptRecordError, FencedError, StoreUnavailableError, TooLargeError
 from mapstate.testing.contracts import StoreContract
 
 _stores: dict[tuple[str, str], Any] = {}
@@ -769,6 +769,19 @@ class ScanLosesTheLastPage(RightStore):
 
 class TestScanLosesTheLastPage(Base):
     store_class = ScanLosesTheLastPage
+
+
+class ScanEndsAtWhatIsNoRecord(RightStore):
+    def scan(self, page_size):
+        for page in super().scan(page_size):
+            for key in page:
+                if not self._records[key].startswith(b"["):
+                    raise CorruptRecordError(f"{key!r} is no record", key=key)
+            yield page
+
+
+class TestScanEndsAtWhatIsNoRecord(Base):
+    store_class = ScanEndsAtWhatIsNoRecord
 
 
 class AVacuumMakesRecords(RightStore):

@@ -15,6 +15,8 @@ from test_checkpoint import checkpoint, files
 from test_vacuum import Job, contents, messy
 from typer.testing import CliRunner
 
+from mapstate import open_reader
+from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.cli.commands import app
 
@@ -174,6 +176,22 @@ def test_vacuum_says_what_it_did(url):
     assert run("vacuum", url, "s").exit_code == 2
     assert run("vacuum", url, "s", "--take-over").exit_code == 0
     assert contents(url) == truth
+
+
+def test_doctor_and_vacuum_end_with_1_where_something_is_no_record_and_name_it(url):
+    truth = messy(url)
+    assert run("doctor", url, "s").exit_code == 0
+    store = resolve(url).open("s")
+    store.multi_put([f"odd-{at:02}" for at in range(12)], [b"nothing"] * 12)
+    for command in ("doctor", "vacuum"):
+        done = run(command, url, "s")
+        assert done.exit_code == 1
+        assert "odd-00" in done.output
+        assert "and 2 more" in " ".join(done.output.split())
+    assert run("vacuum", url, "s").stdout.startswith("15 records scanned, 0 rewritten, 0 dropped")
+    store.close()
+    with open_reader(url, "s") as reader:
+        assert [value["n"] for value in reader.multi_get(list(truth))] == list(truth.values())
 
 
 def test_rollback_asks_and_says_that_the_checkpoint_goes_with_it(url):

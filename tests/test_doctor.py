@@ -243,7 +243,7 @@ def test_a_real_server_that_evicts_and_forgets_is_an_error(start_redis):
         assert severities(examine(plain, "s"))["server"] == "error"  # INFO is dangerous, too
         client.execute_command("ACL", "SETUSER", "plain", "-time", "-pttl", "-scan")
         blind = severities(examine(plain, "s"))
-        assert (blind["clock"], blind["ledger"]) == ("warning", "warning")
+        assert (blind["clock"], blind["ledger"], blind["records"]) == ("warning", "warning", "warning")
         client.execute_command("ACL", "SETUSER", "plain", "+info")
         assert severities(examine(plain, "s"))["eviction"] == "error"
         client.pexpire("s!ledger", 100_000)
@@ -260,4 +260,4 @@ def test_a_store_without_a_checkup_is_examined_all_the_same():
             return type("Some", (), {name: staticmethod(getattr(self.store, name)) for name in names})()
 
     Job(Backend()).batch(a=1)
-    assert severities(examine(Backend(), "s")) == {"in flight": "ok", "dead": "ok", "keys": "ok"}
+    assert severities(examine(Backend(), "s")) == {"in flight": "ok", "dead": "ok", "records": "ok", "keys": "ok"}

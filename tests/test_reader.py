@@ -469,6 +469,68 @@ def test_a_ledger_that_stays_behind_its_records_is_an_error(backend):
         reader.get("a")
 
 
+class Counting:
+    """A store that counts its reads of records."""
+
+    def __init__(self, store):
+        self._store = store
+        self.reads = 0
+        if hasattr(store, "multi_get_with_ledger"):
+            self.multi_get_with_ledger = self.counted("multi_get_with_ledger")
+        self.multi_get = self.counted("multi_get")
+
+    def counted(self, name):
+        def call(keys):
+            self.reads += keys != [LEDGER_KEY]
+            return getattr(self._store, name)(keys)
+
+        return call
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("kind", ["opaque", "transactional"])
+def test_a_record_from_the_future_is_asked_for_a_few_times_and_named_with_both_txids(backend, kind):
+    job = Job(backend, kind=kind)
+    job.batch(dict.fromkeys("abcd", 1))
+    for key in "bd":
+        record = b"[77777,1]" if kind == "transactional" else b"[77777,1,null]"
+        job.store.multi_put([job.keys.encode(key)], [record])
+    with reading(backend) as reader:
+        reader._store = counting = Counting(reader._store)
+        with pytest.raises(StaleBatchError, match=rf"'b'.*txid 77777.*above {START} \(1 more") as caught:
+            reader.multi_get(list("abcd"))
+        assert (caught.value.keys, caught.value.found, caught.value.newest) == (["b", "d"], 77777, START)
+        assert counting.reads <= 10
+        seen, counting.reads = {}, 0
+        with pytest.raises(CorruptRecordError, match="2 keys cannot be read, all others were: 'b', 'd'"):
+            seen.update(reader.scan(2))
+        assert seen == {("a",): {"visits": 1}, ("c",): {"visits": 1}}
+        assert counting.reads <= 15  # the pauses are those of one read, however many pages there are
+
+
+def test_a_key_of_another_schema_is_named_and_ends_no_scan(backend):
+    job = Job(backend, keys=(KeyField("n", "int"),))
+    job.batch({1: 1, 2: 2})
+    record = job.store.multi_get(["1"])[0]
+    job.store.multi_put(["no number", "01|2"], [record, record])
+    seen = {}
+    with reading(backend) as reader, pytest.raises(CorruptRecordError, match="2 keys.*'no number'"):
+        seen.update(reader.scan(1))
+    assert seen == {(1,): {"visits": 1}, (2,): {"visits": 2}}
+
+
+def test_a_scan_names_ten_keys_and_counts_the_rest(backend):
+    job = Job(backend)
+    job.batch({f"k{at}": at for at in range(60)})
+    odd = [f"k{at}" for at in range(0, 60, 2)]
+    job.store.multi_put(odd, [b"nothing"] * len(odd))
+    with reading(backend) as reader, pytest.raises(CorruptRecordError, match="30 keys.* and 20 more") as caught:
+        list(reader.scan(9))
+    assert (len(caught.value.keys), caught.value.count) == (10, 30)
+
+
 def test_records_older_than_their_ledger_are_an_error(backend):
     job = Job(backend)
     codec = RecordCodec(serializer("json"), STATE, "opaque", (VISITS,), [(0, 1)])

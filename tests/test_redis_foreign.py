@@ -6,15 +6,26 @@ from typing import Any
 
 import pytest
 import redis
+from openings import opening
 from redis.connection import Connection
 
+from mapstate import open_reader
+from mapstate.adopt import adopt
 from mapstate.backends import resolve
 from mapstate.backends.redis.buckets import in_groups
 from mapstate.backing_map import FenceToken, SpreadFences
+from mapstate.doctor import examine
 from mapstate.errors import CorruptRecordError
+from mapstate.ledger import Ledger
+from mapstate.maps import OpaqueMap
+from mapstate.maps.serialized import SerializedMap
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.transitions import Commit
+from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis
 
+OPENING = opening()
 OPEN = FenceToken(1, 7, nonce="a")
 KEYS = [f"user-{at}" for at in range(40)]
 WHERE = ["string", "string with a ttl", "cluster", "cluster with a ttl"]
@@ -40,6 +51,20 @@ class Place:
             return f"{self.prefix}visits:{key}"
         [group] = in_groups([key], len(self._buckets))
         return f"{self.prefix}visits:{{{group.bucket}}}:{key}"
+
+    def count(self, batch_id: int, keys: list[str], *, commit: bool = True) -> None:
+        """A batch that adds one to each key."""
+        ledger, begun = Ledger.open_and_begin(self.store, OPENING, batch_id)
+        codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+        writer: Any = self.store.writer(begun.token)
+        state: Any = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
+        state.begin_commit(begun.txid)
+        state.multi_combine(
+            keys, [1] * len(keys), lambda old, new: [(a or 0) + b for a, b in zip(old, new, strict=True)]
+        )
+        writer.close()
+        if commit:
+            ledger.commit(Commit(batch_id=batch_id, txid=begun.txid, owner=OPENING.owner))
 
     def move(self, token: FenceToken) -> None:
         found = self.store.load()
@@ -172,3 +197,62 @@ def test_a_read_of_a_key_of_another_type_raises_whether_few_or_many_are_read(pla
         expected = [b"1" if key in many[:150] else None for key in keys]
         assert place.store.multi_get(keys) == expected
         assert place.store.multi_get_with_ledger(keys)[1] == expected
+
+
+def test_a_scan_a_vacuum_and_the_doctor_pass_keys_of_another_type_and_name_them(place):
+    place.count(0, [*KEYS, "gone"])
+    place.count(1, KEYS[:1], commit=False)
+    place.count(1, KEYS[1:2])
+    place.client.delete(place.name("gone"))
+    names = [place.name(key) for key in ("odd-1", "odd-2", "gone")] + [place.name("x").encode() + b"\xff"]
+    for name in names:
+        place.client.rpush(name, "theirs")
+    expected = {(key,): {"n": 1 + (key == KEYS[1])} for key in KEYS}
+    seen = {}
+    with open_reader(place.url, "visits") as reader:
+        for read in (lambda: reader.get("odd-1"), lambda: reader.multi_get([*KEYS, "odd-1"])):
+            with pytest.raises(CorruptRecordError, match=r"'odd-1'.*is a list"):
+                read()
+        with pytest.raises(CorruptRecordError, match=r"4 keys cannot be read.*odd-1") as caught:
+            seen.update(reader.scan(7))
+    assert seen == expected
+    assert {"gone", "odd-1", "odd-2"} < set(caught.value.keys)
+    [error] = [one for one in examine(place.url, "visits") if (one.severity, one.subject) == ("error", "records")]
+    assert error.found.startswith("4 keys cannot be read")
+    done = vacuum(place.url, "visits")
+    assert (done.rewritten, done.dropped, done.unreadable) == (1, 0, 4)
+    assert {"gone", "odd-1", "odd-2"} < set(done.unreadable_keys)
+    assert [place.client.lrange(name, 0, -1) for name in names] == [[b"theirs"]] * 4
+    with open_reader(place.url, "visits") as reader:
+        assert dict(zip(KEYS, reader.multi_get(KEYS), strict=True)) == {key: expected[key,] for key in KEYS}
+
+
+def test_a_hash_of_packed_records_that_is_none_is_named_and_passed(redis_url, redis_server):
+    """Its records cannot be read, and whoever asks for one of them is told."""
+    url = f"{redis_url}&layout=packed&buckets=5"
+    prefix = redis_url.rpartition("prefix=")[2]
+    store: Any = resolve(url).open("visits")
+    store.multi_put(KEYS, [b"1"] * len(KEYS))
+    with redis_server.client() as client:
+        lost = {key.decode() for key in client.hkeys(f"{prefix}visits:3")}
+        client.delete(f"{prefix}visits:3")
+        client.rpush(f"{prefix}visits:3", "theirs")
+        found: set[str] = set()
+        with pytest.raises(CorruptRecordError, match="visits:3'") as caught:
+            found.update(key for page in store.scan(7) for key in page)
+        assert (caught.value.count, found) == (1, set(KEYS) - lost)
+        assert 0 < len(lost) < len(KEYS)
+        assert client.lrange(f"{prefix}visits:3", 0, -1) == [b"theirs"]
+
+
+def test_an_adoption_is_refused_where_a_key_is_of_another_type(redis_url, redis_server):
+    records = redis_url.rpartition("prefix=")[2] + "visits:"
+    url = f"{redis_url.partition('?')[0]}?records={records}"
+    with redis_server.client() as client:
+        client.set(f"{records}a", "[1,2,null]")
+        client.rpush(f"{records}odd", "theirs")
+        with pytest.raises(CorruptRecordError, match=r"'odd'.*is a list"):
+            adopt(url, "visits", type="opaque", keys=OPENING.keys, fields=OPENING.fields)
+        assert not client.exists(f"{records}!ledger")
+        client.delete(f"{records}odd")
+    assert adopt(url, "visits", type="opaque", keys=OPENING.keys, fields=OPENING.fields).records == 1

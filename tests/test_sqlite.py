@@ -23,8 +23,10 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend, SqliteStore
 from mapstate.backing_map import Backend, FenceToken
+from mapstate.doctor import examine
 from mapstate.errors import (
     ConfigurationError,
+    CorruptRecordError,
     FencedError,
     KeyEncodingError,
     StateNotFoundError,
@@ -34,8 +36,10 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
+from mapstate.keys import KeyField
 from mapstate.ledger import Ledger
-from mapstate.transitions import Commit, Opening
+from mapstate.transitions import Commit, Field, Opening
+from mapstate.vacuum import vacuum
 
 TOKEN = FenceToken(1, 5)
 CLOSED = FenceToken(1, 5, closed=True)
@@ -363,6 +367,29 @@ def test_ledger_and_records_are_read_from_one_snapshot(backend, store, monkeypat
     assert store.multi_get_with_ledger(["a"]) == (b"old", [b"old"], b"old")
     monkeypatch.undo()
     assert store.multi_get_with_ledger(["a"]) == (b"new", [b"new"], b"new")
+
+
+def test_rows_that_something_else_wrote_are_named_and_end_no_scan_no_vacuum_and_no_doctor(backend, path):
+    """A record that is a number, a key that is no text: SQLite takes both."""
+    counting = opening(state="visits", keys=(KeyField("k", "string"),), fields=(Field("n", "Count", "bigint"),))
+    ledger, begun = Ledger.open_and_begin(backend.open("visits"), counting, 0)
+    backend.open("visits").writer(begun.token).multi_put(
+        [f"k{at}" for at in range(9)], [b"[%d,1,null]" % begun.txid] * 9
+    )
+    ledger.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE mapstate_records SET record = 5 WHERE key = 'k3'")
+        db.execute("INSERT INTO mapstate_records VALUES ('visits', x'ff00', x'00')")
+    seen = {}
+    with open_reader(backend, "visits") as reader:
+        with pytest.raises(CorruptRecordError, match="'k3'"):
+            reader.get("k3")
+        with pytest.raises(CorruptRecordError, match="2 keys") as caught:
+            seen.update(reader.scan(2))
+    assert set(seen) == {(f"k{at}",) for at in range(9) if at != 3}
+    assert caught.value.keys == ["k3", repr(b"\xff\0")]
+    assert any(one.found.startswith("2 keys cannot be read") for one in examine(backend, "visits"))
+    assert vacuum(backend, "visits").unreadable == 2
 
 
 def test_a_scan_lists_every_key_that_is_there_throughout(store):

@@ -18,7 +18,7 @@ from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.transitions import Commit, Field, Opening
-from mapstate.vacuum import vacuum
+from mapstate.vacuum import Vacuumed, vacuum
 
 START = 1000
 N = Field("n", "Sum(n)", "bigint")
@@ -275,7 +275,7 @@ def test_one_that_died_half_way_is_left_behind_by_the_next(url):
     done = vacuum(url, "s", take_over=True)
     assert contents(url) == truth
     assert set(stored(url)) == set(truth)
-    assert vacuum(url, "s")._replace(txid=0) == (3, 0, 0, 0)
+    assert vacuum(url, "s")._replace(txid=0) == Vacuumed(3, 0, 0, 0)
     assert done.scanned <= 6
 
 

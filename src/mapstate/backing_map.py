@@ -295,7 +295,9 @@ class Scan(Protocol):
     def scan(self, page_size: int) -> Iterator[list[Any]]:
         """Pages of keys, of about ``page_size``.
 
-        Listing starts at the first ``next``: a key that is there from then to the end comes at least once.
+        Listing starts at the first ``next``: a key that is there from then to the end comes at least once. What lies
+        there and is no key of the state does not end the listing: after the last page CorruptRecordError names it, with
+        ``keys``, the first ten, and ``count``.
         """
         ...
 

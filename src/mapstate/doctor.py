@@ -11,16 +11,27 @@ from mapstate import transitions
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
-from mapstate.errors import CorruptRecordError, MapStateError, StoreError
-from mapstate.findings import Finding
-from mapstate.ledger import Ledger, read_ledger
+from mapstate.errors import (
+    CorruptRecordError,
+    KeyEncodingError,
+    LedgerLostError,
+    MapStateError,
+    StoreAuthError,
+    StoreError,
+)
+from mapstate.findings import Finding, Unreadable
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.ledger import Ledger, read_ledger, record_pages
 from mapstate.reader import CountedKeys, open_reader
+from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
+from mapstate.values import newer_than_ledger, newer_txids
 
 __all__ = ["examine", "recount"]
 
 _MOST_DEAD = 1000
+_PAGE = 1000
 _PATIENCE = 600.0
 _COUNTS = 3
 
@@ -28,19 +39,22 @@ _COUNTS = 3
 def examine(
     backend_or_url: Backend | str, state: str, *, replay_horizon: float = 86_400.0, count_keys: bool = True
 ) -> list[Finding]:
-    """Looks at the ledger, the last batch reports, the number of keys, and the store; what is well is told too.
+    """Looks at the ledger, the last batch reports, every record, and the store; what is well is told too.
 
-    ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only. ``count_keys``
-    reads all records, and again if batches are committed meanwhile, at most three times; without it, a few small
-    requests, but SQLite's own check reads the whole file. Reports that cannot be read are a finding. Raises
-    StateNotFoundError, CorruptRecordError, StoreError.
+    ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only: a page of records
+    after the other, and a few small requests; SQLite's own check reads the whole file. ``count_keys`` reads all records
+    once more to count them, and again if batches are committed meanwhile, at most three times. Reports and records that
+    cannot be read are a finding. Raises StateNotFoundError, CorruptRecordError for a ledger, StoreError.
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         ledger = read_ledger(store, state)
         found = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
-        if count_keys and isinstance(store, Scan):
-            found.append(_keys(backend_or_url, state))
+        if isinstance(store, Scan):
+            records = list(_records(store, ledger))
+            found += records
+            if count_keys and all(one.severity == "ok" for one in records):
+                found.append(_keys(backend_or_url, state))
         if isinstance(store, Checkup):
             found += store.checkup(replay_horizon)
         return found
@@ -162,6 +176,72 @@ def _keys(backend_or_url: Backend | str, state: str) -> Finding:
         "the checkpoint; or accept the loss: mapstate recount."
     )
     return Finding("error", "keys", f"{both}: {counted.held - counted.found} missing", expected, advice)
+
+
+def _records(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
+    """One pass over all records: what is no record, and whose txids cannot be."""
+    key_codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+    unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
+    expected = "records of this state, with txids that its ledger has given out"
+    count = 0
+    pages = unreadable.listed(record_pages(store, _PAGE))
+    while True:
+        try:
+            page = next(pages, None)
+        except StoreAuthError as error:
+            advice = "Let this user list the keys (on Redis: SCAN)."
+            yield Finding("warning", "records", f"they were not looked at: {error.message}", expected, advice)
+            return
+        if page is None:
+            break
+        keys, records = unreadable.read(lambda some: _read(store, ledger, some), page)
+        there = {key: record for key, record in zip(keys, records or [], strict=True) if record is not None}
+        count += len(there)
+        for key in there:
+            try:
+                key_codec.decode(key)
+            except KeyEncodingError as error:
+                unreadable.add([str(key)], error)
+        if ledger.type != "non-transactional":
+            _look_at_txids(store, ledger, there, newer, older)
+    yield Finding("ok", "records", f"{count} records were read", expected)
+    for what, found, advice in (
+        ("cannot be read", unreadable, "Delete them, or restore what was there."),
+        ("are newer than the ledger", newer, "Restore ledger and records from one backup, or delete these records."),
+        ("are older than the ledger", older, "Restore ledger and records from one backup, or delete these records."),
+    ):
+        if found.count:
+            text = f"{found.count} keys {what}: {found.names()}. The first: {found.first}"
+            yield Finding("error", "records", text, expected, advice)
+
+
+def _read(store: Any, ledger: LedgerRecord, keys: list[StoreKey]) -> list[Any]:
+    """Records as the ledger has them, or as it has them now: a field may have been added meanwhile."""
+    data = store.multi_get(keys)
+    try:
+        return _codec(ledger).loads(keys, data)
+    except CorruptRecordError:
+        return _codec(read_ledger(store, ledger.state)).loads(keys, data)
+
+
+def _codec(ledger: LedgerRecord) -> RecordCodec:
+    return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.layouts)
+
+
+def _look_at_txids(
+    store: Any, ledger: LedgerRecord, records: dict[Any, Any], newer: Unreadable, older: Unreadable
+) -> None:
+    if newer_txids(records, records.values(), ledger.next_txid - 1):
+        newest = read_ledger(store, ledger.state).next_txid - 1  # as of now: a batch may have begun meanwhile
+        unknown = newer_txids(records, records.values(), newest)
+        if unknown:
+            newer.note(newer_than_ledger(ledger.state, unknown, newest))
+    view = ledger.view()
+    for key, record in records.items():
+        try:
+            view.check_age(record[0])
+        except LedgerLostError as error:
+            older.add([str(key)], error)
 
 
 def _time(text: str) -> dt.datetime:

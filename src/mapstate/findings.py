@@ -46,7 +46,11 @@ class Unreadable:
     def note(self, error: MapStateError) -> None:
         """Counts the keys that an error names; see `named_in`."""
         keys = named_in(error)
-        self.count += error.facts.get("count", len(keys))
+        self.add(keys, error, error.facts.get("count"))
+
+    def add(self, keys: list[str], error: MapStateError, count: int | None = None) -> None:
+        """Counts ``keys`` as what ``error`` is about; ``count`` where there are more of them."""
+        self.count += len(keys) if count is None else count
         self.first = self.first or error.message
         new = [key for key in keys[:MOST_NAMED] if key not in self.keys]
         self.keys += new[: MOST_NAMED - len(self.keys)]

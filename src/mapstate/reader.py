@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, Literal, NamedTuple, Self
@@ -14,22 +15,25 @@ from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
+    KeyEncodingError,
     MissingKeysError,
     StaleBatchError,
     StateNotFoundError,
     UsageError,
 )
+from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
 from mapstate.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
-from mapstate.values import Committed, any_none
+from mapstate.values import Committed, any_none, newer_than_ledger, newer_txids
 
 __all__ = ["Consistency", "CountedKeys", "StateReader", "open_reader"]
 
 Consistency = Literal["committed", "latest"]
 _TRIES = 1000
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds, before a record that no ledger knows is an error
 
 
 def open_reader(
@@ -100,22 +104,26 @@ class StateReader:
 
         Raises UsageError for a store that cannot list its keys; CorruptRecordError, LedgerLostError, StoreError.
         """
-        pages, count = self._pages(page_size), self._start_count()
-        for page in pages:
-            opened, values = self._read(page)
-            count.add(opened.ledger, page, values)
+        pages, count, unreadable = self._pages(page_size), self._start_count(), Unreadable(self._state)
+        for _ in self._read_pages(pages, unreadable, count):
+            pass
+        if unreadable.count:
+            raise unreadable.error()
         return self._counted(count)
 
     def get(self, key: Any) -> dict[str, Any] | None:
         """The fields of one key, or None where it is absent.
 
         ``key`` is a tuple of the grouping values, or bare where there is one grouping column. Raises
-        KeyEncodingError, CorruptRecordError, LedgerLostError, StoreError.
+        KeyEncodingError, CorruptRecordError, LedgerLostError, StaleBatchError, StoreError.
         """
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
-        """One entry per key, in order, all of them as of the same batch. One round trip on Redis."""
+        """One entry per key, in order, all of them as of the same batch.
+
+        One round trip on Redis; two where of more than 128 keys some are absent. Raises what `get` raises.
+        """
         if isinstance(keys, str | bytes):
             raise UsageError("multi_get takes a list of keys; for one key there is get")
         if not keys:
@@ -130,9 +138,10 @@ class StateReader:
         Each page is whole as of a batch; two pages may be of two batches. Keys that come while the scan
         runs may be missed. On Redis a key can come twice, as with SCAN itself.
 
-        Raises MissingKeysError behind the last key, if the ledger says that the state holds more keys. It compares
-        only if no batch was committed and no vacuum began during the scan, and if the ledger knows; for states
-        that are not opaque, only if no batch was at work.
+        What cannot be read does not end the scan: when all other keys have come, CorruptRecordError names the first ten
+        such keys (``keys``) and says how many there are (``count``). Raises MissingKeysError behind the last key, if
+        the ledger says that the state holds more keys. It compares only if no batch was committed and no vacuum began
+        during the scan, and if the ledger knows; for states that are not opaque, only if no batch was at work.
         """
         count = self._start_count()
         return self._scanned(self._pages(page_size), count if count.held is not None else None)
@@ -140,15 +149,34 @@ class StateReader:
     def _scanned(
         self, pages: Iterator[list[StoreKey]], count: _KeyCount | None
     ) -> Iterator[tuple[Key, dict[str, Any]]]:
-        for page in pages:
-            opened, values = self._read(page)
-            if count is not None:
-                count.add(opened.ledger, page, values)
-            for text, fields in zip(page, opened.fields.named(values), strict=True):
+        unreadable = Unreadable(self._state)
+        for opened, texts, values in self._read_pages(pages, unreadable, count):
+            for text, fields in zip(texts, opened.fields.named(values), strict=True):
                 if fields is not None:
-                    yield opened.keys.decode(text), fields
+                    try:
+                        key = opened.keys.decode(text)
+                    except KeyEncodingError as error:
+                        unreadable.add([str(text)], error)
+                        continue
+                    yield key, fields
+        if unreadable.count:
+            raise unreadable.error()
         if count is not None:
             _check_missing(self._state, self._counted(count))
+
+    def _read_pages(
+        self, pages: Iterator[list[StoreKey]], unreadable: Unreadable, count: _KeyCount | None
+    ) -> Iterator[tuple[_Opened, list[StoreKey], list[Any]]]:
+        """What is there of each page; ``count`` and ``unreadable`` learn of it."""
+        pauses = iter(_PAUSES)
+        for page in unreadable.listed(pages):
+            texts, read = unreadable.read(lambda some: self._read(some, pauses), page)
+            if read is None:
+                continue
+            opened, values = read
+            if count is not None:
+                count.add(opened.ledger, texts, values)
+            yield opened, texts, values
 
     def _pages(self, page_size: int) -> Iterator[list[StoreKey]]:
         if not isinstance(self._store, Scan):
@@ -197,19 +225,30 @@ class StateReader:
             self._opened = _Opened(data, decode_ledger(data, self._state), self._aggregators, self._opened)
         return self._opened
 
-    def _read(self, texts: list[StoreKey]) -> tuple[_Opened, list[Any]]:
+    def _read(self, texts: list[StoreKey], pauses: Iterator[float] | None = None) -> tuple[_Opened, list[Any]]:
         """Values of some keys as of one ledger.
 
         Read once more where the ledger was overtaken: a record newer than all it has given out; or
         where a key is absent and a vacuum came between, which may have purged it, or another life of the state.
+
+        A record that is newer than the ledger read after it was written by no attempt: it is read again after each of
+        ``pauses``, in case a failover is under way, and then it is an error.
         """
+        pauses = iter(_PAUSES) if pauses is None else pauses
         for _ in range(_TRIES):
             before, data, after = self._fetch(texts)
             opened = self._with(before)
+            records: list[Any] = []
             try:
                 records = opened.codec.loads(texts, data)
                 values = self._values(opened.ledger, records)
             except StaleBatchError:
+                newest = self.ledger().next_txid - 1
+                unknown = newer_txids(texts, records, newest)
+                pause = next(pauses, None) if unknown else 0.0
+                if pause is None:
+                    raise newer_than_ledger(self._state, unknown, newest) from None
+                time.sleep(pause)
                 continue
             except CorruptRecordError:
                 if self._changed(opened):
@@ -218,9 +257,8 @@ class StateReader:
             if not any_none(data) or before == after or _purged(self._with(after).ledger) == _purged(opened.ledger):
                 return opened, values
         raise StaleBatchError(
-            f"state {self._state!r} holds records newer than its ledger, {_TRIES} reads in a row: either the ledger "
-            "was put back from an older copy than the records, then restore both from one backup; or batches come "
-            "faster than so many keys can be read, then read fewer at a time.",
+            f"state {self._state!r}: a batch began within each of {_TRIES} reads in a row, because batches come faster "
+            f"than {len(texts)} keys can be read. Read fewer at a time.",
             state=self._state,
         )
 

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, FencedWrites, FilteredWrites, Rewrites, Scan, let_go, writer_of
 from mapstate.errors import FencedError, StaleBatchError, UsageError
+from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, StoreKey
 from mapstate.ledger import Ledger, check_page_size, read_ledger, record_pages
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord, begin_vacuum, check_vacuum, has_last_batch
-from mapstate.values import Committed
+from mapstate.values import Committed, any_none, newer_than_ledger, newer_txids
 
 __all__ = ["Vacuumed", "vacuum"]
 
@@ -32,13 +33,16 @@ _log = logging.getLogger("mapstate")
 class Vacuumed(NamedTuple):
     """What a vacuum has done, or has done so far. ``scanned`` may count a key twice, as a scan may give it twice.
 
-    ``txid`` is None where there was nothing to rewrite: then no attempt was begun.
+    ``txid`` is None where there was nothing to rewrite: then no attempt was begun. ``unreadable`` keys hold what is no
+    record of this state, and were left as they are; ``unreadable_keys`` are the first ten of them.
     """
 
     scanned: int
     rewritten: int
     dropped: int
     txid: int | None
+    unreadable: int = 0
+    unreadable_keys: tuple[str, ...] = ()
 
 
 def vacuum(
@@ -99,21 +103,23 @@ def _vacuum(
     if seen.in_flight is None or seen.in_flight.epoch != seen.epoch:
         found = _scanned_in_vain(store, seen, codec, page_size, everything=not fenced)
         if found is not None:
-            scanned, held = found
+            done, held = found
             ledger.forget_dead(seen, held)
             _say_missing(seen, held)
-            return Vacuumed(scanned, 0, 0, None)
+            return done
     _check_beside(seen, beside)
     apart = seen.committed is not None and seen.committed.beside
     begun = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
     codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.layouts)
     writer = writer_of(store, begun.token)
-    done, held_keys = Vacuumed(0, 0, 0, begun.txid), DistinctKeys()
+    done, held_keys, unreadable = Vacuumed(0, 0, 0, begun.txid), DistinctKeys(), Unreadable(state)
+    read = _reading(store, writer, codec, state, begun.txid)
     try:
-        for page in record_pages(store, page_size):  # not before the begin: a store may list its keys at once
-            records = codec.loads(page, writer.multi_get(page))
-            keys, values, there = _due(page, records, begun.view, begun.txid, everything=not fenced)
+        # Not before the begin: a store may list its keys at once.
+        for page in unreadable.listed(record_pages(store, page_size)):
+            readable, records = unreadable.read(read, page)
+            keys, values, there = _due(readable, records or [], begun.view, begun.txid, everything=not fenced)
             held_keys.update(there)
             if keys:
                 _write(writer, codec, keys, values, begun.txid, removing=fenced)
@@ -125,33 +131,56 @@ def _vacuum(
                 on_page(done)
     finally:
         let_go(writer)
-    ledger.commit_vacuum(begun.txid, fenced=fenced, held=len(held_keys))
-    _say_missing(record, len(held_keys))
-    return done
+    held = None if unreadable.count else len(held_keys)
+    ledger.commit_vacuum(begun.txid, fenced=fenced, held=held)
+    _say_missing(record, held)
+    return done._replace(unreadable=unreadable.count, unreadable_keys=tuple(unreadable.keys))
 
 
-def _say_missing(ledger: LedgerRecord, held: int) -> None:
+def _say_missing(ledger: LedgerRecord, held: int | None) -> None:
     expected = ledger.keys_held()
-    if expected is not None and held < expected:
+    if expected is not None and held is not None and held < expected:
         _log.warning(
             "state %s: the vacuum found %d keys, and the ledger says %d; see docs/operating.md#how-many-keys",
             *(ledger.state, held, expected),
         )
 
 
+def _reading(
+    store: Any, records: Any, codec: RecordCodec, state: str, newest: int
+) -> Callable[[list[StoreKey]], list[Any]]:
+    """What reads records of listed keys. Its errors name the keys that hold no record of this state."""
+
+    def read(keys: list[StoreKey]) -> list[Any]:
+        data = records.multi_get(keys)
+        if any_none(data):  # listed, and no record: gone meanwhile, or of another type, of which the store's get tells
+            store.multi_get([key for key, one in zip(keys, data, strict=True) if one is None])
+        found = codec.loads(keys, data)
+        if newer_txids(keys, found, newest):
+            known = read_ledger(store, state).next_txid - 1
+            unknown = newer_txids(keys, found, known)
+            if unknown:
+                raise newer_than_ledger(state, unknown, known)
+        return found
+
+    return read
+
+
 def _scanned_in_vain(
     store: Any, ledger: LedgerRecord, codec: RecordCodec, page_size: int, *, everything: bool
-) -> tuple[int, int] | None:
-    """How many records there are, and how many keys with a value; None where a record has to be written."""
-    scanned, held = 0, DistinctKeys()
-    for page in record_pages(store, page_size):
-        records = codec.loads(page, store.multi_get(page))
-        due, _, there = _due(page, records, ledger.view(), ledger.next_txid, everything=everything)
+) -> tuple[Vacuumed, int | None] | None:
+    """What was read, and how many keys have a value if all can be read; None where a record has to be written."""
+    scanned, held, unreadable = 0, DistinctKeys(), Unreadable(ledger.state)
+    read = _reading(store, store, codec, ledger.state, ledger.next_txid - 1)
+    for page in unreadable.listed(record_pages(store, page_size)):
+        readable, records = unreadable.read(read, page)
+        due, _, there = _due(readable, records or [], ledger.view(), ledger.next_txid, everything=everything)
         if due:
             return None
         scanned += len(page)
         held.update(there)
-    return scanned, len(held)
+    done = Vacuumed(scanned, 0, 0, None, unreadable.count, tuple(unreadable.keys))
+    return done, None if unreadable.count else len(held)
 
 
 def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]]) -> None:

@@ -7,13 +7,13 @@ the ledger says whether a transaction was committed, never the record by itself.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mapstate.errors import LedgerLostError, StaleBatchError
 
-__all__ = ["Committed", "OpaqueValue", "TransactionalValue", "any_none"]
+__all__ = ["Committed", "OpaqueValue", "TransactionalValue", "any_none", "newer_than_ledger", "newer_txids"]
 
 V = TypeVar("V")
 
@@ -180,4 +180,27 @@ def stale(found: int, own: int) -> StaleBatchError:
         "has gone on, or an old checkpoint is being replayed. Nothing was written.",
         found=found,
         own=own,
+    )
+
+
+def newer_txids(keys: Iterable[Any], records: Iterable[Any], newest: int) -> dict[Any, int]:
+    """The keys whose records carry a txid above ``newest``, with it. Not for states without txids."""
+    pairs = zip(keys, records, strict=True)
+    return {key: record[0] for key, record in pairs if record is not None and record[0] > newest}
+
+
+def newer_than_ledger(state: str, found: Mapping[Any, int], newest: int) -> StaleBatchError:
+    """The error for records whose txids a ledger had not given out when it was read after them."""
+    key, txid = next(iter(found.items()))
+    more = f" ({len(found) - 1} more keys like it)" if len(found) > 1 else ""
+    shown = str(key)[:100]
+    return StaleBatchError(
+        f"state {state!r}, key {shown!r}: the record carries txid {txid}, and the ledger has given out none above "
+        f"{newest}{more}. The ledger was put back from an older copy than its records, or something else wrote the "
+        "record. Nothing was written. Restore both from one backup, or delete the record.",
+        state=state,
+        key=str(key),
+        keys=[str(one) for one in found],
+        found=txid,
+        newest=newest,
     )

@@ -32,7 +32,7 @@ from mapstate.backends.aerospike_codes import (
 )
 from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
 from mapstate.errors import CorruptRecordError, FencedError, KeyEncodingError, MapStateError, StoreError, UsageError
-from mapstate.findings import Finding
+from mapstate.findings import MOST_NAMED, Finding
 from mapstate.keys import StoreKey
 
 if TYPE_CHECKING:
@@ -133,14 +133,24 @@ class AerospikeStore:
         query = self._retrying(lambda: self._client.query(self._backend.namespace, self._set))  # it may connect first
         query.max_records = page_size
         query.paginate()
+        unlisted: list[str] = []
         while True:
             # With values, the client would leave out in silence what it cannot convert.
             found = self._retrying(lambda: query.results({"total_timeout": 0}, {"nobins": True}), retries=0)
-            page = [key for one in found if (key := self._key(one[0])) not in (_LEDGER, _REPORTS)]
+            keys = [self._key(one[0], unlisted) for one in found]
+            page = [key for key in keys if key is not None and key not in (_LEDGER, _REPORTS)]
             if page:
                 yield page
             if query.is_done():
-                return
+                break
+        if unlisted:
+            raise CorruptRecordError(
+                f"state {self._state!r}: the set {self._set!r} has a record without a user key, {unlisted[0]}: "
+                "something else writes there, without POLICY_KEY_SEND. It cannot be listed, and was left as it is.",
+                state=self._state,
+                keys=unlisted[:MOST_NAMED],
+                count=len(unlisted),
+            )
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`: a read and a write."""
@@ -276,17 +286,15 @@ class AerospikeStore:
             raise KeyEncodingError(f"state {self._state!r}: the key {key} has more than 64 bits", state=self._state)
         return self._backend.namespace, self._set, place
 
-    def _key(self, place: Any) -> StoreKey:
+    def _key(self, place: Any, unlisted: list[str]) -> StoreKey | None:
+        """The user key; None where there is none, whose digest goes to ``unlisted``."""
         key: Any = place[2]
         if isinstance(key, str | int):
             return key
         if isinstance(key, bytes | bytearray):
             return bytes(key).decode(errors="backslashreplace")
-        raise CorruptRecordError(
-            f"state {self._state!r}: the set {self._set!r} has a record without a user key, digest "
-            f"{bytes(place[3]).hex()}: something else writes there, without POLICY_KEY_SEND. It cannot be listed.",
-            state=self._state,
-        )
+        unlisted.append(f"digest {bytes(place[3]).hex()}")
+        return None
 
     def _value(self, key: StoreKey, one: Any) -> Any:
         if one.result == NOT_FOUND:

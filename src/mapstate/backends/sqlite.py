@@ -30,6 +30,7 @@ from mapstate.backends.sqlite_checkup import judge
 from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
 from mapstate.errors import (
     ConfigurationError,
+    CorruptRecordError,
     FencedError,
     KeyEncodingError,
     MapStateError,
@@ -38,7 +39,7 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-from mapstate.findings import Finding
+from mapstate.findings import MOST_NAMED, Finding
 
 __all__ = ["SqliteBackend", "SqliteStore"]
 
@@ -231,10 +232,22 @@ class SqliteStore:
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """See `Scan.scan`. In the order of the keys; nothing is locked between two pages."""
-        page = self._page(None, page_size)
+        page: list[Any] = self._page(None, page_size)
+        other: list[str] = []
         while page:
-            yield page
+            keys = [key for key in page if isinstance(key, str)]
+            if keys:
+                yield keys
+            other += [repr(key) for key in page if not isinstance(key, str)]
             page = self._page(page[-1], page_size)
+        if other:
+            raise CorruptRecordError(
+                f"state {self._state!r}: the row with the key {other[0][:100]} is no record, its key is no text: "
+                "something else writes into this table. It was left as it is. Delete it.",
+                state=self._state,
+                keys=other[:MOST_NAMED],
+                count=len(other),
+            )
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`."""

@@ -103,7 +103,10 @@ def vacuum(
         ),
     ] = None,
 ) -> None:
-    """Rewrites dead records, drops empty ones. No value changes. Run it between two batches."""
+    """Rewrites dead records, drops empty ones; exit code 1 where something is no record. No value changes.
+
+    Run it between two batches.
+    """
     console = _console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -116,6 +119,15 @@ def vacuum(
         )
     end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
     typer.echo(f"{_vacuumed(done)}; {end}")
+    if done.unreadable:
+        shown = ", ".join(f"{key[:100]!r}" for key in done.unreadable_keys)
+        more = done.unreadable - len(done.unreadable_keys)
+        typer.echo(
+            f"mapstate: {done.unreadable} keys are no records of this state, and were left as they are: {shown}"
+            f"{f' and {more} more' if more > 0 else ''}. mapstate doctor says what is wrong with the first.",
+            err=True,
+        )
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -85,9 +86,13 @@ class RecordCodec:
             ) from error
 
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        """The records; None where there is none. Raises CorruptRecordError with state and key."""
+        """The records; None where there is none. Raises CorruptRecordError; its ``keys`` are all that are no record."""
         if len(self._layouts) > 1:
-            return [None if one is None else self._load_by_txid(key, one) for key, one in zip(keys, data, strict=True)]
+            load = self._load_by_txid
+            try:
+                return [None if one is None else load(key, one) for key, one in zip(keys, data, strict=True)]
+            except CorruptRecordError:
+                return self._each(load, keys, data)
         decode, into = self._now.decode, self._now.into
         try:
             if not any_none(data):  # no Python code per record, where none has to be converted
@@ -97,9 +102,22 @@ class RecordCodec:
                 return [None if one is None else decode(one) for one in data]
             return [None if one is None else into(decode(one)) for one in data]
         except _UNREADABLE:
-            return [
-                None if one is None else self._load(self._now, key, one) for key, one in zip(keys, data, strict=True)
-            ]
+            return self._each(partial(self._load, self._now), keys, data)
+
+    @staticmethod
+    def _each(load: Callable[[Any, Any], Any], keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        """Each by itself. The error is that of the first that cannot be read, and names all."""
+        out: list[Any] = []
+        errors: list[CorruptRecordError] = []
+        for key, one in zip(keys, data, strict=True):
+            try:
+                out.append(None if one is None else load(key, one))
+            except CorruptRecordError as error:
+                errors.append(error)
+        if errors:
+            errors[0].facts["keys"] = [error.key for error in errors]
+            raise errors[0]
+        return out
 
     def _load(self, layout: _Layout, key: Any, data: Any) -> Any:
         try:

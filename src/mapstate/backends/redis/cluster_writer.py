@@ -70,12 +70,12 @@ class ClusterWriter:
             self.close()
             chunk = self._packed(list(keys))
             replies = self._cluster.ask(self._gets(chunk))
-        self._chunk = chunk
         for reply in replies:
             fence = reply.found[0]
             if fence != self._text or self._token.closed:
                 raise fenced(self._state, self._token, fence)
         found = [reply.found[1] for reply in replies]
+        self._chunk = chunk
         self._absent = [bytes(map(is_, one, repeat(None))) if any_none(one) else b"" for one in found]
         return put_together(chunk.groups, found, len(keys))
 

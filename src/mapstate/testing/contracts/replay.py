@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+import time
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from mapstate.backing_map import Backend
-from mapstate.errors import FencedError, StaleBatchError, StateOwnershipError, UsageError
+from mapstate.doctor import examine
+from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.reader import open_reader
 from mapstate.testing.contracts.backend import BackendContract
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery
+from mapstate.testing.contracts.side_door import SideDoor
 from mapstate.transitions import StateType
 from mapstate.vacuum import vacuum
 
@@ -182,6 +185,74 @@ class ReplayContract(BackendContract):
             self.query(other).run(1, {"k0": 1, "new": 1})
             assert reader.count_keys(7)[:2] == (51, 51)
             assert reader.key_count() == 51
+
+    @needs("scan")
+    def test_records_that_cannot_be_read_are_named_and_end_no_scan(
+        self, backend: Backend, store: Any, side_door: SideDoor
+    ) -> None:
+        self.query(store).run(0, {f"k{at:02}": at for at in range(50)})
+        odd = [f"k{at:02}" for at in range(0, 50, 4)]
+        for key in odd:
+            side_door.write(self.state, key, self.odd_record("the word null"))
+        seen: dict[Any, Any] = {}
+        with open_reader(backend, self.state) as reader:
+            with pytest.raises(CorruptRecordError, match="k04"):
+                reader.multi_get(["k03", "k04"])
+            with pytest.raises(CorruptRecordError, match="13 keys") as caught:
+                seen.update(reader.scan(7))
+        assert seen == {(f"k{at:02}",): {"n": at} for at in range(50) if at % 4}
+        assert caught.value.count == 13
+        assert len(caught.value.keys) == 10
+        assert set(caught.value.keys) < set(odd)
+        found = [one.found for one in examine(backend, self.state) if one.severity == "error"]
+        assert any(one.startswith("13 keys cannot be read") for one in found), "the doctor does not say so"
+
+    def test_a_record_with_a_txid_from_the_future_is_named_soon(
+        self, backend: Backend, store: Any, side_door: SideDoor
+    ) -> None:
+        self.query(store).run(0, {"a": 1, "b": 2})
+        side_door.write(self.state, "a", self.a_record(5, txid=10**9))
+        with open_reader(backend, self.state) as reader:
+            started = time.monotonic()
+            with pytest.raises(StaleBatchError, match=r"'a'.*txid 1000000000.*above 1000") as caught:
+                reader.multi_get(["b", "a"])
+            assert caught.value.key == "a"
+            assert time.monotonic() - started < 15
+            assert reader.get("b") == {"n": 2}
+
+    @needs("scan")
+    def test_a_record_with_a_txid_from_the_future_ends_no_scan_and_is_found_by_the_doctor(
+        self, backend: Backend, store: Any, side_door: SideDoor
+    ) -> None:
+        self.query(store).run(0, {"a": 1, "b": 2, "c": 3})
+        for key in "ac":
+            side_door.write(self.state, key, self.a_record(5, txid=10**9))
+        seen: dict[Any, Any] = {}
+        with open_reader(backend, self.state) as reader, pytest.raises(CorruptRecordError, match=r"2 keys.*'a'"):
+            seen.update(reader.scan(1))
+        assert seen == {("b",): {"n": 2}}
+        found = [one.found for one in examine(backend, self.state) if one.severity == "error"]
+        assert any(one.startswith("2 keys are newer than the ledger") for one in found)
+
+    @needs("scan", "guarded_writes", "conditional_writes")
+    def test_a_vacuum_does_its_work_beside_what_it_cannot_read_and_says_so(
+        self, backend: Backend, store: Any, side_door: SideDoor
+    ) -> None:
+        query = self.query(store)
+        query.run(0, {"a": 1, "b": 1, "odd": 1, "late": 1})
+        dead = query.begin(1)
+        assert dead is not None
+        dead.add({"a": 1000, "new": 1000})
+        dead.end()
+        query.run(1, {"b": 1})
+        strange = {"odd": self.odd_record("the word null"), "late": self.a_record(5, txid=10**9)}
+        for key, record in strange.items():
+            side_door.write(self.state, key, record)
+        done = vacuum(backend, self.state, page_size=2)
+        assert (done.unreadable, sorted(done.unreadable_keys)) == (2, ["late", "odd"])
+        assert {key: side_door.read(self.state, key) for key in strange} == strange
+        assert self.query(store).ledger.record.dead == ()
+        assert self.seen(backend, "a", "b", "new") == [1, 2, None]
 
     @needs("scan", "guarded_writes", "conditional_writes")
     def test_a_vacuum_changes_nothing_that_a_reader_sees(self, backend: Backend, store: Any) -> None:
