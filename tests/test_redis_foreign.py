@@ -108,12 +108,20 @@ def test_a_key_of_another_type_is_refused_and_not_replaced(place, writer, others
     assert place.store.multi_get(KEYS) == [b"mine"] * len(KEYS)
 
 
-def test_a_key_that_somebody_makes_between_get_and_put_is_not_replaced(place, writer):
+def test_a_key_of_another_type_that_is_made_between_get_and_put_is_not_replaced(place, writer):
     assert writer.multi_get(KEYS) == [None] * len(KEYS)
-    place.client.set(place.name(KEYS[3]), "theirs")
+    place.client.rpush(place.name(KEYS[3]), "theirs")
     with pytest.raises(CorruptRecordError, match="'user-3'"):
         put(writer, KEYS)
-    assert place.client.get(place.name(KEYS[3])) == b"theirs"
+    assert place.client.lrange(place.name(KEYS[3]), 0, -1) == [b"theirs"]
+
+
+def test_records_that_another_writer_of_the_attempt_makes_meanwhile_are_replaced_as_in_any_layout(place, writer):
+    assert writer.multi_get(KEYS) == [None] * len(KEYS)
+    for key in KEYS[:9]:
+        place.client.set(place.name(key), "other")
+    put(writer, KEYS)
+    assert place.store.multi_get(KEYS) == [b"mine"] * len(KEYS)
 
 
 def test_what_was_read_ahead_is_refused_at_the_next_put_or_the_flush(place, writer):

@@ -144,8 +144,6 @@ class Layout(ABC):
         more = f" (and {len(keys) - 1} more keys like it)" if len(keys) > 1 else ""
         kind = "something else" if types[0] is None else f"a {types[0].decode()}"
         key, name = keys[0][:100], (self._head + keys[0].encode())[:100].decode(errors="replace")
-        if types[0] == b"string":
-            kind = "a string that this attempt did not write, made since it was read"
         return CorruptRecordError(
             f"state {self._state!r}, key {key!r}: the Redis key {name!r} is {kind}{more}. Something else writes "
             "under this state's name; it was not written over. Delete it, or restore the record that was there.",

@@ -30,7 +30,7 @@ local fence = redis.call('GET', KEYS[1])
 if fence ~= ARGV[1] then return {0, fence} end
 """
 
-# Of keys that were absent, one that is there now holds what this very put has written before, or is none of ours.
+# Of keys that were absent, a string that is there now may be what this very put has written before.
 _ABSENT = (
     _GUARD
     + b"""
@@ -46,9 +46,7 @@ if there > 0 then
   for at = 1, #absent do
     if string.byte(absent, at) == 1 then
       local kind = redis.call('TYPE', KEYS[at + 1]).ok
-      if kind ~= 'none' and (kind ~= 'string' or redis.call('GET', KEYS[at + 1]) ~= ARGV[first + at]) then
-        return {2, at, kind}
-      end
+      if kind ~= 'none' and kind ~= 'string' then return {2, at, kind} end
     end
   end
 end
@@ -57,8 +55,7 @@ end
 )
 
 _PUT = (
-    b"local first = 2"
-    + _ABSENT
+    _ABSENT
     + b"""
 local keys, values, pairs, last = KEYS, ARGV, {}, 0
 for at = 2, #keys do pairs[last + 1], pairs[last + 2] = keys[at], values[at + 1]; last = last + 2 end
@@ -69,8 +66,7 @@ return {1}
 )
 
 _PUT_EXPIRING = (
-    b"local first = 3"
-    + _ABSENT
+    _ABSENT
     + b"""
 for at = 2, #KEYS do redis.call('SET', KEYS[at], ARGV[at + 2], 'PX', ARGV[3]) end
 return {1}
@@ -157,7 +153,7 @@ return redis.call('HGET', KEYS[1], ARGV[1])
 def guarded_put(
     fence: bytes, token: bytes, keys: PackedKeys, values: Sequence[bytes], expiry: bytes | None, *, absent: bytes
 ) -> bytes:
-    """Stores all of a group's records where its fence is at ``token``, and nobody else has made one that was absent.
+    """Stores all of a group's records where its fence is at ``token``, and no absent one is of another type.
 
     ``absent`` is empty, or has a byte for each key, 1 where a get gave nothing. The reply: [1]; or [0, the fence]; or
     [2, number of a key from 1 on, its type], and nothing was written.

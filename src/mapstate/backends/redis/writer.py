@@ -88,8 +88,8 @@ class Writer:
         begun then, and in this one nobody else writes these keys. With a read under way the replies are left to
         `flush`, which the next put begins with.
 
-        Raises CorruptRecordError where a key is there by now, or of another type, whose get gave nothing: nothing is
-        written over it. Of this put other keys may be written.
+        Raises CorruptRecordError where a key whose get gave nothing is there and of another type: nothing is written
+        over it. Of this put other keys may be written.
         """
         check_lengths(keys, values, "values")
         if keys:
@@ -154,22 +154,28 @@ class Writer:
         raise fenced(self._state, self._token, _TOUCHED)
 
     def _is_stored(self, sent: _Sent) -> bool:
-        """After EXEC: whether the keys that were absent have these records now, or the same has to be sent again.
+        """After EXEC: whether the keys that were absent have these records now; else it can be sent again.
 
-        They may have them from an earlier sending, whose reply was lost. Raises CorruptRecordError for any other.
+        Strings may be there from an earlier sending, whose reply was lost. Raises CorruptRecordError for another type.
         """
         if not sent.made or all(sent.done):
             return True
         keys, values, absent = sent.made
         layout, made = self._layout, dict(zip(compress(keys, absent), compress(values, absent), strict=True))
         found = self._server.ask(layout.get(layout.pack(list(made))), 1)[0]
-        other = [key for key, one in zip(made, found, strict=True) if one != made[key]]
+        other = {key: one for key, one in zip(made, found, strict=True) if one != made[key]}
         if not other:
             return True
-        types = self._server.ask(b"".join(layout.types(other)), len(other), optional=len(other))
-        foreign = {key: kind for key, kind in zip(other, types, strict=True) if kind != b"none"}
+        types = self._server.ask(b"".join(layout.types(list(other))), len(other), optional=len(other))
+        foreign = {
+            key: kind
+            for (key, one), kind in zip(other.items(), types, strict=True)
+            if one is None and kind not in (b"none", b"string")
+        }
         if foreign:
             raise layout.foreign(list(foreign), list(foreign.values()))
+        put, sent.replies = layout.put(layout.pack(keys), values)
+        sent.change, sent.made = MULTI + put + EXEC, None
         return False
 
     def _transact(self, change: bytes, replies: int) -> Any:
