@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from test_checkpoint import checkpoint, files
@@ -19,8 +20,11 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.cli.commands import app
+from mapstate.ledger import decode_ledger, encode_ledger
 
 SECRET = "s3cret-p4ssword"
+ADOPT = ["adopt", "--type", "opaque"]
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\n"
 
 
 @pytest.fixture
@@ -260,6 +264,19 @@ def test_an_error_is_one_message_and_exit_code_2(command, url):
         ["ledger", "memory://", f"redis://:{SECRET}@localhost"],
         ["rewind", "memory://", f"redis://:{SECRET}@localhost", "c"],
         ["doctor", "--replay-horizon", f"redis://:{SECRET}@localhost", "s", "memory://"],
+        [*ADOPT, "--key", f"redis://:{SECRET}@localhost", "--field", "n=Count bigint", "memory://", "s"],
+        [*ADOPT, "--key", f"redis://:with {SECRET}@localhost", "--field", "n=Count bigint", "memory://", "s"],
+        [*ADOPT, "--key", "k string", "--field", f"redis://:{SECRET}@localhost", "memory://", "s"],
+        [*ADOPT, "--key", "k string", "--field", f"n=redis://:{SECRET}@localhost bigint", "memory://", "s"],
+        ["adopt", "--type", f"me:{SECRET}@localhost", "--key", "k string", "--field", "n=Count bigint", "s"],
+        ["doctor", "--replay-horizon", f"me:{SECRET}@localhost", "memory://", "s"],
+        ["ledger", "memory://", f"me:{SECRET}@localhost"],
+        ["ledger", f"redis:/me:{SECRET}@localhost", "s"],
+        ["ledger", f"me:{SECRET}@localhost", "s"],
+        ["ledger", f"@redis://me:{SECRET}@localhost", "s"],
+        ["rewind", "memory://", "s", f"redis:/me:{SECRET}@localhost"],
+        [f"me:{SECRET}@localhost"],
+        ["ledger", "a", "b", "c", f"me:{SECRET}@localhost"],
     ],
 )
 def test_a_password_is_never_shown(args):
@@ -267,6 +284,77 @@ def test_a_password_is_never_shown(args):
     assert done.exit_code == 2
     assert done.stderr
     assert SECRET not in re.sub(r"[\s│]", "", done.output + done.stderr + done.stdout)  # however it is wrapped
+
+
+def test_the_url_is_taken_from_the_environment_where_none_is_given(url, monkeypatch, tmp_path):
+    Job(url).batch(a=1)
+    place = checkpoint(tmp_path / "c", range(4), range(3))
+    done = run("ledger", "s")
+    assert (done.exit_code, "MAPSTATE_URL" in done.stderr) == (2, True)
+    monkeypatch.setenv("MAPSTATE_URL", url)
+    for args in (
+        ["ledger", "s"],
+        ["ledger", "--json", "s"],
+        ["doctor", "s", "--replay-horizon", "12h"],
+        ["vacuum", "s"],
+    ):
+        assert run(*args).exit_code == 0, args
+    assert "The next batch will be 1." in run("rewind", "s", place, "--yes").stdout
+    assert "Missing argument" in run("ledger").stderr
+    assert "batch 0 as txid 1000" in run("ledger", "s").stdout
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert "StateNotFoundError" in run("ledger", other, "s").stderr  # an argument is more than the environment
+
+
+def test_the_url_is_read_out_of_a_file_where_one_is_named(url, monkeypatch, tmp_path):
+    Job(url).batch(a=1)
+    file = tmp_path / "url"
+    file.write_text(f"{url}\n")
+    assert run("ledger", f"@{file}", "s").exit_code == 0
+    monkeypatch.setenv("MAPSTATE_URL", f"@{file}")
+    assert run("ledger", "s").exit_code == 0
+    file.write_bytes(b"\xff" + SECRET.encode())
+    for place in (f"@{file}", f"@{tmp_path}/nothing"):
+        done = run("ledger", place, "s")
+        assert (done.exit_code, place[1:] in done.stderr, SECRET in done.stderr) == (2, True, False)
+
+
+def _with_escapes(url: str) -> None:
+    """A ledger and reports in which whoever may write to the store has put what a terminal would obey."""
+    job = Job(url)
+    job.batch(a=1)
+    job.batch(a=2)
+    record, version = job.store.load()
+    found = decode_ledger(record, "s")
+    at = msgspec.structs.replace(found.committed, at=ESCAPES, offsets=ESCAPES, owner=ESCAPES)
+    keys = tuple(one._replace(name=ESCAPES) for one in found.keys)
+    evil = msgspec.structs.replace(found, keys=keys, owner=ESCAPES, owners={ESCAPES: 3}, committed=at)
+    job.store.swap(encode_ledger(evil), version, evil.fence())
+    one = dict.fromkeys((*BatchReport.__struct_fields__,), 1) | {"at": ESCAPES, "milliseconds": 3}
+    job.store.keep_report(encode_report(BatchReport(**one)), 100)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ledger", "URL", "s"],
+        ["ledger", "URL", "s", "--json"],
+        ["doctor", "URL", "s"],
+        ["doctor", "URL", "s", "--json"],
+        ["rollback", "URL", "s"],
+        ["rewind", "URL", "s", "CHECKPOINT"],
+        ["vacuum", "URL", "s"],
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown_escaped(args, url, tmp_path):
+    _with_escapes(url)
+    place = checkpoint(tmp_path / "c", range(4), range(3))
+    done = run(*({"URL": url, "CHECKPOINT": place}.get(one, one) for one in args), answer="n\n")
+    assert not done.exception or isinstance(done.exception, SystemExit)
+    shown = done.stdout + done.stderr
+    assert [one for one in shown if not one.isprintable() and one != "\n"] == []
+    if args[0] == "ledger":
+        assert "u001b[2J" in shown or "x1b[2J" in shown
 
 
 def test_a_mistake_in_the_arguments_still_says_what_it_is():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
-from mapstate.backends import resolve
+from mapstate.backends import LIKE_A_URL, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.serializers import serializer as serializer_named
@@ -162,7 +162,7 @@ def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, opti
 def check_state_name(name: str) -> str:
     """The name, if it can be one. Raises ConfigurationError."""
     if type(name) is not str or not _NAME.fullmatch(name):
-        shown = "a URL" if "://" in repr(name) else repr(name)  # which may hold a password
+        shown = "a URL" if LIKE_A_URL.search(repr(name)) else repr(name)  # which may hold a password
         raise ConfigurationError(
             f"{shown} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
         )

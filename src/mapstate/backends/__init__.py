@@ -7,13 +7,17 @@ is looked up on the driver alone; what travels to executors is the backend. A sc
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any
 
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["resolve"]
+__all__ = ["LIKE_A_URL", "resolve"]
+
+LIKE_A_URL = re.compile(r":/|:.*@", re.DOTALL)
+"""What may be a store's URL, also one that is misspelt: no message repeats it, because it may hold a password."""
 
 _BUILT_IN = {
     "aerospike": "mapstate.backends.aerospike:AerospikeBackend",

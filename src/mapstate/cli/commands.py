@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,13 +16,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from mapstate import transitions
 from mapstate.adopt import FORMER_OWNER, Adopted
 from mapstate.adopt import adopt as adopt_state
-from mapstate.backends import resolve
+from mapstate.backends import LIKE_A_URL, resolve
 from mapstate.backing_map import let_go
 from mapstate.batch_report import BatchReport
 from mapstate.checkpoint import query_of
 from mapstate.checkpoint import rewind as rewind_checkpoint
-from mapstate.cli.group import CommandGroup
-from mapstate.cli.show import show_findings, show_ledger, show_reports
+from mapstate.cli.group import Command, CommandGroup
+from mapstate.cli.show import say, show_findings, show_ledger, show_reports
 from mapstate.doctor import examine
 from mapstate.doctor import recount as recount_keys
 from mapstate.drop import drop as drop_state
@@ -43,22 +45,31 @@ app = typer.Typer(
     help="Looks at a mapstate state, cleans it up, and puts it and its checkpoint back.",
 )
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="the store: redis://..., sqlite:///...", show_default=False)]
+Url = Annotated[  # a list, because the arguments behind it get theirs first; see `Command`
+    list[str] | None,
+    typer.Argument(
+        metavar="URL",
+        help="the store: redis://..., sqlite:///..., or @FILE, which holds it. By default what MAPSTATE_URL says, "
+        "which unlike an argument no other user of the machine sees",
+        show_default=False,
+    ),
+]
 State = Annotated[str, typer.Argument(metavar="STATE", help="the state's name", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
+_URL_VARIABLE = "MAPSTATE_URL"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-@app.command()
-def ledger(url: Url, state: State, as_json: AsJson = False) -> None:
+@app.command(cls=Command)
+def ledger(*, url: Url = None, state: State, as_json: AsJson = False) -> None:
     """Shows the ledger, and the last hundred batches."""
-    with open_reader(url, state) as reader:
+    with open_reader(_place(url), state) as reader:
         record, reports = reader.ledger(), _reports(reader)
     if as_json:
         shown = {"ledger": record, "keys_held": record.keys_held(), "reports": reports}
-        typer.echo(msgspec.json.encode(shown).decode())
+        typer.echo(json.dumps(msgspec.to_builtins(shown)))  # in ASCII
         return
     console = _console()
     show_ledger(console, record)
@@ -67,9 +78,10 @@ def ledger(url: Url, state: State, as_json: AsJson = False) -> None:
         show_reports(console, reports)
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
-    url: Url,
+    *,
+    url: Url = None,
     state: State,
     replay_horizon: Annotated[
         str, typer.Option(help="how long after a batch it may have to be repeated: 90s, 30m, 12h, 1d")
@@ -80,7 +92,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Says what in the state or its store can go wrong; exit code 1 where something is."""
-    findings = examine(url, state, replay_horizon=_seconds(replay_horizon), count_keys=count_keys)
+    findings = examine(_place(url), state, replay_horizon=_seconds(replay_horizon), count_keys=count_keys)
     if as_json:
         typer.echo(json.dumps([one._asdict() for one in findings]))
     else:
@@ -89,9 +101,10 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def vacuum(
-    url: Url,
+    *,
+    url: Url = None,
     state: State,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")
@@ -107,22 +120,22 @@ def vacuum(
 
     Run it between two batches.
     """
-    console = _console()
+    console, place = _console(), _place(url)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("looking for the ledger", total=None)
         done = vacuum_state(
-            *(url, state),
+            *(place, state),
             take_over=take_over,
             beside=[_beside(one) for one in beside or ()],
             on_page=lambda so_far: progress.update(task, description=_vacuumed(so_far)),
         )
     end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
-    typer.echo(f"{_vacuumed(done)}; {end}")
+    say(f"{_vacuumed(done)}; {end}")
     if done.unreadable:
         shown = ", ".join(f"{key[:100]!r}" for key in done.unreadable_keys)
         more = done.unreadable - len(done.unreadable_keys)
-        typer.echo(
+        say(
             f"mapstate: {done.unreadable} keys are no records of this state, and were left as they are: {shown}"
             f"{f' and {more} more' if more > 0 else ''}. mapstate doctor says what is wrong with the first.",
             err=True,
@@ -130,23 +143,25 @@ def vacuum(
         raise typer.Exit(1)
 
 
-@app.command()
-def recount(url: Url, state: State, yes: Yes = False) -> None:
+@app.command(cls=Command)
+def recount(*, url: Url = None, state: State, yes: Yes = False) -> None:
     """Counts all keys, and writes the number into the ledger. Accepts missing keys as lost."""
-    counted = recount_keys(url, state, dry_run=True)
+    place = _place(url)
+    counted = recount_keys(place, state, dry_run=True)
     says = "does not know how many" if counted.held is None else f"says {counted.held}"
-    typer.echo(f"{counted.found} keys are there, and the ledger {says}.")
+    say(f"{counted.found} keys are there, and the ledger {says}.")
     if counted.found == counted.held:
         return
     if not yes:
         typer.confirm(f"Shall it say {counted.found} from here on?", abort=True)
-    done = recount_keys(url, state)
-    typer.echo(f"Done: the state holds {done.found} keys.")
+    done = recount_keys(place, state)
+    say(f"Done: the state holds {done.found} keys.")
 
 
-@app.command()
+@app.command(cls=Command)
 def drop(
-    url: Url,
+    *,
+    url: Url = None,
     state: State,
     force: Annotated[
         bool, typer.Option("--force", help="also with an attempt in flight, or a ledger that cannot be read")
@@ -154,17 +169,16 @@ def drop(
     yes: Yes = False,
 ) -> None:
     """Removes a state whole: records, ledger, and what lies beside them. Stop the query first."""
-    found = drop_state(url, state, force=force, dry_run=True).ledger
+    place = _place(url)
+    found = drop_state(place, state, force=force, dry_run=True).ledger
     if found is None:
-        typer.echo(f"State {state!r} has no ledger that can be read. All records under its name will be removed.")
+        say(f"State {state!r} has no ledger that can be read. All records under its name will be removed.")
     elif found.committed is None:
-        typer.echo(f"State {state!r} of query {found.owner} will be removed. It counts no batch.")
+        say(f"State {state!r} of query {found.owner} will be removed. It counts no batch.")
     else:
         last = found.committed
-        typer.echo(
-            f"State {state!r} of query {found.owner} will be removed: batch {last.batch_id} was committed {last.at}."
-        )
-    typer.echo("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.")
+        say(f"State {state!r} of query {found.owner} will be removed: batch {last.batch_id} was committed {last.at}.")
+    say("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.")
     if not yes:
         typer.confirm("Remove the state?", abort=True)
     console = _console()
@@ -172,49 +186,53 @@ def drop(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("removing records", total=None)
         done = drop_state(
-            *(url, state),
+            *(place, state),
             force=force,
             on_page=lambda so_far: progress.update(task, description=f"{so_far.records} records removed"),
         )
-    typer.echo(f"Done: {done.records} records removed, and the ledger.")
+    say(f"Done: {done.records} records removed, and the ledger.")
 
 
-@app.command()
-def rollback(url: Url, state: State, yes: Yes = False) -> None:
+@app.command(cls=Command)
+def rollback(*, url: Url = None, state: State, yes: Yes = False) -> None:
     """Takes the last batch back. The checkpoint has to be rewound with it."""
-    store: Any = resolve(url).open(check_state_name(state))
+    store: Any = resolve(_place(url)).open(check_state_name(state))
     try:
         found = read_ledger(store, state)
         transitions.rollback(found)  # says what is in the way before anybody is asked
         last = found.committed
         assert last is not None  # noqa: S101  or it would have been refused
-        typer.echo(f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count.")
-        typer.echo("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")
+        say(f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count.")
+        say("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")
         if not yes:
             typer.confirm("Take it back?", abort=True)
         after = Ledger(store, state).rollback(last.txid)
     finally:
         let_go(store)
-    typer.echo(f"Done: the state waits for batch {after.owners[after.owner]}.")
+    say(f"Done: the state waits for batch {after.owners[after.owner]}.")
 
 
-@app.command()
+@app.command(cls=Command)
 def rewind(
-    url: Url,
+    *,
+    url: Url = None,
     state: State,
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a local directory", show_default=False)],
     yes: Yes = False,
 ) -> None:
     """Puts a streaming checkpoint back to the ledger, after a rollback or a restored store. Stop the query first."""
-    planned = rewind_checkpoint(url, state, checkpoint, dry_run=True)
+    place = _place(url)
+    if LIKE_A_URL.search(checkpoint) and not checkpoint.startswith("file:") and not Path(checkpoint).exists():
+        raise UsageError("CHECKPOINT is a local directory; what was given looks like a URL, and is not shown")
+    planned = rewind_checkpoint(place, state, checkpoint, dry_run=True)
     if not planned.moved:
-        typer.echo(f"Nothing to do: the checkpoint's next batch is {planned.batch_id}, as the state expects.")
+        say(f"Nothing to do: the checkpoint's next batch is {planned.batch_id}, as the state expects.")
         return
-    typer.echo(f"The next batch will be {planned.batch_id}. These go aside: {', '.join(planned.moved)}")
+    say(f"The next batch will be {planned.batch_id}. These go aside: {', '.join(planned.moved)}")
     if not yes:
         typer.confirm("Is the query stopped, and shall they?", abort=True)
-    done = rewind_checkpoint(url, state, checkpoint)
-    typer.echo(f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}")
+    done = rewind_checkpoint(place, state, checkpoint)
+    say(f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}")
 
 
 def _reports(reader: StateReader) -> list[BatchReport] | None:
@@ -222,15 +240,15 @@ def _reports(reader: StateReader) -> list[BatchReport] | None:
     try:
         return reader.reports()
     except (CorruptRecordError, StoreError) as error:
-        typer.echo(f"mapstate: the batch reports are not shown: {error.message}", err=True)
+        say(f"mapstate: the batch reports are not shown: {error.message}", err=True)
         return None
 
 
-@app.command()
+@app.command(cls=Command)
 def adopt(
-    url: Url,
-    state: State,
     *,
+    url: Url = None,
+    state: State,
     type: Annotated[  # noqa: A002  the option's name
         StateType, typer.Option(help="what the topology kept: [txid,curr,prev], [txid,val], or the bare value")
     ],
@@ -246,52 +264,73 @@ def adopt(
     owner = None if checkpoint is None else query_of(checkpoint)
     schema: dict[str, Any] = {"type": type, "keys": list(map(_key, key)), "fields": list(map(_field, field))}
     schema |= {"owner": owner, "serializer": serializer}
-    console = _console()
+    console, place = _console(), _place(url)
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         task = progress.add_task("reading records", total=None)
         found = adopt_state(
-            *(url, state),
+            *(place, state),
             **schema,
             dry_run=True,
             on_page=lambda so_far: progress.update(task, description=_adopted(so_far)),
         )
     if owner is None:
-        typer.echo(f"{_adopted(found)}. All of it will count.")
-        typer.echo(
-            "The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost."
-        )
+        say(f"{_adopted(found)}. All of it will count.")
+        say("The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost.")
     else:
-        typer.echo(f"{_adopted(found)}. What the batch reports do not name as committed will not count.")
+        say(f"{_adopted(found)}. What the batch reports do not name as committed will not count.")
     if not yes:
         typer.confirm("Is it stopped, and shall the state get a ledger?", abort=True)
-    done = adopt_state(url, state, **schema)
+    done = adopt_state(place, state, **schema)
     if owner is not None:
-        typer.echo(f"Done: {_adopted(done)}. Start the query again from its checkpoint; mapstate rewind, if it asks.")
+        say(f"Done: {_adopted(done)}. Start the query again from its checkpoint; mapstate rewind, if it asks.")
         return
-    typer.echo(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
+    say(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
+
+
+def _place(url: list[str] | None) -> str:
+    """The store's URL: the argument, or the variable's; out of a file where it names one. Raises UsageError."""
+    place = url[0] if url else os.environ.get(_URL_VARIABLE, "")
+    if not place:
+        raise UsageError(
+            f"there is no URL: put it into the environment variable {_URL_VARIABLE}, or in front of the state's name: "
+            "mapstate COMMAND URL STATE"
+        )
+    if not place.startswith("@"):
+        return place
+    try:
+        return Path(place[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        file = "a file" if LIKE_A_URL.search(place) else f"the file {place[1:]!r}"
+        problem = f"the URL cannot be read out of {file}: {getattr(error, 'strerror', None) or 'it is no text'}"
+    raise UsageError(problem)  # without a context that would hold what the file does
 
 
 def _beside(text: str) -> tuple[str, str]:
     url, _, name = text.rpartition("#")
     if not url or not name:
         raise UsageError("a state beside this one is its store and its name, URL#STATE, such as sqlite:///b.db#by_page")
-    return url, name
+    return _place([url]), name
 
 
 def _key(text: str) -> KeyField:
     name, _, kind = text.partition(" ")
-    if not name or not kind:
-        raise UsageError(f"a key column is a name and a Spark type, such as 'user_id string', not {text!r}")
+    if not name or not kind or LIKE_A_URL.search(text):
+        raise UsageError(f"a key column is a name and a Spark type, such as 'user_id string', not {_told(text)}")
     return KeyField(name, kind.strip())
 
 
 def _field(text: str) -> Field:
     found = re.fullmatch(r"([^=\s]+)=(.+) (\S+)", text)
-    if found is None:
+    if found is None or LIKE_A_URL.search(text):
         raise UsageError(
-            f"an aggregate is name=Aggregator and the type it accumulates, such as 'visits=Count bigint', not {text!r}"
+            "an aggregate is name=Aggregator and the type it accumulates, such as 'visits=Count bigint', not "
+            f"{_told(text)}"
         )
     return Field(*found.groups())
+
+
+def _told(text: str) -> str:
+    return "a URL, which is not shown" if LIKE_A_URL.search(text) else repr(text)
 
 
 def _adopted(done: Adopted) -> str:
@@ -311,6 +350,5 @@ def _vacuumed(done: Vacuumed) -> str:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
-        shown = "a URL" if "://" in text else repr(text)  # which may hold a password
-        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {shown}")
+        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {_told(text)}")
     return float(found[1]) * _UNITS[found[2]]

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from mapstate.backends import LIKE_A_URL
+from mapstate.cli.show import say
 from mapstate.errors import MapStateError
 
-__all__ = ["CommandGroup"]
+__all__ = ["Command", "CommandGroup"]
 
 _ArgumentError: Any = typer.BadParameter.__base__  # click's UsageError; whose click it is depends on typer's version
 
@@ -33,14 +35,29 @@ class CommandGroup(TyperGroup):
             with _no_url_shown():
                 return super().invoke(ctx)
         except MapStateError as error:
-            typer.echo(f"mapstate: {type(error).__name__}: {error.message}", err=True)
+            say(f"mapstate: {type(error).__name__}: {error.message}", err=True)
             raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Finds the command."""
-        if args and "://" in args[0]:
+        if args and LIKE_A_URL.search(args[0]):
             ctx.fail("the command comes first, and then the URL: mapstate ledger URL STATE")
         return super().resolve_command(ctx, args)
+
+
+class Command(TyperCommand):
+    """A command with an optional URL in front: as many arguments as are left of those that it must have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses more than one."""
+        rest = super().parse_args(ctx, args)
+        urls = ctx.params["url"] or []
+        if len(urls) > 1:
+            names = [one.name for one in self.params if one.param_type_name == "argument"]
+            given = [*urls, *(ctx.params[name] for name in names[1:])]
+            extra = given[len(names) :]
+            ctx.fail(f"Got unexpected extra argument{'s' if len(extra) > 1 else ''} ({' '.join(map(str, extra))})")
+        return rest
 
 
 @contextmanager
@@ -49,6 +66,7 @@ def _no_url_shown() -> Iterator[None]:
     try:
         yield
     except _ArgumentError as error:
-        before, url, _ = error.message.partition("://")
-        error.message = before + (f"{url}..." if url else "")
+        url = LIKE_A_URL.search(error.message)
+        if url is not None:
+            error.message = f"{error.message[: url.start()]}... (the rest is not shown: it may hold a password)"
         raise

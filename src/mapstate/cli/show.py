@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,11 +13,23 @@ from mapstate.batch_report import BatchReport
 from mapstate.findings import Finding
 from mapstate.transitions import Commit, LedgerRecord
 
-__all__ = ["show_findings", "show_ledger", "show_reports"]
+__all__ = ["say", "show_findings", "show_ledger", "show_reports"]
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 _COLUMNS = ("batch", "txid", "attempt", "rows", "read", "cached", "written", "skipped", "ms", "committed at")
 _MOST_RANGES = 10
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """One line. Whoever can write to the store does not write to the terminal: see `_shown`."""
+    typer.echo(_shown(text), err=err)
+
+
+def _shown(text: str) -> str:
+    """The text without what a terminal would obey: control characters are escaped, as in Python's own literals."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def show_ledger(console: Console, ledger: LedgerRecord) -> None:
@@ -44,7 +57,7 @@ def show_ledger(console: Console, ledger: LedgerRecord) -> None:
     ]
     grid = Table.grid(padding=(0, 2))
     for name, value in lines:
-        grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+        grid.add_row(Text(name, style="bold"), Text(_shown(value), overflow="fold"))
     console.print(grid)
 
 
@@ -59,17 +72,17 @@ def show_reports(console: Console, reports: list[BatchReport]) -> None:
     for one in reports:
         keys = (one.keys_read, one.keys_cached, one.keys_written, one.keys_skipped)
         numbers = (one.batch_id, one.txid, one.attempt, one.rows, *keys, one.milliseconds)
-        table.add_row(*map(str, numbers), one.at)
+        table.add_row(*map(str, numbers), Text(_shown(one.at)))
     console.print(table)
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:
     """One paragraph per finding."""
     for one in findings:
-        line = Text(f"{one.severity:8}", style=_COLORS[one.severity]).append(f"{one.subject}: ", style="bold")
-        line.append(one.found, style="default")
+        line = Text(f"{one.severity:8}", style=_COLORS[one.severity]).append(f"{_shown(one.subject)}: ", style="bold")
+        line.append(_shown(one.found), style="default")
         if one.severity != "ok":
-            line.append(f"\n        expected: {one.expected}\n        {one.advice}", style="default")
+            line.append(f"\n        expected: {_shown(one.expected)}\n        {_shown(one.advice)}", style="default")
         console.print(line, soft_wrap=True)
 
 
