@@ -71,6 +71,17 @@ def test_its_scheme_is_found_where_the_package_is_installed(python, postgresql_u
     assert out.endswith("True\nNone\n")
 
 
+def test_no_secret_of_the_url_is_shown(python):
+    code = (
+        "import sys; from mapstate import opaque; from mapstate.backends import resolve\n"
+        "backend = resolve(sys.argv[1])\n"
+        "print(backend, opaque(backend, name='visits'), backend.open('visits'), backend.address)"
+    )
+    out = run([python, "-c", code, "postgresql://u:hunter2@h/d?sslmode=require&sslkey=k&sslpassword=hunter3"])
+    assert "sslmode=require sslkey=k sslpassword=***" in out
+    assert "hunter" not in out
+
+
 def test_a_wrong_password_and_an_odd_url_are_told_apart_and_not_repeated(python, postgresql_url):
     code = """
 import sys

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 
 from mapstate.errors import ConfigurationError
 from mapstate_postgresql.store import PostgresqlStore
@@ -48,8 +49,11 @@ class PostgresqlBackend:
         return cls(make_conninfo("", **parts))
 
     def __repr__(self) -> str:
+        # libpq itself says which parameters are secrets, such as password and sslpassword, or for experts only.
+        secret = {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar}
         parts = conninfo_to_dict(self.conninfo)
-        return f"PostgresqlBackend({make_conninfo('', **{**parts, 'password': '***'})!r})"
+        shown = {name: "***" if name in secret else value for name, value in parts.items()}
+        return f"PostgresqlBackend({make_conninfo('', **shown)!r})"
 
     @property
     def address(self) -> str:
