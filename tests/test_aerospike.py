@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
 import aerospike
 import pyarrow as pa
@@ -677,6 +678,19 @@ def test_what_the_client_is_made_with_it_knows():
             aerospike.client(config)
         assert caught.value.code != -2, caught.value
     assert "pw" not in repr(backend)
+
+
+def test_a_password_out_of_the_environment_is_in_no_recipe_that_travels(monkeypatch):
+    backend = resolve("aerospike://me@h/ns?password_env=A_VARIABLE")
+    with pytest.raises(ConfigurationError, match="A_VARIABLE, which is not set on "):
+        backend.config()
+    monkeypatch.setenv("A_VARIABLE", SECRET)
+    assert backend.config()["password"] == SECRET
+    assert SECRET.encode() not in pickle.dumps(backend)
+    assert resolve(repr(backend).split("'")[1]) == backend
+    for url in (f"aerospike://me:{quote(SECRET, safe='')}@h/ns?password_env=A", "aerospike://h/ns?password_env=A"):
+        with pytest.raises(ConfigurationError, match="password_env"):
+            resolve(url)
 
 
 def test_a_store_with_types_of_its_own_has_the_native_serializer():

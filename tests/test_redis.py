@@ -798,6 +798,31 @@ def test_no_password_is_shown_anywhere(start_redis):
         assert not [text for text in shown if password in text or coded in text]
 
 
+def test_a_password_out_of_the_environment_is_in_no_recipe_that_travels(start_redis, monkeypatch):
+    password = token_hex(8)
+    server = start_redis(requirepass=password)
+    backend = RedisBackend.from_url(f"redis://default@127.0.0.1:{server.port}/0?password_env=A_VARIABLE")
+    travels = pickle.dumps(opaque(backend, "visits"))
+    assert password.encode() not in travels
+    assert RedisBackend.from_url(repr(backend).split("'")[1]) == backend
+    for value, why in ((None, "not set"), ("", "empty")):
+        monkeypatch.delenv("A_VARIABLE", raising=False) if value is None else monkeypatch.setenv("A_VARIABLE", value)
+        with pytest.raises(ConfigurationError, match=f"A_VARIABLE, which is {why} on {socket.gethostname()}"):
+            pickle.loads(travels).open().load()
+    monkeypatch.setenv("A_VARIABLE", password)
+    store = pickle.loads(travels).open()
+    store.multi_put(["a"], [b"1"])
+    assert store.multi_get(["a"]) == [b"1"]
+    for url in (f"redis://me:{password}@h?password_env=A_VARIABLE", "redis://h?password_env="):
+        with pytest.raises(ConfigurationError, match="password_env") as caught:
+            RedisBackend.from_url(url)
+        assert password not in everything_in(caught.value)
+    server.stop()
+    with pytest.raises(StoreUnavailableError) as caught:
+        store.load()
+    assert password not in everything_in(caught.value)
+
+
 def test_a_server_that_repeats_the_password_in_its_error_does_not_spread_it():
     password = token_hex(8)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import logging
 import math
+import re
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -674,3 +680,71 @@ def test_a_collated_key_is_refused(spark):
     frame = spark.createDataFrame([("a",)], "k string").select(F.collate("k", "UTF8_LCASE").alias("k"))
     with pytest.raises(errors.UnsupportedTypeError, match="collat"):
         newStream("s", frame).groupBy("k")
+
+
+class _EverythingSaid(logging.Handler):
+    """What py4j logs, with what it codes in base64 decoded."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.said: list[bytes] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        self.said.append(text.encode())
+        for coded in re.findall(r"j([A-Za-z0-9+/]{64,}={0,2})", text):
+            self.said.append(base64.b64decode(coded[: len(coded) // 4 * 4]))
+
+    def holds(self, text: str) -> bool:
+        return any(text.encode() in one for one in self.said)
+
+
+@pytest.fixture
+def py4j_log() -> Iterator[_EverythingSaid]:
+    """py4j at DEBUG, which logs each command that it sends to the JVM."""
+    log, handler = logging.getLogger("py4j"), _EverythingSaid()
+    before = log.level, log.propagate
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    log.addHandler(handler)
+    yield handler
+    log.removeHandler(handler)
+    log.setLevel(before[0])
+    log.propagate = before[1]
+
+
+@pytest.mark.redis
+def test_a_password_out_of_the_environment_is_not_in_what_py4j_logs(
+    spark, visits, start_redis, monkeypatch, py4j_log, tmp_path
+):
+    """In the session of these tests the JVM was started before the variable was set, so its workers lack it."""
+    password = token_hex(16)
+    server = start_redis(requirepass=password)
+    visits.put("0", [("a", 1), ("b", 2)])
+    url = f"redis://default@127.0.0.1:{server.port}/0?password_env=MAPSTATE_TEST_PASSWORD"
+
+    def run(recipe: Any, checkpoint: str) -> Any:
+        counts = counts_of(visits, spark, recipe)
+        with suppress(StreamingQueryException):
+            finish(counts.start(str(tmp_path / checkpoint), trigger=AVAILABLE))
+        return counts
+
+    missing = f"MAPSTATE_TEST_PASSWORD, which is not set on {socket.gethostname()}"
+    assert missing in str(run(opaque(url, name="nothing"), "0").last_error)
+    monkeypatch.setenv("MAPSTATE_TEST_PASSWORD", password)
+    with pytest.raises(errors.StateNotFoundError):  # nothing was written, not even a ledger
+        contents(url, "nothing")
+
+    counts = run(opaque(url, name="executors"), "1")
+    assert isinstance(counts.last_error, errors.ConfigurationError)
+    assert missing in str(counts.last_error)
+    assert contents(url, "executors") == {}
+    assert py4j_log.holds("MAPSTATE_TEST_PASSWORD")  # the task was logged, and is read here
+    assert run(opaque(url, name="driver", apply_on="driver"), "2").last_error is None
+    assert contents(url, "driver") == visits.truth()
+    assert not py4j_log.holds(password)
+
+    monkeypatch.setitem(spark.sparkContext.environment, "MAPSTATE_TEST_PASSWORD", password)
+    assert run(opaque(url, name="executors"), "1").last_error is None
+    assert contents(url, "executors") == visits.truth()
+    assert py4j_log.holds(password)  # which is why docs/operating.md warns of spark.executorEnv

@@ -7,14 +7,16 @@ is looked up on the driver alone; what travels to executors is the backend. A sc
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from importlib import import_module
 from typing import Any
 
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["LIKE_A_URL", "resolve"]
+__all__ = ["LIKE_A_URL", "password_in", "resolve"]
 
 LIKE_A_URL = re.compile(r":/|:.*@", re.DOTALL)
 """What may be a store's URL, also one that is misspelt: no message repeats it, because it may hold a password."""
@@ -53,6 +55,23 @@ def resolve(backend_or_url: Backend | str) -> Backend:
         return backend_of(scheme, backend_or_url, known=_BUILT_IN)
     backend: Backend = _built_in(scheme)(backend_or_url)
     return backend
+
+
+def password_in(variable: str) -> str:
+    """The password that an environment variable of this machine holds, when a store connects. Driver and executors.
+
+    So what travels, and what a log of it shows, is the variable's name. Raises ConfigurationError.
+    """
+    password = os.environ.get(variable)
+    if password:
+        return password
+    trouble = "not set" if password is None else "empty"
+    raise ConfigurationError(
+        f"password_env names the environment variable {variable}, which is {trouble} "
+        f"on {socket.gethostname()}. Nothing was written. Set it for the driver and for every executor. "
+        "See docs/operating.md#passwords",
+        variable=variable,
+    )
 
 
 def _built_in(scheme: str) -> Any:

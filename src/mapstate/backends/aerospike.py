@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aerospike
 
+from mapstate.backends import password_in
 from mapstate.backends.aerospike_store import CLAIMS, AerospikeStore
 from mapstate.errors import ConfigurationError
 
@@ -42,6 +43,7 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "tls_cafile": str,
     "tls_certfile": str,
     "tls_keyfile": str,
+    "password_env": str,
 }
 
 
@@ -60,6 +62,7 @@ class AerospikeBackend:
     ``claim_ttl``        seconds that a claim is kept, longer than any attempt lasts; 0 is for ever
     ``use_services_alternate``  the addresses that the servers have for clients outside their network
     ``tls_...``          with ``tls_cafile`` connections are TLS; file names are those of the machine that connects
+    ``password_env``     the environment variable with the password, on each machine that connects; instead of one here
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -78,6 +81,7 @@ class AerospikeBackend:
     tls_cafile: str | None = None
     tls_certfile: str | None = None
     tls_keyfile: str | None = None
+    password_env: str | None = None
 
     shared_between_processes = True
     native_records = True
@@ -87,6 +91,7 @@ class AerospikeBackend:
             ("hosts", all(host and 0 < port < 2**16 for host, port in self.hosts) and self.hosts, "host:port, ..."),
             ("namespace", _NAMESPACE.fullmatch(self.namespace), "of 1 to 31 letters, digits, '_ -'"),
             ("set", self.set is None or _SET.fullmatch(self.set), "of 1 to 63 letters, digits, '_ . -'"),
+            ("password_env", self.password_env != "", "the name of an environment variable"),
             ("bin", _BIN.fullmatch(self.bin), "of 1 to 15 letters, digits, '_ -'"),
             ("batch_size", 1 <= self.batch_size <= 5000, "from 1 to 5000"),
             ("timeout", 0 < self.timeout < 2**20, "a number of seconds above 0"),
@@ -96,8 +101,13 @@ class AerospikeBackend:
         ):
             if not fits:
                 raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        if (self.username is None) != (self.password is None):
-            raise ConfigurationError("a user and a password go together: aerospike://user:password@host:3000/namespace")
+        if self.password_env is not None and self.password is not None:
+            raise ConfigurationError("there is a password and a password_env: leave one of them out")
+        if (self.username is None) != (self.password is None and self.password_env is None):
+            raise ConfigurationError(
+                "a user and a password go together: aerospike://user:password@host:3000/namespace, or "
+                "aerospike://user@host:3000/namespace?password_env=NAME"
+            )
         if self.tls_cafile is None and (self.tls_name or self.tls_certfile or self.tls_keyfile):
             raise ConfigurationError("tls_ parameters do nothing without tls_cafile")
 
@@ -114,7 +124,7 @@ class AerospikeBackend:
             hosts = tuple((one.hostname or "", one.port or 3000) for one in split)
         except ValueError:
             parts, user, at, hosts = urlsplit(""), "", "", ()
-        name, _, password = user.partition(":")
+        name, colon, password = user.partition(":")
         namespace, _, name_of_set = parts.path.strip("/").partition("/")
         if parts.scheme != "aerospike" or not namespace or parts.fragment or "@" in parts.path + parts.query:
             raise ConfigurationError(
@@ -137,12 +147,12 @@ class AerospikeBackend:
             namespace,
             name_of_set or None,
             username=unquote(name) if at else None,
-            password=unquote(password) if at else None,
+            password=unquote(password) if at and (colon or "password_env" not in given) else None,
             **given,
         )
 
     def __repr__(self) -> str:
-        user = "" if self.username is None else f"{quote(self.username, safe='')}:***@"
+        user = "" if self.username is None else quote(self.username, safe="") + ("@" if self.password_env else ":***@")
         default = {one.name: one.default for one in fields(self)}
         changed = [(name, getattr(self, name)) for name in _PARAMETERS if getattr(self, name) != default[name]]
         query = "&".join(f"{name}={quote(str(value))}" for name, value in changed)
@@ -192,7 +202,8 @@ class AerospikeBackend:
             "send_bool_as": aerospike.AS_BOOL,
         }
         if self.username is not None:
-            config |= {"user": self.username, "password": self.password}
+            password = self.password if self.password_env is None else password_in(self.password_env)
+            config |= {"user": self.username, "password": password}
         if self.tls_cafile is not None:
             files = {"cafile": self.tls_cafile, "certfile": self.tls_certfile, "keyfile": self.tls_keyfile}
             config["tls"] = {"enable": True} | {name: file for name, file in files.items() if file is not None}

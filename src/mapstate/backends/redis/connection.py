@@ -67,7 +67,7 @@ class Reached(Protocol):
         """For messages."""
 
     @property
-    def password(self) -> str | None:
+    def secret(self) -> str | None:
         """What messages must not show."""
 
     @property
@@ -178,4 +178,4 @@ class Server:
 
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
         backend = self._backend
-        return problem_of(error, state=self._state, store=backend.address, secret=backend.password)
+        return problem_of(error, state=self._state, store=backend.address, secret=backend.secret)

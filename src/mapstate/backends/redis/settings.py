@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import UsernamePasswordCredentialProvider
 from redis.retry import Retry
 
+from mapstate.backends import password_in
 from mapstate.errors import ConfigurationError
 
 __all__ = ["Address", "RedisSettings", "Url", "shown_address"]
@@ -76,6 +77,7 @@ class Url(NamedTuple):
 class RedisSettings:
     """The parameters that are the same for one server, a pair behind sentinels, and a cluster.
 
+    ``password_env``     the environment variable with the password, on each machine that connects; instead of one here
     ``prefix``           in front of every Redis key: letters, digits, ``_ . / -``
     ``socket_timeout``   seconds to wait for a reply; ``socket_connect_timeout`` for a connection
     ``retries``          how often reads, connects and fenced puts are tried again, after growing pauses of up to a
@@ -86,6 +88,7 @@ class RedisSettings:
 
     username: str | None = None
     password: str | None = None
+    password_env: str | None = None
     tls: bool = False
     prefix: str = ""
     socket_timeout: float = 10.0
@@ -109,6 +112,7 @@ class RedisSettings:
         "ssl_keyfile": str,
         "ssl_cert_reqs": str,
         "ssl_check_hostname": boolean,
+        "password_env": str,
     }
     EXAMPLE: ClassVar[str] = ""
     SCHEMES: ClassVar[tuple[str, ...]] = ()
@@ -118,10 +122,12 @@ class RedisSettings:
         for name, fits, expected in self._rules():
             if not fits:
                 raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        if self.username and self.password is None:
+        if self.password_env is not None and self.password is not None:
+            raise ConfigurationError("there is a password and a password_env: leave one of them out")
+        if self.username and self.password is None and self.password_env is None:
             raise ConfigurationError(
                 "there is a user but no password: a password alone is written redis://:password@host, and a user "
-                "without one redis://user:@host"
+                "without one redis://user:@host; one in an environment variable is redis://user@host?password_env=NAME"
             )
         if not self.tls and any(name.startswith("ssl_") for name in self._changed()):
             raise ConfigurationError("ssl_ parameters do nothing on redis://; the scheme with TLS is rediss://")
@@ -130,6 +136,7 @@ class RedisSettings:
         """The name of a field, whether it fits, and what is expected of it."""
         seconds = "a number of seconds above 0"
         return [
+            ("password_env", self.password_env != "", "the name of an environment variable"),
             ("prefix", _PREFIX.fullmatch(self.prefix), "of letters, digits, '_ . / -' (the first ':' ends it)"),
             ("socket_timeout", 0 < self.socket_timeout < math.inf, seconds),
             ("socket_connect_timeout", 0 < self.socket_connect_timeout < math.inf, seconds),
@@ -172,7 +179,8 @@ class RedisSettings:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        user = "" if self.password is None else f"{quote(self.username or '', safe='')}:***@"
+        user = quote(self.username or "", safe="")
+        user = f"{user}:***@" if self.password is not None else f"{user}@" if user else ""
         query = "&".join(f"{name}={quote(str(value))}" for name, value in self._changed().items())
         return f"{type(self).__name__}('{self._url(user)}{'?' if query else ''}{query}')"
 
@@ -190,6 +198,11 @@ class RedisSettings:
         given = {one.name: (getattr(self, one.name), one.default) for one in mine}
         return {name: value for name, (value, default) in given.items() if value != default}
 
+    @property
+    def secret(self) -> str | None:
+        """The password, wherever it is; what messages must not show. Raises ConfigurationError."""
+        return self.password if self.password_env is None else password_in(self.password_env)
+
     def connection_options(self) -> dict[str, Any]:
         """What redis-py needs for a connection, but for the place. Raises ConfigurationError."""
         options: dict[str, Any] = {
@@ -198,8 +211,8 @@ class RedisSettings:
             "protocol": 2,  # nothing is pushed between replies
             "retry": Retry(NoBackoff(), 0),  # what the driver sends again by itself is under no WATCH
         }
-        if self.username or self.password:  # as a provider, because some pools show a password in their repr
-            options["credential_provider"] = UsernamePasswordCredentialProvider(self.username, self.password)
+        if self.username or self.secret:  # as a provider, because some pools show a password in their repr
+            options["credential_provider"] = UsernamePasswordCredentialProvider(self.username, self.secret)
         return options
 
     def tls_options(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Seeds(Protocol):
         """For messages."""
 
     @property
-    def password(self) -> str | None:
+    def secret(self) -> str | None:
         """What messages must not show."""
 
     @property
@@ -272,7 +272,7 @@ class Cluster:
         if isinstance(error, driver.MovedError | driver.AskError | driver.TryAgainError):
             text = f"state {self._state!r}: the cluster at {backend.address} is being rearranged: {error}"
             return StoreUnavailableError(text, state=self._state, store=backend.address), True
-        return problem_of(error, state=self._state, store=backend.address, secret=backend.password)
+        return problem_of(error, state=self._state, store=backend.address, secret=backend.secret)
 
     def _owners(self) -> tuple[Address, ...]:
         """The node of each slot."""
