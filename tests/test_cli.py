@@ -6,21 +6,29 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import msgspec
 import pytest
 import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_checkpoint import checkpoint, files
 from test_vacuum import Job, contents, messy
 from typer.testing import CliRunner
 
 from mapstate import open_reader
 from mapstate.backends import resolve
+from mapstate.backing_map import FenceToken
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.cli.commands import app
-from mapstate.ledger import decode_ledger, encode_ledger
+from mapstate.errors import CorruptRecordError, MapStateError
+from mapstate.keys import KeyField
+from mapstate.ledger import Ledger, decode_ledger, encode_ledger
+from mapstate.transitions import Field, Opening
 
 SECRET = "s3cret-p4ssword"
 ADOPT = ["adopt", "--type", "opaque"]
@@ -320,18 +328,16 @@ def test_the_url_is_read_out_of_a_file_where_one_is_named(url, monkeypatch, tmp_
 
 
 def _with_escapes(url: str) -> None:
-    """A ledger and reports in which whoever may write to the store has put what a terminal would obey."""
+    """A ledger in which whoever may write to the store has put what a terminal would obey."""
     job = Job(url)
     job.batch(a=1)
     job.batch(a=2)
     record, version = job.store.load()
     found = decode_ledger(record, "s")
-    at = msgspec.structs.replace(found.committed, at=ESCAPES, offsets=ESCAPES, owner=ESCAPES)
+    at = msgspec.structs.replace(found.committed, offsets=ESCAPES, owner=ESCAPES)
     keys = tuple(one._replace(name=ESCAPES) for one in found.keys)
     evil = msgspec.structs.replace(found, keys=keys, owner=ESCAPES, owners={ESCAPES: 3}, committed=at)
     job.store.swap(encode_ledger(evil), version, evil.fence())
-    one = dict.fromkeys((*BatchReport.__struct_fields__,), 1) | {"at": ESCAPES, "milliseconds": 3}
-    job.store.keep_report(encode_report(BatchReport(**one)), 100)
 
 
 @pytest.mark.parametrize(
@@ -373,3 +379,118 @@ def test_the_console_script_is_there_and_works(url):
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert "StateNotFoundError" in done.stderr
+
+
+_ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, -1, 1, 2**31, 2**63, 2**70, 1e300, "", "q", "s", "decimal(1", "struct<a:", "\0", "é" * 200]),
+    st.integers(),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 2000), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@st.composite
+def _damaged(draw: Any, ledger: bytes) -> bytes:
+    """A ledger in which something is replaced, missing, there twice, or cut off."""
+    if draw(st.integers(0, 5)) == 0:
+        at = draw(st.integers(0, len(ledger) - 1))
+        return draw(st.sampled_from([ledger[:at], ledger[:at] + draw(st.binary(max_size=2)) + ledger[at + 1 :]]))
+    whole = json.loads(ledger)
+    for _ in range(draw(st.integers(1, 2))):
+        inside, place = None, whole
+        while isinstance(place, dict | list) and place and (inside is None or draw(st.booleans())):
+            step = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+            inside, place = place, place[step]
+        if inside is None:
+            continue
+        kind = draw(st.sampled_from(["replaced", "missing", "twice"]))
+        if kind == "replaced":
+            inside[step] = draw(_ODD)
+        elif kind == "missing":
+            del inside[step]
+        elif isinstance(inside, list):
+            inside.append(place)
+    return json.dumps(whole).encode()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says_so(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    url = f"memory://{folder.name}"
+    messy(url)
+    job = Job(url)
+    job.attempt(kept=1)
+    place = checkpoint(folder / "c", range(4), range(3))
+    store = job.store
+    damaged = data.draw(_damaged(store.load()[0]))
+    opening = Opening(
+        state="s",
+        type="opaque",
+        serializer="json",
+        keys=(KeyField("k", "string"),),
+        fields=(Field("n", "Sum(n)", "bigint"),),
+        owner="q",
+        clock_txid=1000,
+    )
+
+    def damage() -> None:
+        store.swap(damaged, store.load()[1], FenceToken(1, 1))
+
+    for args in (
+        *(["ledger"], ["ledger", "--json"], ["doctor"], ["vacuum"], ["vacuum", "--take-over"], ["rollback", "--yes"]),
+        ["rewind", "--yes"],
+    ):
+        damage()
+        done = run(args[0], *args[1:], url, "s", *([place] if args[0] == "rewind" else []))
+        assert isinstance(done.exception, SystemExit | NoneType), (args, damaged, done.exception)
+        assert done.exit_code in (0, 1, 2)
+    for use in (
+        lambda: open_reader(url, "s").multi_get(["kept", "dead"]),
+        lambda: list(open_reader(url, "s").scan()),
+        lambda: list(open_reader(url, "s", consistency="latest").scan()),
+        lambda: Ledger.open_and_begin(store, opening, 3),
+    ):
+        damage()
+        with suppress(MapStateError):
+            use()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"owner": "nobody"},
+        {"keys": [["k", "decimal(1"]]},
+        {"keys": [["k", "array<int>"]]},
+        {"fields": [["n", "Sum(n)", "no type"]]},
+        {"fields": []},
+        {"layouts": []},
+        {"layouts": [[1000, 0]]},
+        {"layouts": [[1000, 7]]},
+        {"serializer": "xml"},
+        {"dead": [[5, 3]]},
+        {"epoch": 2**70},
+        {"last_txid": 10**9},
+        {"in_flight": {"txid": 1006, "epoch": 1, "batch_id": 3, "at": "yesterday"}},
+        None,
+        42,
+        [],
+    ],
+)
+@pytest.mark.parametrize("command", ["ledger", "doctor", "vacuum", "rollback", "rewind"])
+def test_a_damaged_ledger_is_one_error_of_every_command(command, change, url, tmp_path):
+    messy(url)
+    store = Job(url).store
+    found, version = store.load()
+    damaged = json.dumps(json.loads(found) | change if isinstance(change, dict) else change).encode()
+    store.swap(damaged, version, FenceToken(1, 1))
+    place = [checkpoint(tmp_path / "c", range(4), range(3))] if command == "rewind" else []
+    done = run(command, url, "s", *place)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("mapstate: CorruptLedgerError: the ledger of state 's' cannot be read (")
+    with pytest.raises(CorruptRecordError):
+        open_reader(url, "s")
+    assert store.load()[0] == damaged

@@ -6,6 +6,7 @@ whose report could not be kept counts all the same.
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import msgspec
@@ -13,8 +14,9 @@ import msgspec
 from mapstate.backing_map import Reports
 from mapstate.errors import CorruptRecordError
 from mapstate.transitions import Commit
+from mapstate.values import cut
 
-__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "read_reports"]
+__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "is_time", "read_reports"]
 
 MOST_REPORTS = 100
 """How many of a state's reports its store keeps: the last ones."""
@@ -88,6 +90,14 @@ def encode_report(report: BatchReport) -> bytes:
     return _encoder.encode(report)
 
 
+def is_time(text: str) -> bool:
+    """Whether the text is a time as ledgers and reports have it: ISO 8601 with an offset; empty where none is known."""
+    try:
+        return not text or dt.datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
 def read_reports(store: Any, state: str) -> list[BatchReport]:
     """The reports that a store has kept, newest first; none where it keeps none. Readers and tools.
 
@@ -96,10 +106,17 @@ def read_reports(store: Any, state: str) -> list[BatchReport]:
     if not isinstance(store, Reports):
         return []
     try:
-        return [_decoder.decode(one) for one in store.reports()]
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        reports = [_decoder.decode(one) for one in store.reports()]
+        _check_times(reports)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise CorruptRecordError(
-            f"a batch report of state {state!r} cannot be read ({error}): something else wrote there. The state "
+            f"a batch report of state {state!r} cannot be read ({cut(error)}): something else wrote there. The state "
             "itself is not touched by that; the reports may be deleted.",
             state=state,
         ) from error
+    return reports
+
+
+def _check_times(reports: list[BatchReport]) -> None:
+    if not all(is_time(one.at) for one in reports):
+        raise ValueError("a time is none")

@@ -101,7 +101,7 @@ def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
     if not since:
         return Finding("ok", "in flight", f"{what}; nothing tells since when", expected)
     age = (dt.datetime.now(dt.UTC) - _time(since)).total_seconds()
-    times = [_time(one.at) for one in reports]
+    times = [_time(one.at) for one in reports if one.at]
     gaps = [(after - before).total_seconds() for after, before in pairwise(times)]
     longest = max([*gaps, *(one.milliseconds / 1000 for one in reports)], default=0.0)
     began = f"begun {age:.0f} s ago" if at.at else f"the last commit was {age:.0f} s ago"

@@ -18,6 +18,7 @@
     │   ├── AggregatorError           a user's aggregator raised
     │   ├── UpdaterError              a user's own state, or its updater, raised
     │   └── CorruptRecordError        a stored record that cannot be read back
+    │       └── CorruptLedgerError    the state's ledger cannot be
     ├── LedgerError                   the protocol refused
     │   ├── StateNotFoundError        a reader asked for a state that has no ledger
     │   ├── StateOwnershipError       another streaming query owns the state
@@ -36,6 +37,7 @@
         ├── StoreUnavailableError     cannot be reached, or did not answer in time
         ├── StoreAuthError            refused the user or the password
         ├── StoreFullError            out of memory or disk
+        ├── CorruptStoreError         its file is damaged
         └── PartialWriteError         a bulk put was applied in part
 
 Every message says what was found, what was expected and what an operator can do. The message is
@@ -51,7 +53,9 @@ __all__ = [
     "AggregatorError",
     "CheckpointError",
     "ConfigurationError",
+    "CorruptLedgerError",
     "CorruptRecordError",
+    "CorruptStoreError",
     "DataError",
     "DuplicateNameError",
     "FencedError",
@@ -190,6 +194,10 @@ class CorruptRecordError(DataError):
     """A stored record that cannot be read back. Never treated as absent."""
 
 
+class CorruptLedgerError(CorruptRecordError):
+    """The state's ledger cannot be read, or contradicts itself. Never treated as absent."""
+
+
 class LedgerError(MapStateError):
     """The protocol refused; nothing was written."""
 
@@ -263,6 +271,10 @@ class StoreAuthError(StoreError):
 
 class StoreFullError(StoreError):
     """The store is out of memory or disk."""
+
+
+class CorruptStoreError(StoreError):
+    """The store's own file is damaged, or is no file of this store."""
 
 
 class PartialWriteError(StoreError):

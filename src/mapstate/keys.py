@@ -42,6 +42,7 @@ _ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t
 _UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
 _SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f-\x9f]")
 _ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
+_DECIMAL = re.compile(r"decimal\(\d{1,2},(\d{1,2})\)")
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
 _FLOAT = struct.Struct("f")
@@ -353,8 +354,9 @@ def _decimal(scale: int) -> _KeyType:
 
 
 def _key_type(field: KeyField) -> _KeyType:
-    if field.type.startswith("decimal("):
-        return _decimal(int(field.type.rstrip(")").partition(",")[2]))
+    decimal = _DECIMAL.fullmatch(field.type)
+    if decimal is not None:
+        return _decimal(int(decimal[1]))
     kind = _TYPES.get(field.type)
     if kind is None:
         raise UnsupportedTypeError(

@@ -10,16 +10,19 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from mapstate import transitions
 from mapstate.backing_map import FenceToken, IBackingMap, JointLedgers, LedgerStore, Scan, SpreadFences, Swap
+from mapstate.batch_report import is_time
 from mapstate.errors import (
-    CorruptRecordError,
+    CorruptLedgerError,
     FencedError,
     LedgerLostError,
+    MapStateError,
     MissingBatchesError,
     StaleBatchError,
     StateNotFoundError,
@@ -29,7 +32,20 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.fences import Fences
-from mapstate.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, LedgerRecord, OnGap, Opening
+from mapstate.keys import KeyCodec, KeyField
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.transitions import (
+    AlreadyCommitted,
+    BatchPlan,
+    Begun,
+    Commit,
+    Field,
+    LedgerRecord,
+    OnGap,
+    Opening,
+    StateType,
+)
+from mapstate.values import cut, shown
 
 __all__ = [
     "LEDGER_KEY",
@@ -52,6 +68,7 @@ LEDGER_KEY = "\\ledger"
 """Where a store that offers only `IBackingMap` keeps the ledger; no encoded key can be equal to it."""
 
 _EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
+_NO_NUMBER = 1 << 63
 _TRIES = 8
 _LOOK = 10_000  # keys on a page
 
@@ -79,22 +96,75 @@ def encode_ledger(record: LedgerRecord) -> bytes:
 
 
 def decode_ledger(data: bytes, state: str) -> LedgerRecord:
-    """The ledger from a store. Raises CorruptRecordError for anything else."""
+    """The ledger from a store. Raises CorruptLedgerError for anything else, also for one that contradicts itself."""
     try:
         record = _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CorruptRecordError(
-            f"the ledger of state {state!r} cannot be read ({error}): something else wrote there, or a newer "
-            "mapstate did. Nothing was written.",
-            state=state,
-        ) from error
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise _corrupt(state, cut(error)) from error
     if record.format != transitions.FORMAT or record.state != state:
-        raise CorruptRecordError(
-            f"found the ledger of state {record.state!r} in format {record.format} where that of {state!r} in "
+        raise CorruptLedgerError(
+            f"found the ledger of state {shown(record.state)} in format {record.format} where that of {state!r} in "
             f"format {transitions.FORMAT} was expected. Nothing was written.",
             state=state,
         )
+    flaw = _flaw(record) or _schema_flaw(record.serializer, record.type, record.keys, record.fields, record.layouts)
+    if flaw is not None:
+        raise _corrupt(state, flaw)
     return record
+
+
+def _corrupt(state: str, why: str) -> CorruptLedgerError:
+    return CorruptLedgerError(
+        f"the ledger of state {state!r} cannot be read ({why}): something else wrote there, or a newer "
+        "mapstate did. Nothing was written. Restore the ledger and the records from one backup.",
+        state=state,
+    )
+
+
+def _flaw(record: LedgerRecord) -> str | None:
+    """What in a ledger's numbers no event can have left there; None where all is well."""
+    last, at, next_txid = record.last_txid, record.in_flight, record.next_txid
+    commits = [one for one in (record.committed, record.previous) if one is not None]
+    numbers = [record.epoch, record.first_txid, next_txid, record.floor, record.rewrites, *record.owners.values()]
+    numbers += [number for one in commits for number in (one.txid, one.batch_id)]
+    numbers += [] if at is None else [at.txid, at.epoch, at.batch_id or 0]
+    bounds = [bound for span in record.dead for bound in span]
+    counts = [count for _, count in record.layouts]
+    begun = [one.txid for one in (*commits, at) if one is not None] + ([] if last is None else [last])
+    times = ["" if at is None else at.at, *(one.at for one in commits)]
+    for flaw, what in (
+        (record.owner not in record.owners, "its owner is not among its owners"),
+        (min(numbers) < 0 or max(numbers) >= _NO_NUMBER, "a number is out of range"),
+        (max(begun, default=-1) >= next_txid, "a txid is above the next one"),
+        (bounds != sorted(bounds) or any(low > high for low, high in record.dead), "its dead txids are in disorder"),
+        (bool(bounds) and (last is None or bounds[0] < 0 or bounds[-1] >= last), "a dead txid is above the last one"),
+        (not record.fields, "it has no fields"),
+        (len(set(record.fields)) < len(record.fields), "a field is there twice"),
+        (not counts or counts != sorted(counts) or counts[0] < 1, "its layouts are in disorder"),
+        (bool(counts) and counts[-1] != len(record.fields), "its last layout does not have all fields"),
+        (not all(map(is_time, times)), "a time is none"),
+    ):
+        if flaw:
+            return what
+    return None
+
+
+@lru_cache(maxsize=64)  # a reader decodes each batch's ledger, and its schema is the same
+def _schema_flaw(
+    form: str,
+    state_type: StateType,
+    keys: tuple[KeyField, ...],
+    fields: tuple[Field, ...],
+    layouts: tuple[tuple[int, int], ...],
+) -> str | None:
+    """Why nobody can read keys or records of this schema; None where all is well."""
+    try:
+        chosen = serializer(form)
+        KeyCodec(keys, native=chosen.native)
+        RecordCodec(chosen, "", state_type, fields, layouts)
+    except (MapStateError, ValueError, TypeError, RecursionError) as error:
+        return cut(error)
+    return None
 
 
 def read_ledger(store: Any, state: str) -> LedgerRecord:

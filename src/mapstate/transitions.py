@@ -610,9 +610,12 @@ def _plan_of(commit: Commit, previous: Commit | None) -> PlanDigest | None:
     if commit.plan is not None or commit.offsets is None:
         return commit.plan
     start = ""
-    if previous is not None and (previous.owner, previous.batch_id) == (commit.owner, commit.batch_id - 1):
-        start = "" if previous.offsets is None else _digest(_source_offsets(previous.offsets))
-    return PlanDigest(None, None, start, _digest(_source_offsets(commit.offsets)))
+    try:
+        if previous is not None and (previous.owner, previous.batch_id) == (commit.owner, commit.batch_id - 1):
+            start = "" if previous.offsets is None else _digest(_source_offsets(previous.offsets))
+        return PlanDigest(None, None, start, _digest(_source_offsets(commit.offsets)))
+    except (ValueError, TypeError):  # offsets decide nothing where something else wrote them
+        return None
 
 
 def _source_offsets(offsets: str) -> str:
