@@ -161,7 +161,7 @@ def test_a_store_that_gives_no_reports_still_shows_its_ledger_and_is_examined(wh
 def test_doctor_ends_with_1_where_there_is_an_error_and_0_where_not(url, monkeypatch):
     messy(url)
     done = run("doctor", url, "s", "--replay-horizon", "12h")
-    assert (done.exit_code, "quick_check: ok" in done.stdout) == (0, True)
+    assert (done.exit_code, "integrity_check: ok" in done.stdout) == (0, True)
     from mapstate.backends import sqlite_checkup
 
     monkeypatch.setattr(sqlite_checkup, "_REMOTE", ("",))

@@ -141,7 +141,7 @@ def test_a_sqlite_file_is_judged_by_how_and_where_it_is(tmp_path, monkeypatch):
 
     assert judged("normal")["synchronous"] == "warning"
     assert judged(journal="delete")["journal mode"] == "warning"
-    assert judged(integrity=["row 7 missing"])["quick_check"] == "error"
+    assert judged(integrity=["row 7 missing"])["integrity_check"] == "error"
     monkeypatch.setattr(sqlite_checkup.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
     assert judged()["disk"] == "error"
     mounts = tmp_path / "mounts"
@@ -155,7 +155,7 @@ def test_synchronous_is_what_the_url_asks_for(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db?synchronous=normal"
     Job(url).batch(a=1)
     found = severities(examine(url, "s"))
-    assert (found["synchronous"], found["quick_check"], found["journal mode"]) == ("warning", "ok", "ok")
+    assert (found["synchronous"], found["integrity_check"], found["journal mode"]) == ("warning", "ok", "ok")
 
 
 GOOD = RedisFacts(

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_vacuum import Job
 
 from mapstate import open_reader
 from mapstate.backends import resolve
@@ -26,9 +27,12 @@ from mapstate.backing_map import Backend, FenceToken
 from mapstate.doctor import examine
 from mapstate.errors import (
     ConfigurationError,
+    CorruptLedgerError,
     CorruptRecordError,
+    CorruptStoreError,
     FencedError,
     KeyEncodingError,
+    MapStateError,
     StateNotFoundError,
     StoreError,
     StoreFullError,
@@ -744,6 +748,35 @@ def test_a_locked_file_is_reported_in_bounded_time_with_who_may_hold_it(path):
         store.multi_put(["a"], [b"2"])
 
 
+def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eight(path):
+    opening = Opening(
+        state="s",
+        type="opaque",
+        serializer="json",
+        keys=(),
+        fields=(Field("n", "Count", "bigint"),),
+        owner="q",
+        clock_txid=1,
+    )
+    backend = SqliteBackend(str(path), timeout=0.5)
+    with contextlib.closing(backend.open("s")) as store, contextlib.closing(backend.open("s")) as other:
+        ledger = Ledger.open(store, opening)
+        attempt = ledger.begin(0)
+        tries = []
+        store._translated = lambda error: tries.append(error) or SqliteStore._translated(store, error)
+        other._translated = store._translated
+        with locked(path):
+            for change in (
+                lambda: ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q")),
+                lambda: ledger.begin(0),
+                lambda: Ledger.open(other, opening),
+            ):
+                with pytest.raises(StoreUnavailableError, match=r"for more than 0\.5 s"):
+                    change()
+        assert len(tries) == 3  # each of them waits for the timeout
+        ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
+
+
 def test_a_lock_that_is_let_go_in_time_is_waited_for(store, path):
     store.multi_put(["a"], [b"1"])
     with locked(path) as db:
@@ -842,6 +875,113 @@ def test_a_damaged_database_is_named(store, path):
     with pytest.raises(StoreError, match="damaged") as caught:
         store.multi_get([f"k{at}" for at in range(5000)])
     assert str(path) in str(caught.value)
+
+
+@settings(max_examples=60)
+@given(
+    at=st.floats(0, 1, exclude_max=True),
+    garbage=st.one_of(st.binary(min_size=1, max_size=600), st.integers(1, 255).map(lambda byte: bytes([byte]) * 4096)),
+    cut=st.booleans(),
+)
+@example(at=0.0, garbage=b"\xff" * 4096, cut=False)
+def test_whatever_a_file_is_damaged_to_it_is_an_error_of_ours(whole_file, at, garbage, cut):
+    data, place = whole_file
+    at = int(at * len(data))
+    for left in place.parent.glob("damaged.db*"):
+        left.unlink()
+    place.write_bytes(data[:at] if cut else data[:at] + garbage + data[at + len(garbage) :])
+    backend = SqliteBackend(str(place))
+    for use in (
+        lambda: open_reader(backend, "s").multi_get([f"key{at}" for at in range(400)]),
+        lambda: list(open_reader(backend, "s").scan()),
+        lambda: open_reader(backend, "s").reports(),
+        lambda: examine(backend, "s"),
+        lambda: vacuum(backend, "s", take_over=True),
+        lambda: Job(backend).batch(key1=1),
+    ):
+        with contextlib.suppress(MapStateError):
+            use()
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory):
+    """A file with a state in it, all of it out of the WAL, and where damaged copies of it go."""
+    folder = tmp_path_factory.mktemp("whole")
+    job = Job(SqliteBackend(str(folder / "whole.db")))
+    for size in range(3):
+        job.batch(**{f"key{at}": size for at in range(400)})
+    job.store.close()
+    rows(folder / "whole.db", "PRAGMA wal_checkpoint(TRUNCATE)")
+    return (folder / "whole.db").read_bytes(), folder / "damaged.db"
+
+
+@pytest.mark.parametrize("damage", ["in SQLite's own message", "a page", "a key that is no text"])
+def test_a_damaged_file_is_a_corrupt_store(damage, path):
+    backend = SqliteBackend(str(path))
+    job = Job(backend)
+    job.batch(**{f"key{at}": 1 for at in range(400)})
+    job.store.close()
+    rows(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    if damage == "a key that is no text":
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("UPDATE mapstate_records SET key = CAST(x'80ff' AS TEXT) WHERE key = 'key7'")
+    else:
+        data = bytearray(path.read_bytes())
+        if damage == "a page":
+            data[4096:] = b"\xa5" * (len(data) - 4096)
+        else:  # it repeats the name of a table whose definition it cannot read
+            at = data.index(b"CREATE TABLE mapstate_records")
+            data[at : at + 12] = b"CREATE\xff\xffBLE"[:12].ljust(12, b"\xff")
+        path.write_bytes(data)
+    with pytest.raises(CorruptStoreError, match="is damaged") as caught:
+        list(open_reader(backend, "s").scan())
+    assert str(path) in str(caught.value)
+
+
+def test_doctor_finds_an_index_that_lacks_what_the_table_has(path):
+    """SQLite's quick check does not: it compares no index with its table."""
+    backend = SqliteBackend(str(path))
+    for state in ("visits", "s"):
+        with contextlib.closing(backend.open(state)) as store:
+            store.swap(b"{}", None, TOKEN)
+    job = Job(SqliteBackend(str(path.with_name("other.db"))))
+    found = job.store.load()[0]
+    job.store.close()
+    with contextlib.closing(backend.open("s")) as store:
+        store.swap(found, store.load()[1], TOKEN)
+    rows(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    root = rows(path, "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_mapstate_ledgers_1'")[0][0]
+    data = bytearray(path.read_bytes())
+    at = data.index(b"visits", (root - 1) * 4096, root * 4096)
+    data[at : at + 6] = b"visitz"
+    path.write_bytes(data)
+    assert rows(path, "PRAGMA quick_check") == [("ok",)]
+    found = {one.subject: one for one in examine(backend, "s")}["integrity_check"]
+    assert (found.severity, "missing from index" in found.found) == ("error", True)
+
+
+@pytest.mark.parametrize("column", ["mapstate_ledgers", "mapstate_records"])
+def test_a_number_where_a_record_should_be_is_a_corrupt_record(column, path):
+    backend = SqliteBackend(str(path))
+    job = Job(backend)
+    job.batch(a=1)
+    job.store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"UPDATE {column} SET record = 7")
+    kind = CorruptLedgerError if column == "mapstate_ledgers" else CorruptRecordError
+    for use in (
+        lambda: open_reader(backend, "s").multi_get(["a"]),
+        lambda: vacuum(backend, "s"),
+        lambda: list(open_reader(backend, "s").scan()),
+    ):
+        with pytest.raises(kind):
+            use()
+
+
+def test_a_path_with_a_nul_is_refused_when_it_is_given():
+    for make in (lambda: SqliteBackend("/tmp/a\0b.db"), lambda: resolve("sqlite:////tmp/a\0b.db")):
+        with pytest.raises(ConfigurationError, match="NUL"):
+            make()
 
 
 def test_a_file_that_may_only_be_read_is_read(store, path, monkeypatch):

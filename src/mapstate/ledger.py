@@ -138,9 +138,8 @@ def _flaw(record: LedgerRecord) -> str | None:
         (max(begun, default=-1) >= next_txid, "a txid is above the next one"),
         (bounds != sorted(bounds) or any(low > high for low, high in record.dead), "its dead txids are in disorder"),
         (bool(bounds) and (last is None or bounds[0] < 0 or bounds[-1] >= last), "a dead txid is above the last one"),
-        (not record.fields, "it has no fields"),
         (len(set(record.fields)) < len(record.fields), "a field is there twice"),
-        (not counts or counts != sorted(counts) or counts[0] < 1, "its layouts are in disorder"),
+        (not counts or counts != sorted(counts) or counts[0] < 0, "its layouts are in disorder"),
         (bool(counts) and counts[-1] != len(record.fields), "its last layout does not have all fields"),
         (not all(map(is_time, times)), "a time is none"),
     ):
@@ -541,7 +540,7 @@ def change_all(
         try:
             versions = _swap(changes)
         except StoreUnavailableError as error:
-            unanswered = error
+            unanswered = _may_be_lost(error)
             if all([one._is_now(record) for one, _, record in changes]):  # noqa: C419  load all
                 return results
             continue
@@ -574,6 +573,13 @@ def _changed(
             raise
         return None
     return None if any([one._was_made_meanwhile() for one in missing]) else changed  # noqa: C419  ask of all
+
+
+def _may_be_lost(error: StoreUnavailableError) -> StoreUnavailableError:
+    """The error, if it may be that of a lost reply. Raises it where the store has waited for its turn, in vain."""
+    if error.facts.get("waited"):
+        raise error
+    return error
 
 
 _Change = tuple[Ledger, tuple[LedgerRecord, Any] | None, LedgerRecord]

@@ -31,6 +31,7 @@ from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
+    CorruptStoreError,
     FencedError,
     KeyEncodingError,
     MapStateError,
@@ -40,6 +41,7 @@ from mapstate.errors import (
     TooLargeError,
 )
 from mapstate.findings import MOST_NAMED, Finding
+from mapstate.values import cut, shown
 
 __all__ = ["SqliteBackend", "SqliteStore"]
 
@@ -89,7 +91,7 @@ class SqliteBackend:
     """A file, and how to open it.
 
     ``path``             made absolute at once, because executors have other working directories
-    ``timeout``          seconds to wait for another writer before StoreUnavailableError
+    ``timeout``          seconds to wait for another writer before StoreUnavailableError; nothing asks again after it
     ``synchronous``      "full": a commit is on the disk before it is reported. "normal": the last ones may be
                          lost with the machine's power, but not with the process
     ``max_value_bytes``  larger records are refused
@@ -108,6 +110,8 @@ class SqliteBackend:
                 "a SQLite database in memory is private to one connection: name a file (sqlite:///visits.db), or "
                 "take memory:// for a state that lives and dies with this process"
             )
+        if "\0" in self.path:
+            raise ConfigurationError(f"path is that of a file, and none has a NUL in it: {shown(self.path)}")
         if self.synchronous not in _SYNCHRONOUS:
             raise ConfigurationError(f"synchronous is one of {', '.join(_SYNCHRONOUS)}, not {self.synchronous!r}")
         if not 0 <= self.timeout <= _MAX_TIMEOUT:
@@ -299,7 +303,7 @@ class SqliteStore:
 
         def look(db: sqlite3.Connection) -> tuple[str, list[str]]:
             journal = str(db.execute("PRAGMA journal_mode").fetchone()[0])
-            return journal, [str(line) for (line,) in db.execute("PRAGMA quick_check(5)")]
+            return journal, [str(line) for (line,) in db.execute("PRAGMA integrity_check(5)")]
 
         found = self._transaction("BEGIN", look)
         return [] if found is None else list(judge(self._path, self._backend.synchronous, *found))
@@ -406,7 +410,7 @@ class SqliteStore:
                 db.execute("COMMIT")
                 self._idle.append(db)
                 db = None
-            except (sqlite3.Error, OSError, UnicodeEncodeError) as error:
+            except (sqlite3.Error, OSError, UnicodeError) as error:
                 raise self._translated(error) from error
             finally:
                 if db is not None:
@@ -443,17 +447,24 @@ class SqliteStore:
         except IndexError:
             return None
 
-    def _translated(self, error: sqlite3.Error | OSError | UnicodeEncodeError) -> MapStateError:
+    def _translated(self, error: sqlite3.Error | OSError | UnicodeError) -> MapStateError:
         """Ours for SQLite's: the one place."""
         if isinstance(error, UnicodeEncodeError):
             return KeyEncodingError(f"a key of state {self._state!r} is no valid text: {error}", state=self._state)
         code = getattr(error, "sqlite_errorcode", 0) if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_CANTOPEN
+        if isinstance(error, UnicodeError) or str(error).startswith(_NO_TEXT):
+            code = sqlite3.SQLITE_CORRUPT  # bytes of the file, in SQLite's own message or where a text should be
         kind, what = _TRANSLATIONS.get(code & 0xFF, (StoreError, "could not be read or written"))
         folder = Path(self._path).parent
         if kind is StoreUnavailableError and not folder.is_dir():
             what = f"cannot be opened, because there is no directory {str(folder)!r}: make it first"
         what = what.replace("TIMEOUT", f"{self._backend.timeout:g} s")
-        return kind(f"the SQLite file {self._path!r} {what} ({error})", path=self._path, state=self._state)
+        return kind(
+            f"the SQLite file {self._path!r} {what} ({cut(error)})",
+            path=self._path,
+            state=self._state,
+            waited=code & 0xFF in _WAITED,
+        )
 
 
 class _Connection(sqlite3.Connection):
@@ -566,8 +577,10 @@ _LOCKED = (
     StoreUnavailableError,
     "was locked for more than TIMEOUT by another writer, of any state in it, by a backup or a sqlite3 shell: see fuser",
 )
+_WAITED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_NO_TEXT = "Could not decode to UTF-8"
 _DAMAGED = (
-    StoreError,
+    CorruptStoreError,
     "is damaged, or no SQLite database. Nothing was written. Look at the path, or restore the file from a copy",
 )
 _CANNOT_OPEN = (

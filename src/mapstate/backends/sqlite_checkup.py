@@ -15,10 +15,10 @@ _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "fuse
 
 
 def judge(path: str, synchronous: str, journal: str, integrity: list[str]) -> Iterator[Finding]:
-    """The findings. ``integrity`` is what PRAGMA quick_check said, ``journal`` what PRAGMA journal_mode did."""
+    """The findings. ``integrity`` is what PRAGMA integrity_check said, ``journal`` what PRAGMA journal_mode did."""
     bad = integrity != ["ok"]
     advice = "Stop the job, and restore the file from a copy." if bad else ""
-    yield Finding("error" if bad else "ok", "quick_check", "; ".join(integrity)[:500], "ok", advice)
+    yield Finding("error" if bad else "ok", "integrity_check", "; ".join(integrity)[:500], "ok", advice)
     bad = journal != "wal"
     advice = "Somebody changed it: PRAGMA journal_mode = WAL. Until then readers and the writer wait for each other."
     yield Finding("warning" if bad else "ok", "journal mode", journal, "wal", advice if bad else "")
