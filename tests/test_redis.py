@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
@@ -821,6 +821,35 @@ def test_a_password_out_of_the_environment_is_in_no_recipe_that_travels(start_re
     with pytest.raises(StoreUnavailableError) as caught:
         store.load()
     assert password not in everything_in(caught.value)
+
+
+@pytest.mark.parametrize("size", [b"$2147483648", b"*2147483648", b"$9223372036854775807", b"*9223372036854775807"])
+def test_a_server_that_announces_more_than_fits_into_memory_is_an_error_of_the_store(size):
+    """In a process that may have 4 GiB: what the announced reply would take is asked of the system at once."""
+    code = """
+import resource, sys
+from mapstate.backends import resolve
+from mapstate.errors import StoreError
+resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
+store = resolve(sys.argv[1]).open("s")
+for call in (store.load, lambda: store.multi_get(["a"]), lambda: store.multi_get_with_ledger(["a"])):
+    try:
+        call()
+    except StoreError as error:
+        print(type(error).__name__, error)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_each() -> None:
+            for _ in range(3):
+                with suppress(OSError):
+                    answer_all(listener, size + b"\r\n")
+
+        threading.Thread(target=answer_each, daemon=True).start()
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}?retries=0&socket_timeout=0.5"
+        done = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("state 's': Redis at") == 3
 
 
 def test_a_server_that_repeats_the_password_in_its_error_does_not_spread_it():

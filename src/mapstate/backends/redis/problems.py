@@ -10,7 +10,7 @@ from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUna
 
 __all__ = ["DRIVER_ERRORS", "NOT_DONE", "problem_of"]
 
-DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError)
+DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
 """All that comes out of a connection."""
 
 _IN_SCRIPT = re.compile(r"Error running script .*@user_script: ?\d+: -?")  # as Redis 6 puts it before the error itself
@@ -58,6 +58,12 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         return StoreFullError, advice, False
     if isinstance(error, _NOT_READY) or text.startswith(("READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY")):
         return StoreUnavailableError, "takes no writes: it is a replica, still loading, or not ready.", True
+    if isinstance(error, MemoryError):
+        advice = (
+            "announced a reply that does not fit into this process's memory. Look whether it is a Redis server that "
+            "answers there; if it is, lower the chunk_size or chunk_bytes."
+        )
+        return StoreError, advice, False
     if isinstance(error, _UNREACHABLE):
         advice = "cannot be reached or does not answer. Look at address, network, TLS and the server's log."
         if "while writing to socket" in text:
