@@ -20,10 +20,12 @@ from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import KeyEncodingError, UsageError
 from mapstate.keys import DistinctKeys, KeyCodec, KeyField
 from mapstate.ledger import clock_txid, encode_ledger, ledger_store, record_pages
+from mapstate.maps.serialized import Room
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
 from mapstate.spec import check_state_name
 from mapstate.transitions import Commit, Field, LedgerRecord, StateType
+from mapstate.values import shown
 
 __all__ = ["FORMER_OWNER", "Adopted", "adopt"]
 
@@ -77,10 +79,13 @@ def adopt(
         history = _history(read_reports(store, state), state, owner)
         found, held = Adopted(0, None), DistinctKeys()
         key_codec = KeyCodec(keys, native=form.native)
-        for page in record_pages(store, page_size):
-            records = codec.loads(page, store.multi_get(page))
-            found = _with_page(found, page, records, key_codec, type)
-            held.update(_held(page, records, type))
+        room = Room(fields)
+        for part in (part for page in record_pages(store, page_size) for part in room.parts(page)):
+            stored = store.multi_get(part)
+            room.learn(stored)
+            records = codec.loads(part, stored)
+            found = _with_page(found, part, records, key_codec, type)
+            held.update(_held(part, records, type))
             if history is not None:
                 _check_decided(history, state, type, records)
             if on_page is not None:
@@ -199,8 +204,9 @@ def _check_key(codec: KeyCodec, text: str) -> None:
     written = codec.encode(codec.decode(text))
     if written != text:
         raise KeyEncodingError(
-            f"the store holds the key {text!r}, which mapstate would write as {written!r}, so the job would begin it "
-            "anew from nothing. Nothing was written. Rename it in the store, or give the key column another type.",
+            f"the store holds the key {shown(text)}, which mapstate would write as {shown(written)}, so the job would "
+            "begin it anew from nothing. Nothing was written. Rename it in the store, or give the key column another "
+            "type.",
             key=text,
         )
 

@@ -24,6 +24,7 @@ from mapstate.errors import (
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
 from mapstate.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
+from mapstate.maps.serialized import Room
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
@@ -133,7 +134,7 @@ class StateReader:
         return opened.fields.named(values)
 
     def scan(self, page_size: int = 1000) -> Iterator[tuple[Key, dict[str, Any]]]:
-        """All keys and their fields, a page of about ``page_size`` keys at a time in memory.
+        """All keys and their fields, a page of about ``page_size`` keys at a time in memory, or of fewer large records.
 
         Each page is whole as of a batch; two pages may be of two batches. Keys that come while the scan
         runs may be missed. On Redis a key can come twice, as with SCAN itself.
@@ -168,9 +169,9 @@ class StateReader:
         self, pages: Iterator[list[StoreKey]], unreadable: Unreadable, count: _KeyCount | None
     ) -> Iterator[tuple[_Opened, list[StoreKey], list[Any]]]:
         """What is there of each page; ``count`` and ``unreadable`` learn of it."""
-        pauses = iter(_PAUSES)
-        for page in unreadable.listed(pages):
-            texts, read = unreadable.read(lambda some: self._read(some, pauses), page)
+        pauses, room = iter(_PAUSES), Room(self._open().ledger.fields)
+        for part in (part for page in unreadable.listed(pages) for part in room.parts(page)):
+            texts, read = unreadable.read(lambda some: self._read(some, pauses, room), part)
             if read is None:
                 continue
             opened, values = read
@@ -225,7 +226,9 @@ class StateReader:
             self._opened = _Opened(data, decode_ledger(data, self._state), self._aggregators, self._opened)
         return self._opened
 
-    def _read(self, texts: list[StoreKey], pauses: Iterator[float] | None = None) -> tuple[_Opened, list[Any]]:
+    def _read(
+        self, texts: list[StoreKey], pauses: Iterator[float] | None = None, room: Room | None = None
+    ) -> tuple[_Opened, list[Any]]:
         """Values of some keys as of one ledger.
 
         Read once more where the ledger was overtaken: a record newer than all it has given out; or
@@ -237,6 +240,8 @@ class StateReader:
         pauses = iter(_PAUSES) if pauses is None else pauses
         for _ in range(_TRIES):
             before, data, after = self._fetch(texts)
+            if room is not None:
+                room.learn(data)
             opened = self._with(before)
             records: list[Any] = []
             try:

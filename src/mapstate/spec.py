@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from mapstate.backends import LIKE_A_URL, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
+from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.serializers import serializer as serializer_named
 from mapstate.transitions import OnGap, OnNewOwner, StateType
 
@@ -49,6 +50,8 @@ class StateSpec:
                       the driver's memory, up to ``spark.driver.maxResultSize``
     ``chunk_size``    keys per read and write; by default what the store is best with, mostly 2,000. A chunk ends
                       with its Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
+    ``chunk_bytes``   what a chunk comes to at most, of the batch as well as of records: 8 MiB. A chunk of large values
+                      has fewer keys, at least one. A task holds several times that
     ``max_attempts``  how often a batch is begun anew inside one foreachBatch call
     ``patience``      seconds for which a batch asks a store again that does not answer, with growing pauses, before its
                       error ends the query; 0 is none. Attempts for this reason do not count as ``max_attempts``. A
@@ -68,6 +71,7 @@ class StateSpec:
     chunk_size: int = None  # type: ignore[assignment]  # the store's own, see __post_init__
     max_attempts: int = 4
     patience: float = 60
+    chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -91,7 +95,7 @@ class StateSpec:
         ):
             if getattr(self, field) not in get_args(kind):
                 raise ConfigurationError(f"{field} is one of {', '.join(get_args(kind))}, not {getattr(self, field)!r}")
-        for field, least in (("cache_size", 0), ("chunk_size", 1), ("max_attempts", 1)):
+        for field, least in (("cache_size", 0), ("chunk_size", 1), ("max_attempts", 1), ("chunk_bytes", 1)):
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")

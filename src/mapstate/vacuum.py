@@ -20,6 +20,7 @@ from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, StoreKey
 from mapstate.ledger import Ledger, check_page_size, read_ledger, record_pages
+from mapstate.maps.serialized import Room
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord, begin_vacuum, check_vacuum, has_last_batch
@@ -98,10 +99,9 @@ def _vacuum(
     check_page_size(page_size)
     seen = read_ledger(store, state)
     begin_vacuum(seen, "", take_over=take_over)  # says what is wrong before anything is read
-    codec = RecordCodec(serializer(seen.serializer), state, seen.type, seen.fields, seen.layouts)
     ledger = Ledger(store, state)
     if seen.in_flight is None or seen.in_flight.epoch != seen.epoch:
-        found = _scanned_in_vain(store, seen, codec, page_size, everything=not fenced)
+        found = _scanned_in_vain(store, seen, page_size, everything=not fenced)
         if found is not None:
             done, held = found
             ledger.forget_dead(seen, held)
@@ -114,18 +114,19 @@ def _vacuum(
     codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.layouts)
     writer = writer_of(store, begun.token)
     done, held_keys, unreadable = Vacuumed(0, 0, 0, begun.txid), DistinctKeys(), Unreadable(state)
-    read = _reading(store, writer, codec, state, begun.txid)
+    room = Room(record.fields)
+    read = _reading(store, writer, record, begun.txid, room)
     try:
         # Not before the begin: a store may list its keys at once.
-        for page in unreadable.listed(record_pages(store, page_size)):
-            readable, records = unreadable.read(read, page)
+        for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
+            readable, records = unreadable.read(read, part)
             keys, values, there = _due(readable, records or [], begun.view, begun.txid, everything=not fenced)
             held_keys.update(there)
             if keys:
                 _write(writer, codec, keys, values, begun.txid, removing=fenced)
             dropped = sum(value is None for value in values) if fenced else 0
             done = Vacuumed(
-                done.scanned + len(page), done.rewritten + len(keys) - dropped, done.dropped + dropped, begun.txid
+                done.scanned + len(part), done.rewritten + len(keys) - dropped, done.dropped + dropped, begun.txid
             )
             if on_page is not None:
                 on_page(done)
@@ -147,37 +148,40 @@ def _say_missing(ledger: LedgerRecord, held: int | None) -> None:
 
 
 def _reading(
-    store: Any, records: Any, codec: RecordCodec, state: str, newest: int
+    store: Any, records: Any, ledger: LedgerRecord, newest: int, room: Room
 ) -> Callable[[list[StoreKey]], list[Any]]:
     """What reads records of listed keys. Its errors name the keys that hold no record of this state."""
+    codec = RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.layouts)
 
     def read(keys: list[StoreKey]) -> list[Any]:
         data = records.multi_get(keys)
+        room.learn(data)
         if any_none(data):  # listed, and no record: gone meanwhile, or of another type, of which the store's get tells
             store.multi_get([key for key, one in zip(keys, data, strict=True) if one is None])
         found = codec.loads(keys, data)
         if newer_txids(keys, found, newest):
-            known = read_ledger(store, state).next_txid - 1
+            known = read_ledger(store, ledger.state).next_txid - 1
             unknown = newer_txids(keys, found, known)
             if unknown:
-                raise newer_than_ledger(state, unknown, known)
+                raise newer_than_ledger(ledger.state, unknown, known)
         return found
 
     return read
 
 
 def _scanned_in_vain(
-    store: Any, ledger: LedgerRecord, codec: RecordCodec, page_size: int, *, everything: bool
+    store: Any, ledger: LedgerRecord, page_size: int, *, everything: bool
 ) -> tuple[Vacuumed, int | None] | None:
     """What was read, and how many keys have a value if all can be read; None where a record has to be written."""
     scanned, held, unreadable = 0, DistinctKeys(), Unreadable(ledger.state)
-    read = _reading(store, store, codec, ledger.state, ledger.next_txid - 1)
-    for page in unreadable.listed(record_pages(store, page_size)):
-        readable, records = unreadable.read(read, page)
+    room = Room(ledger.fields)
+    read = _reading(store, store, ledger, ledger.next_txid - 1, room)
+    for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
+        readable, records = unreadable.read(read, part)
         due, _, there = _due(readable, records or [], ledger.view(), ledger.next_txid, everything=everything)
         if due:
             return None
-        scanned += len(page)
+        scanned += len(part)
         held.update(there)
     done = Vacuumed(scanned, 0, 0, None, unreadable.count, tuple(unreadable.keys))
     return done, None if unreadable.count else len(held)

@@ -19,6 +19,7 @@ from mapstate.backing_map import Scan
 from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.ledger import record_pages
+from mapstate.maps.serialized import Room
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import fixed_partitions, spread_of
 from mapstate.spark.plan import Plan
@@ -198,8 +199,11 @@ def read_back(
         codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.layouts)
         keys = KeyCodec(ledger.keys, native=form.native)
         seen: set[StoreKey] = set()  # a scan may give a key twice
-        for page in record_pages(store, _PAGE):
-            records = zip(page, codec.loads(page, backing.multi_get(page)), strict=True)
+        room = Room(ledger.fields)
+        for part in (part for page in record_pages(store, _PAGE) for part in room.parts(page)):
+            stored = backing.multi_get(part)
+            room.learn(stored)
+            records = zip(part, codec.loads(part, stored), strict=True)
             own = {text: one for text, one in records if one is not None and one[0] == commit.txid}
             fresh = {text: one for text, one in own.items() if text not in seen}
             seen.update(fresh)

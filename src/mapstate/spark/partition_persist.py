@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from mapstate.backing_map import let_go
 from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError
+from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.spark.applied import computed_once
 from mapstate.spark.driver import Downstream
 from mapstate.spark.new_values import NewValuesStream
@@ -35,7 +36,9 @@ from mapstate.spark.task import (
     arrow_to_python,
     partition_id,
     report_line,
+    slices,
 )
+from mapstate.values import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -212,7 +215,7 @@ class _UpdateTask:
             report.error = TaskError.of(
                 UpdaterError(
                     f"{names} raised {type(error).__name__} in partition {report.partition} of batch {self._txid}: "
-                    f"{error}",
+                    f"{cut(error)}",
                     updater=type(self.updater).__name__,
                 )
             )
@@ -238,8 +241,7 @@ class _UpdateTask:
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[dict[str, Any]]]:
         empty = True
         for batch in batches:
-            for start in range(0, batch.num_rows, self._chunk_size):
-                part = batch.slice(start, self._chunk_size)
+            for part in slices(batch, lambda: self._chunk_size, CHUNK_BYTES):
                 names = part.schema.names
                 columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
                 empty = False

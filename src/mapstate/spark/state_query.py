@@ -25,12 +25,13 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
+from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
 from mapstate.spark.plan import column_of
 from mapstate.spark.query import QueryRun
 from mapstate.spark.rows import Rows, column_names
 from mapstate.spark.stream import PersistentAggregate, Stream, check_travels
-from mapstate.spark.task import arrow_schema, arrow_to_python, partition_id
+from mapstate.spark.task import arrow_schema, arrow_to_python, partition_id, slices
 from mapstate.spec import CHUNK_SIZE, StateSpec
 
 if TYPE_CHECKING:
@@ -444,10 +445,10 @@ class _QueryTask:
         opened: Any = None
         try:
             for batch in batches:
-                for start in range(0, batch.num_rows, self._chunk_size):
+                for part in slices(batch, lambda: self._chunk_size, CHUNK_BYTES):
                     if opened is None and self._known is None:
                         opened = self._opened()
-                    yield self._with_answers(opened, batch.slice(start, self._chunk_size))
+                    yield self._with_answers(opened, part)
         finally:
             let_go(opened)
 

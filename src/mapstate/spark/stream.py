@@ -22,6 +22,7 @@ from mapstate.spark.rows import Rows, Step, empty_frame, through
 from mapstate.spark.startable import Startable
 from mapstate.spec import StateSpec, check_state_name
 from mapstate.transitions import Field
+from mapstate.values import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -128,7 +129,7 @@ class Stream(Rows):
         ``by``          columns whose hash says which partition a row goes to; without any, Spark spreads rows evenly
         ``partitions``  how many there are, in each batch, also where some are empty; not to be changed while the state
                         lives, where a partition keeps what is its own
-        ``chunk_size``  rows per call of the updater
+        ``chunk_size``  rows per call of the updater; fewer where they come to more than 8 MiB
 
         mapstate keeps no ledger here: what a batch that comes again does, the state has to decide by its txid. See
         `mapstate.spark.partition_persist.State`. Raises ConfigurationError.
@@ -402,8 +403,8 @@ def check_travels(what: str, thing: Any) -> None:
                 culprit = f": its attribute {name!r}, a {_kind(value)}, cannot be pickled"
                 break
         raise NotPicklableError(
-            f"{what} cannot be sent to executors{culprit} ({type(error).__name__}: {error}). Keep settings in it, and "
-            "make connections and locks where they are used."
+            f"{what} cannot be sent to executors{culprit} ({type(error).__name__}: {cut(error)}). Keep settings in it, "
+            "and make connections and locks where they are used."
         ) from error
 
 

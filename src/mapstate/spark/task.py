@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,11 @@ from mapstate.keys import KeyCodec, KeyField, StoreKey
 from mapstate.ledger import read_ledger
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
-from mapstate.maps.serialized import SerializedMap
+from mapstate.maps.serialized import Room, SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import lease
 from mapstate.spec import StateSpec
-from mapstate.values import Committed, any_none
+from mapstate.values import Committed, any_none, cut
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -46,6 +46,7 @@ __all__ = [
     "arrow_to_python",
     "partition_id",
     "report_line",
+    "slices",
 ]
 
 REPORT_COLUMN = "__mapstate_report"
@@ -158,12 +159,13 @@ class BatchTask:
                 return
         writer = writer_of(store, self.token, has_txids=self.spec.type != "non-transactional")
         try:
-            with self._records(writer, report) as records:
+            room = Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
+            with self._records(writer, room, report) as records:
                 state = self._map_state(records)
                 state.begin_commit(self.txid)
                 counted = self._counted(batches, report)
                 native = self.partials is not None
-                chunks = self._native_chunks(counted) if native else self._folded_chunks(counted, state)
+                chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)
                 if native and self.spread is None and isinstance(writer, ReadsAhead):
                     chunks = _read_ahead(chunks, writer)
                 delta = 0
@@ -198,11 +200,11 @@ class BatchTask:
         return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
 
     @contextmanager
-    def _records(self, writer: Any, report: TaskReport) -> Iterator[Any]:
+    def _records(self, writer: Any, room: Room, report: TaskReport) -> Iterator[Any]:
         """The records behind the writer, through the worker's cache where there is one."""
         spec = self.spec
         codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.layouts)
-        records = SerializedMap(writer, codec)
+        records = SerializedMap(writer, codec, room)
         if self.spread is None:
             yield records
             report.read = report.keys
@@ -234,7 +236,7 @@ class BatchTask:
     def _key_codec(self) -> KeyCodec:
         return KeyCodec(self.keys, native=serializer(self.spec.serializer).native)
 
-    def _native_chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Chunk]:
+    def _native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[_Chunk]:
         """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
         codec = self._key_codec()
         width = len(self.keys)
@@ -242,8 +244,7 @@ class BatchTask:
         for field, size in zip(self.fields.fields, self.partials or (), strict=True):
             names += [field.name] * size
         for batch in batches:
-            for start in range(0, batch.num_rows, self.spec.chunk_size):
-                part = batch.slice(start, self.spec.chunk_size)
+            for part in slices(batch, lambda: room.keys, self.spec.chunk_bytes):
                 rows = pc.sum(part.columns[-1]).as_py()
                 if not rows:
                     continue  # an ungrouped aggregate has one row even where there is nothing to count
@@ -255,15 +256,16 @@ class BatchTask:
                     at += size
                 yield keys, self.fields.from_columns(per_field), rows, part.columns[:width]
 
-    def _folded_chunks(self, batches: Iterator[pa.RecordBatch], state: MapState[Any]) -> Iterator[_Chunk]:
+    def _folded_chunks(self, batches: Iterator[pa.RecordBatch], room: Room, state: MapState[Any]) -> Iterator[_Chunk]:
         """Chunks of raw rows sorted by key, folded in Python: for aggregators that are not native."""
-        fold = _RowFold(self.fields, state, self.spec.chunk_size)
+        fold = _RowFold(self.fields, state, room)
         codec = self._key_codec()
         width = len(self.keys)
-        for batch in batches:
-            names = [*(key.name for key in self.keys), *self.rows_of]
-            columns = [arrow_to_python(column, name) for column, name in zip(batch.columns, names, strict=True)]
-            texts = codec.encode_columns(columns[:width], batch.num_rows)
+        names = [*(key.name for key in self.keys), *self.rows_of]
+        for part in (part for batch in batches for part in slices(batch, lambda: _ROWS_WAITING, self.spec.chunk_bytes)):
+            fold.most_waiting = _rows_that_fit(part, self.spec.chunk_bytes)
+            columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
+            texts = codec.encode_columns(columns[:width], part.num_rows)
             for at, (text, *values) in enumerate(zip(texts, *columns[width:], strict=True)):
                 fold.add(
                     text, [column[at] for column in columns[:width]], dict(zip(names[width:], values, strict=True))
@@ -304,7 +306,7 @@ class BatchTask:
             except (ValueError, TypeError, OverflowError) as error:
                 raise errors.SerializationError(
                     f"the new values of {field.name}={field.aggregator} do not fit their type "
-                    f"{schema[field.name].dataType.simpleString()}: {error}. Nothing of this batch counts.",
+                    f"{schema[field.name].dataType.simpleString()}: {cut(error)}. Nothing of this batch counts.",
                     field=field.name,
                 ) from error
         if self.old_values:
@@ -345,15 +347,20 @@ def _without_gc() -> Iterator[None]:
             gc.enable()
 
 
+_ROWS_WAITING = 10_000
+
+
 class _RowFold:
-    """Folds sorted rows key by key; complete keys wait to be taken, `chunk_size` at a time."""
+    """Folds sorted rows key by key; complete keys wait to be taken, as many at a time as there is room for.
 
-    _ROWS_WAITING = 10_000
+    ``most_waiting`` rows may wait, which is a number of bytes too.
+    """
 
-    def __init__(self, fields: Fields, state: MapState[Any], chunk_size: int) -> None:
+    def __init__(self, fields: Fields, state: MapState[Any], room: Room) -> None:
         self._fields = fields
         self._state = state
-        self._chunk_size = chunk_size
+        self._room = room
+        self.most_waiting = _ROWS_WAITING
         self.open: StoreKey | None = None
         self._open_values: list[Any] = []
         self._foldings: list[Folding] = []
@@ -370,7 +377,7 @@ class _RowFold:
     @property
     def full(self) -> bool:
         """Whether a chunk of complete keys can be taken."""
-        return len(self.keys) >= self._chunk_size or (bool(self.keys) and self._waiting >= self._ROWS_WAITING)
+        return len(self.keys) >= self._room.keys or (bool(self.keys) and self._waiting >= self.most_waiting)
 
     def add(self, text: StoreKey, key: list[Any], row: Row) -> None:
         """Takes the next row."""
@@ -382,7 +389,7 @@ class _RowFold:
             folding.add(row)
         self._open_rows += 1
         self._waiting += 1
-        if self._open_rows % self._ROWS_WAITING == 0:
+        if self._open_rows % self.most_waiting == 0:
             self._settle(text)
 
     def _settle(self, text: StoreKey) -> None:
@@ -412,6 +419,25 @@ class _RowFold:
         self._open_rows = open_rows
         self._waiting = 0
         return taken
+
+
+def slices(batch: pa.RecordBatch, most_rows: Callable[[], int], most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The batch in pieces of at most so many rows, and bytes of Arrow, but for a single row; not copied.
+
+    ``most_rows`` is asked before each.
+    """
+    start, fits = 0, batch.nbytes <= most_bytes
+    while start < batch.num_rows:
+        part = batch.slice(start, most_rows())
+        while not fits and part.num_rows > 1 and part.nbytes > most_bytes:
+            part = part.slice(0, part.num_rows // 2)
+        yield part
+        start += part.num_rows
+
+
+def _rows_that_fit(part: pa.RecordBatch, most_bytes: int) -> int:
+    fit: int = most_bytes * part.num_rows // max(1, part.nbytes)
+    return max(1, min(_ROWS_WAITING, fit))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -463,7 +489,7 @@ def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError) as error:
         raise errors.SerializationError(
-            f"the column {name!r} holds a value that Python cannot: {error}. Clean it in front of the aggregate, "
+            f"the column {name!r} holds a value that Python cannot: {cut(error)}. Clean it in front of the aggregate, "
             "text with make_valid_utf8. Nothing of this batch counts.",
             column=name,
         ) from error

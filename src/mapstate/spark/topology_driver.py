@@ -45,6 +45,7 @@ from mapstate.spark.offsets import offsets_of
 from mapstate.spark.quarantine import Quarantine
 from mapstate.spark.query import QueryRun, check_running_increments, configured
 from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord
+from mapstate.values import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -392,7 +393,7 @@ class TopologyDriver:
             name = getattr(function, "__name__", type(function).__name__)
             raise DataError(
                 f"the function {name} in a transform of the stream {self._stream!r} raised {type(error).__name__}: "
-                f"{error}",
+                f"{cut(error)}",
                 function=name,
             ) from error
 
