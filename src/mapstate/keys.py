@@ -28,7 +28,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
-from mapstate.values import any_none
+from mapstate.values import any_none, cut, shown
 
 __all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "KeyField", "StoreKey"]
 
@@ -100,7 +100,7 @@ class KeyCodec:
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != len(self.fields):
             raise KeyEncodingError(
-                f"the key {key!r} has {len(values)} values; this state is keyed by {self._schema()}",
+                f"the key {shown(key)} has {len(values)} values; this state is keyed by {self._schema()}",
                 key=repr(key),
             )
         text: StoreKey = self.encode_columns([[value] for value in values], 1)[0]
@@ -135,7 +135,7 @@ class KeyCodec:
         except (TypeError, ValueError, ArithmeticError) as error:
             field = self.fields[at]
             raise KeyEncodingError(
-                f"a value of key column {field.name!r} is not a {field.type}: {error}; "
+                f"a value of key column {field.name!r} is not a {field.type}: {cut(error)}; "
                 f"this state is keyed by {self._schema()}",
                 column=field.name,
             ) from error
@@ -162,7 +162,7 @@ class KeyCodec:
 
     def _no_key(self, text: StoreKey) -> KeyEncodingError:
         return KeyEncodingError(
-            f"the store holds the key {text!r}, which is no key of a state keyed by {self._schema()}: "
+            f"the store holds the key {shown(text)}, which is no key of a state keyed by {self._schema()}: "
             "something else writes under this state's name",
             key=str(text),
         )
@@ -225,19 +225,19 @@ def _string(text: str) -> str:
 def _integers(column: Sequence[Any]) -> list[str]:
     for value in column:
         if type(value) is not int:
-            raise TypeError(f"{value!r} is a {type(value).__name__}")
+            raise TypeError(f"{shown(value)} is a {type(value).__name__}")
     return [str(value) for value in column]
 
 
 def _native_integers(column: Sequence[Any]) -> list[int]:
     for value in column:
         if not -(1 << 63) <= _exactly(int, value) < 1 << 63:
-            raise ValueError(f"{value} has more than 64 bits")
+            raise ValueError(f"{shown(value)} has more than 64 bits")
     return list(column)
 
 
 def _no_text(text: str) -> Any:
-    raise ValueError(f"{text!r} is text, and a key of this state is an integer")
+    raise ValueError(f"{shown(text)} is text, and a key of this state is an integer")
 
 
 def _booleans(column: Sequence[Any]) -> list[str]:
@@ -277,7 +277,7 @@ def _decimals(column: Sequence[Any]) -> list[str]:
             out.append(str(value))
             continue
         if not _exactly(Decimal, value).is_finite():
-            raise ValueError(f"{value} is no number")
+            raise ValueError(f"{shown(value)} is no number")
         text = format(value, "f")
         if "." in text:
             text = text.rstrip("0").rstrip(".")
@@ -293,7 +293,7 @@ def _timestamps(column: Sequence[Any]) -> list[str]:
     out = []
     for value in column:
         if _exactly(dt.datetime, value).tzinfo is None:
-            raise TypeError(f"{value!r} has no time zone, and a timestamp is an instant")
+            raise TypeError(f"{shown(value)} has no time zone, and a timestamp is an instant")
         out.append(value.astimezone(_UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z")
     return out
 
@@ -308,7 +308,7 @@ def _local_timestamps(column: Sequence[Any]) -> list[str]:
     out = []
     for value in column:
         if _exactly(dt.datetime, value).tzinfo is not None:
-            raise TypeError(f"{value!r} has a time zone, and a timestamp_ntz has none")
+            raise TypeError(f"{shown(value)} has a time zone, and a timestamp_ntz has none")
         out.append(value.isoformat(timespec="microseconds"))
     return out
 
@@ -325,7 +325,7 @@ def _exactly(kind: type | tuple[type, ...], value: Any) -> Any:
     """``value`` if its type is just this one: a bool is no int here, a datetime no date."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
-        raise TypeError(f"{value!r} is a {type(value).__name__}")
+        raise TypeError(f"{shown(value)} is a {type(value).__name__}")
     return value
 
 

@@ -36,7 +36,10 @@ def any_none(items: Collection[object]) -> bool:
 
 def shown(value: object) -> str:
     """A key, a value or a record as a message shows it: at most a hundred characters of its repr."""
-    return cut(repr(value[: _MOST_SHOWN + 1] if isinstance(value, str | bytes | bytearray) else value))
+    try:
+        return cut(repr(value[: _MOST_SHOWN + 1] if isinstance(value, str | bytes | bytearray) else value))
+    except Exception:  # noqa: BLE001  an int of 5,000 digits has no repr, nor may an object of a user's
+        return f"a value of type {type(value).__name__}"
 
 
 def cut(text: object) -> str:

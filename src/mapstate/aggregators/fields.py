@@ -19,6 +19,7 @@ from mapstate.aggregators.net import NetRows
 from mapstate.errors import AggregatorError, MapStateError
 from mapstate.serializers.value_types import check_type
 from mapstate.transitions import Field
+from mapstate.values import cut
 
 __all__ = ["NULL", "Fields", "Folding", "results_of", "shown_as"]
 
@@ -218,7 +219,7 @@ def _call(one: Aggregator, method: Any, *args: Any) -> Any:
         raise
     except Exception as error:
         raise AggregatorError(
-            f"{one}.{method.__name__} raised {type(error).__name__}: {error}; nothing of this batch counts",
+            f"{one}.{method.__name__} raised {type(error).__name__}: {cut(error)}; nothing of this batch counts",
             aggregator=one.describe(),
         ) from error
 

@@ -34,6 +34,7 @@ from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
 from mapstate.errors import CorruptRecordError, FencedError, KeyEncodingError, MapStateError, StoreError, UsageError
 from mapstate.findings import MOST_NAMED, Finding
 from mapstate.keys import StoreKey
+from mapstate.values import shown
 
 if TYPE_CHECKING:
     from mapstate.backends.aerospike import AerospikeBackend
@@ -259,7 +260,9 @@ class AerospikeStore:
             if one.result not in fine:
                 bad = sum(other.result not in fine for other in found)
                 more = f": {one.message}" if one.message else ""
-                raise _BatchError(one.result, f"{bad} of {len(keys)} keys failed, the first is {key!r}{more}", key=key)
+                raise _BatchError(
+                    one.result, f"{bad} of {len(keys)} keys failed, the first is {shown(key)}{more}", key=key
+                )
         return found
 
     def _parts(self, keys: Sequence[StoreKey], places: list[Any]) -> Iterator[tuple[Sequence[StoreKey], list[Any]]]:
@@ -280,10 +283,12 @@ class AerospikeStore:
                     data = key.encode()
                     place = bytearray(data) if b"\0" in data else key
             except UnicodeEncodeError as error:
-                what = f"state {self._state!r}: the key {key!r} is not Unicode: {error.reason}"
+                what = f"state {self._state!r}: the key {shown(key)} is not Unicode: {error.reason}"
                 raise KeyEncodingError(what, state=self._state) from error
         elif not -(1 << 63) <= key < 1 << 63:
-            raise KeyEncodingError(f"state {self._state!r}: the key {key} has more than 64 bits", state=self._state)
+            raise KeyEncodingError(
+                f"state {self._state!r}: the key {shown(key)} has more than 64 bits", state=self._state
+            )
         return self._backend.namespace, self._set, place
 
     def _key(self, place: Any, unlisted: list[str]) -> StoreKey | None:
@@ -302,8 +307,8 @@ class AerospikeStore:
         bins = one.record[2]
         if self._backend.bin not in (bins or {}):
             raise CorruptRecordError(
-                f"state {self._state!r}, key {key!r}: the record has no bin {self._backend.bin!r}. It was not written "
-                "by this state, or with another bin in the URL; nothing was overwritten.",
+                f"state {self._state!r}, key {shown(key)}: the record has no bin {self._backend.bin!r}. It was not "
+                "written by this state, or with another bin in the URL; nothing was overwritten.",
                 state=self._state,
                 key=str(key),
             )

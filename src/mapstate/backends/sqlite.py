@@ -375,7 +375,7 @@ class SqliteStore:
         if max(map(len, values), default=0) > limit:
             key, size = next((key, len(value)) for key, value in zip(keys, values, strict=True) if len(value) > limit)
             raise TooLargeError(
-                f"state {self._state!r}, key {key!r}: the record has {size} bytes, and this store takes at most "
+                f"state {self._state!r}, key {shown(key)}: the record has {size} bytes, and this store takes at most "
                 f"{limit}. Nothing was written.",
                 state=self._state,
                 key=key,
@@ -450,7 +450,7 @@ class SqliteStore:
     def _translated(self, error: sqlite3.Error | OSError | UnicodeError) -> MapStateError:
         """Ours for SQLite's: the one place."""
         if isinstance(error, UnicodeEncodeError):
-            return KeyEncodingError(f"a key of state {self._state!r} is no valid text: {error}", state=self._state)
+            return KeyEncodingError(f"a key of state {self._state!r} is no valid text: {cut(error)}", state=self._state)
         code = getattr(error, "sqlite_errorcode", 0) if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_CANTOPEN
         if isinstance(error, UnicodeError) or str(error).startswith(_NO_TEXT):
             code = sqlite3.SQLITE_CORRUPT  # bytes of the file, in SQLite's own message or where a text should be

@@ -12,7 +12,7 @@ import msgspec
 from mapstate.errors import CorruptRecordError, SerializationError
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 from mapstate.transitions import Field, StateType
-from mapstate.values import any_none
+from mapstate.values import any_none, cut, shown
 
 __all__ = ["RecordCodec", "Serializer"]
 
@@ -82,7 +82,7 @@ class RecordCodec:
             raise SerializationError(f"state {self._state!r}: {error.message}", state=self._state) from error
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise SerializationError(
-                f"state {self._state!r}: a value cannot be encoded: {error}", state=self._state
+                f"state {self._state!r}: a value cannot be encoded: {cut(error)}", state=self._state
             ) from error
 
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
@@ -145,10 +145,10 @@ class RecordCodec:
         return tuple(value) + (None,) * (self._fields - count)
 
     def _corrupt(self, key: Any, data: Any, error: Exception) -> CorruptRecordError:
-        shown = f"{data[:60] if isinstance(data, bytes) else data!r:.180}"
         return CorruptRecordError(
-            f"state {self._state!r}, key {key!r}: the stored record {shown} cannot be read ({error}). It was not "
-            "written by this state; nothing was overwritten. Restore the key, or delete it if its value is lost.",
+            f"state {self._state!r}, key {shown(key)}: the stored record {shown(data)} cannot be read ({cut(error)}). "
+            "It was not written by this state; nothing was overwritten. Restore the key, or delete it if its value is "
+            "lost.",
             state=self._state,
             key=str(key),
         )

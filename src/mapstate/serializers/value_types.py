@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from mapstate.errors import SerializationError, UnsupportedTypeError
+from mapstate.values import shown
 
 __all__ = ["Array", "Convert", "WireForm", "check_plain", "check_type", "each", "from_wire", "to_wire", "wire_type"]
 
@@ -135,7 +136,7 @@ def _word_to_float(value: Any) -> Any:
 def _int_to_native(value: Any) -> Any:
     if value is None or -(1 << 63) <= value < 1 << 63:
         return value
-    raise SerializationError(f"{value} has more than 64 bits")
+    raise SerializationError(f"{shown(value)} has more than 64 bits")
 
 
 def _text_to_native(value: Any) -> Any:
@@ -189,9 +190,8 @@ def check_plain(value: Any, *, float_words: bool) -> Any:
         for item in value.values():
             check_plain(item, float_words=float_words)
         return value
-    shown = repr(value)
     raise SerializationError(
-        f"{shown[:80]} ({kind.__name__}) cannot be stored and come back the same: an own aggregator may "
+        f"{shown(value)} ({kind.__name__}) cannot be stored and come back the same: an own aggregator may "
         "accumulate None, bool, str, int of 64 bits, finite float, list, and dict with str keys"
         f"{'' if float_words else ', and bytes'}",
     )
@@ -212,7 +212,7 @@ def check_type(value: Any, name: str, who: Any) -> Any:
     if value is None or name == "any" or _is_of(value, name):
         return value
     raise SerializationError(
-        f"{who} says that it accumulates {name}, and came to {value!r:.80} ({type(value).__name__}): stored so, it "
+        f"{who} says that it accumulates {name}, and came to {shown(value)} ({type(value).__name__}): stored so, it "
         "could not be read again",
         type=name,
     )

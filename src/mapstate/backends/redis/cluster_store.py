@@ -27,7 +27,7 @@ from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import Fence, FenceToken, IBackingMap, check_lengths
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError
 from mapstate.findings import Finding
-from mapstate.values import any_none
+from mapstate.values import any_none, cut
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend
@@ -278,7 +278,7 @@ class RedisClusterStore:
         except ValueError as error:
             raise CorruptRecordError(
                 f"state {self._state!r}: one of its fences, {self._buckets[0].fence.decode()!r} and so on, holds "
-                f"something else ({error}): something else writes under this state's name. Nothing was written.",
+                f"something else ({cut(error)}): something else writes under this state's name. Nothing was written.",
                 state=self._state,
             ) from error
 

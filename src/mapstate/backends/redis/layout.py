@@ -15,6 +15,7 @@ from mapstate.backends.redis.scripts import rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
 from mapstate.findings import MOST_NAMED
+from mapstate.values import shown
 
 __all__ = ["HashLayout", "Layout", "StringLayout", "escaped", "not_listed", "texts_of"]
 
@@ -95,7 +96,7 @@ class Layout(ABC):
         try:
             texts = list(map(str.encode, keys))
         except UnicodeEncodeError as error:
-            what = f"state {self._state!r}: the key {error.object!r} is not Unicode: {error.reason}"
+            what = f"state {self._state!r}: the key {shown(error.object)} is not Unicode: {error.reason}"
             raise KeyEncodingError(what, state=self._state) from error
         if self._reserved and not self._reserved.isdisjoint(keys):
             taken = ", ".join(sorted(self._reserved.intersection(keys)))
@@ -123,7 +124,7 @@ class Layout(ABC):
         """Raises TooLargeError where one of them is."""
         if max(map(len, sized)) > self._limit:
             size, key = max((len(one), key[:200]) for key, one in zip(keys, sized, strict=True))
-            raise self._too_large(f"{what} {key!r} has", size, self._limit, key)
+            raise self._too_large(f"{what} {shown(key)} has", size, self._limit, key)
 
     def check_whole(self, what: str, packed: bytes, key: str) -> None:
         """Raises TooLargeError where the commands of one call are too much for Redis at once."""
