@@ -302,3 +302,32 @@ def test_a_second_state_that_could_not_be_exact_is_refused_before_anything_runs(
     ask, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
         ask(spark)
+
+
+def test_new_values_on_the_driver_come_where_arrow_batches_have_no_bound_and_in_the_year_1(spark, tmp_path):
+    """The session's time zone is west of Greenwich, where that is the year 0."""
+    rows = spark.sql("SELECT 'a' AS k, TIMESTAMP '0001-01-01T00:00:00Z' AS t UNION ALL SELECT 'b', NULL")
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    got = []
+    job = (
+        newStream("visits", rows)
+        .groupBy("k", "t")
+        .persistentAggregate(opaque(f"memory://{tmp_path.name}", name="s"), n=Count(), last=Max("t"))
+        .newValuesStream()
+        .foreachBatch(
+            lambda new, _: got.append(
+                sorted(map(tuple, new.selectExpr("k", "n", "unix_seconds(t)", "unix_seconds(last)").collect()))
+            )
+        )
+    )
+    spark.conf.set(name, 0)
+    try:
+        job(rows, 0)
+        job(rows, 0)  # read back
+        assert spark.conf.get(name) == "0"
+        assert spark.conf.get("spark.sql.session.timeZone") == "America/St_Johns"
+    finally:
+        spark.conf.set(name, before)
+    year_1 = -62_135_596_800
+    assert got == [[("a", 1, year_1, year_1), ("b", 1, None, None)]] * 2

@@ -59,6 +59,10 @@ ONE_DRAW = {
 }
 
 
+# How PySpark takes a table: 0 records a batch is no bound for Spark, and an error here; instants are in UTC already.
+_AS_ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000", "spark.sql.session.timeZone": "UTC"}
+
+
 class Applied:
     """What an attempt came to: the tasks' reports and, where asked for, the new values.
 
@@ -263,7 +267,8 @@ def _reports(lines: Any) -> list[TaskReport]:
 
 def _frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
     table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
-    return batch_df.sparkSession.createDataFrame(table, schema=schema).drop(REPORT_COLUMN)
+    with configured(batch_df, _AS_ARROW):
+        return batch_df.sparkSession.createDataFrame(table, schema=schema).drop(REPORT_COLUMN)
 
 
 def _data_type(name: str) -> Any:
