@@ -6,6 +6,7 @@ puts of a task.
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 import spark_fixtures
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from spark_fixtures import Visits, run_job
+from spark_fixtures import Visits, finish, run_job
 
 from mapstate import Count, Max, Min, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
+from mapstate.errors import CheckpointError
 from mapstate.testing import Fail, FaultyBackend, Kill, Wait, crash_between, wait_for
 
 pytestmark = pytest.mark.spark
@@ -380,3 +382,26 @@ def test_a_cache_does_not_outlive_a_field_that_was_added(url, spark):
     for batch_id in (1, 2):
         wider(frame, batch_id)
     assert contents(url) == {("a",): {"hi": "zebra", "lo": "ant"}}
+
+
+def test_a_checkpoint_whose_driver_died_as_it_wrote_the_first_offsets_says_what_to_delete(spark, visits, tmp_path):
+    visits.put("0", [("a", 1)])
+    url = f"sqlite:///{tmp_path}/state.db"
+
+    def counts() -> Any:
+        return newStream("visits", visits.stream(spark)).groupBy("user_id").persistentAggregate(opaque(url), n=Count())
+
+    finish(counts().start(visits.checkpoint, trigger=AVAILABLE))
+    died = tmp_path / "died"
+    shutil.copytree(visits.checkpoint, died)
+    shutil.rmtree(died / "commits")
+    (died / "offsets" / "0").rename(died / "offsets" / ".0.2cd2a4f1.tmp")
+    with pytest.raises(StreamingQueryException, match="STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"):  # Spark's own
+        finish(visits.stream(spark).writeStream.format("noop").option("checkpointLocation", str(died)).start())
+    for place in (died, f"file:{died}"):
+        with pytest.raises(CheckpointError, match=r"Delete (.+) and start again") as caught:
+            counts().start(place, trigger=AVAILABLE)
+    for file in re.search("Delete (.+) and start", str(caught.value))[1].split(", "):
+        Path(file).unlink()
+    finish(counts().start(died, trigger=AVAILABLE))
+    assert contents(url) == {("a",): {"n": 1}}

@@ -21,7 +21,7 @@ from mapstate.ledger import read_ledger
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
 
-__all__ = ["Rewound", "query_of", "rewind"]
+__all__ = ["Rewound", "check_first_offsets", "query_of", "rewind"]
 
 
 class Rewound(NamedTuple):
@@ -64,6 +64,28 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
 def query_of(checkpoint: str | Path) -> str:
     """The id of the streaming query whose checkpoint this is: a local directory. Raises UsageError."""
     return _query_id(_local(checkpoint))
+
+
+def check_first_offsets(checkpoint: str) -> None:
+    """Before a query is started: a driver that died as it wrote ``offsets/0`` left what Spark refuses to start over.
+
+    Raises CheckpointError with what to delete. Looks at a local directory only, and changes nothing.
+    """
+    text = unquote(urlsplit(checkpoint).path) if checkpoint.startswith("file:") else checkpoint
+    folder = Path(text)
+    try:
+        left = sorted(path.name for path in (folder / "offsets").iterdir())
+        begun = [*_numbers(folder / "offsets"), *_numbers(folder / "commits")]
+    except (OSError, ValueError):  # none, or no local one
+        return
+    if begun or all(name.endswith(".crc") for name in left):  # checksums Spark does not see
+        return
+    files = ", ".join(str(folder / "offsets" / name) for name in left)
+    raise CheckpointError(
+        f"a driver died while it wrote the first offsets of the checkpoint {str(folder)!r}, and Spark refuses to start "
+        "over what is left (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun there, and nothing was "
+        f"written. Delete {files} and start again. See docs/operating.md#each-refusal-and-what-to-do"
+    )
 
 
 def _rewound(ledger: LedgerRecord, folder: Path, *, dry_run: bool) -> Rewound:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mapstate.checkpoint import check_first_offsets
 from mapstate.errors import MapStateError, UsageError
 from mapstate.spark.query import check_increments
 
@@ -61,7 +62,8 @@ class Startable(ABC):
         ``checkpointLocation`` is where Spark keeps its progress; it belongs to the state like its
         ledger. ``trigger`` as DataStreamWriter.trigger takes it, e.g. {"processingTime": "10 seconds"}.
         Raises UsageError for a DataFrame that is no stream, and for a state if rows would be totals: a streaming
-        aggregation with another ``outputMode`` than "append".
+        aggregation with another ``outputMode`` than "append". Raises CheckpointError for a local checkpoint that was
+        never begun, because its driver died before that.
         """
         if not self._df.isStreaming:
             raise UsageError("this DataFrame is no stream: read it with spark.readStream")
@@ -73,5 +75,6 @@ class Startable(ABC):
         if queryName is not None:
             writer = writer.queryName(queryName)
         if checkpointLocation is not None:
+            check_first_offsets(str(checkpointLocation))
             writer = writer.option("checkpointLocation", str(checkpointLocation))
         return writer.options(**(options or {})).start()
