@@ -475,6 +475,26 @@ def test_rollback_drops_the_dead_that_the_commit_had_made():
     assert committed(ledger, 1).dead == ((START + 1, START + 2),)
 
 
+@pytest.mark.parametrize("before", ["adopted records", "a vacuum", "a batch", "nothing"])
+def test_rollback_leaves_what_counted_before_the_batch(before):
+    ledger = with_batches(1 if before == "a batch" else 0)
+    if before == "adopted records":  # see `mapstate.adopt`: no batch, and what is there counts
+        ledger = msgspec.structs.replace(ledger, first_txid=0, last_txid=START - 1, next_txid=START)
+    if before == "a vacuum":
+        ledger, attempt = begin_vacuum(with_batches(1), "v")
+        ledger = commit_vacuum(ledger, attempt.txid)
+    batch_id = ledger.owners[ledger.owner]
+    after = rollback(committed(began(ledger, batch_id)[0], batch_id))
+    assert after.view() == ledger.view()
+    assert (after.committed, after.owners) == (ledger.committed, ledger.owners)
+
+
+def test_a_commit_of_an_older_mapstate_is_rolled_back_to_the_commit_before_it():
+    ledger = with_batches(2)
+    older = msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, before=None))
+    assert rollback(older).last_txid == ledger.previous.txid
+
+
 def test_rollback_goes_one_step_and_only_while_nothing_has_begun_after_it():
     once = rollback(with_batches(3))
     begun, _ = began(with_batches(3), 3)

@@ -134,6 +134,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     batch is a write of its own, so that they may lack it.
     ``keys_delta`` is how many keys the attempt added, less those that it removed; None if it cannot tell.
     ``keys_held`` is how many keys the state holds after the batch; None if unknown. `commit` computes it.
+    ``before`` is the ledger's last txid before the batch: that of another commit, of a vacuum, or of adopted records.
     """
 
     batch_id: int
@@ -148,6 +149,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     keys_delta: int | None = None
     keys_held: int | None = None
     beside: tuple[str, ...] = ()
+    before: int | None = None
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -716,7 +718,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     return msgspec.structs.replace(
         ledger,
-        committed=msgspec.structs.replace(done, plan=at.plan, keys_held=held),
+        committed=msgspec.structs.replace(done, plan=at.plan, keys_held=held, before=ledger.last_txid),
         previous=ledger.committed,
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
@@ -757,11 +759,13 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
             found=last.txid,
             expected=txid,
         )
-    before = ledger.previous
-    low = None if before is None else before.txid
+    previous = ledger.previous
+    low = last.before
+    if low is None and previous is not None:
+        low = previous.txid  # a commit of an older mapstate
     return msgspec.structs.replace(
         ledger,
-        committed=before,
+        committed=previous,
         previous=None,
         last_txid=low,
         dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
