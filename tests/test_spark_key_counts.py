@@ -105,7 +105,9 @@ def failing(url: str, tmp_path: Path, number: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "expected"), [(opaque, 13), (transactional, None), (non_transactional, None)], ids=str
+    ("recipe", "expected"),
+    [(opaque, 13), (transactional, None), (non_transactional, None)],
+    ids=["opaque", "transactional", "non-transactional"],
 )
 def test_after_a_failed_attempt_only_an_opaque_state_knows(recipe, expected, url, spark, tmp_path):
     job = counts(spark, recipe(failing(url, tmp_path, 3), chunk_size=2))
