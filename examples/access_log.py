@@ -42,6 +42,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
+from mapstate.checkpoint import clear_first_offsets
 from mapstate.errors import StateNotFoundError
 
 MAX_LINE = 64 * 1024
@@ -123,6 +124,8 @@ def start(
 
     Two count what could be parsed, one counts what could not, and one keeps it.
     """
+    for query in ("hits_by_client", "hits_by_url", "rejects_by_reason", "rejected_lines"):
+        clear_first_offsets(f"{checkpoint}/{query}")  # of a run that was killed before its first batch
     parsed = parse(lines)
     hits = parsed.where("reason IS NULL")
     rejected = parsed.where("reason IS NOT NULL")

@@ -11,6 +11,7 @@ import sys
 from pyspark.sql import SparkSession
 
 from mapstate import Count, Sum, newStream, opaque
+from mapstate.checkpoint import clear_first_offsets
 
 
 def main(visits: str, store: str, checkpoint: str) -> None:
@@ -38,6 +39,7 @@ def main(visits: str, store: str, checkpoint: str) -> None:
             seconds=Sum("seconds"),
         )
     )
+    clear_first_offsets(checkpoint)  # of a run that was killed before its first batch
     counts.start(checkpoint, trigger={"availableNow": True}).awaitTermination()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from mapstate import Count, newStream, opaque, open_reader
+from mapstate.checkpoint import clear_first_offsets
 
 
 def page_visits(visits: DataFrame, store: str, limit: int, alert: Callable[[str, int], None]) -> Any:
@@ -47,6 +48,7 @@ def main() -> None:
     spark = SparkSession.builder.appName("page_visits").config("spark.log.level", "ERROR").getOrCreate()
     visits = spark.readStream.schema("user string, page string").csv(options.visits)
     job = page_visits(visits, options.store, options.limit, lambda user, n: print(f"{user} has come {n} times"))
+    clear_first_offsets(options.checkpoint)  # of a run that was killed before its first batch
     job.start(options.checkpoint, trigger={"availableNow": True}).awaitTermination()
     with open_reader(options.store, "users_by_visits") as state:
         for (n,), value in sorted(state.scan()):

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mapstate import Count, Sum, newStream, opaque
+from mapstate.checkpoint import clear_first_offsets
 from mapstate.spark import newStaticState
 
 
@@ -47,6 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     spark = SparkSession.builder.appName("word_count").config("spark.log.level", "ERROR").getOrCreate()
     lines = spark.readStream.text(options.texts)
+    clear_first_offsets(options.checkpoint)  # of a run that was killed before its first batch
     word_counts(lines, options.store).start(options.checkpoint, trigger={"availableNow": True}).awaitTermination()
     print(*ask(spark, options.store, options.ask))
 

@@ -138,7 +138,7 @@ def test_records_without_a_ledger_are_dropped(url):
     records = dict(zip("ab", job.store.multi_get(["a", "b"]), strict=True))
     drop(url, "s")
     job.store.multi_put(list(records), list(records.values()))
-    assert drop(url, "s") == (None, 2)
+    assert drop(url, "s")[:2] == (None, 2)
     Job(url).batch(c=1)
     assert contents(url) == {"c": 1}
 

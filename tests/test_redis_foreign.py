@@ -15,6 +15,7 @@ from mapstate.backends import resolve
 from mapstate.backends.redis.buckets import in_groups
 from mapstate.backing_map import FenceToken, SpreadFences
 from mapstate.doctor import examine
+from mapstate.drop import drop
 from mapstate.errors import CorruptRecordError
 from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
@@ -264,3 +265,20 @@ def test_an_adoption_is_refused_where_a_key_is_of_another_type(redis_url, redis_
         assert not client.exists(f"{records}!ledger")
         client.delete(f"{records}odd")
     assert adopt(url, "visits", type="opaque", keys=OPENING.keys, fields=OPENING.fields).records == 1
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_state_that_is_dropped_leaves_what_is_somebody_elses_and_says_so(request, where):
+    place = Place(request, where)
+    place.count(0, KEYS)
+    place.client.rpush(place.name("a-list"), "mine")
+    odd = place.name("odd").encode().replace(b"odd", b"\xff\xfe")
+    place.client.set(odd, "mine too")
+    done = drop(place.url, "visits")
+    assert (done.records, done.foreign) == (len(KEYS), 2)
+    assert sorted(done.foreign_keys) == sorted(["a-list", repr(b"\xff\xfe")])
+    assert place.client.lrange(place.name("a-list"), 0, -1) == [b"mine"]
+    assert place.client.get(odd) == b"mine too"
+    assert [name for name in map(place.name, KEYS) if place.client.exists(name)] == []
+    assert place.store.load() is None
+    place.client.delete(odd, place.name("a-list"))

@@ -20,6 +20,7 @@ from spark_fixtures import Visits, finish, run_job
 
 from mapstate import Count, Max, Min, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
+from mapstate.checkpoint import clear_first_offsets
 from mapstate.errors import CheckpointError
 from mapstate.testing import Fail, FaultyBackend, Kill, Wait, crash_between, wait_for
 
@@ -401,7 +402,13 @@ def test_a_checkpoint_whose_driver_died_as_it_wrote_the_first_offsets_says_what_
     for place in (died, f"file:{died}"):
         with pytest.raises(CheckpointError, match=r"Delete (.+) and start again") as caught:
             counts().start(place, trigger=AVAILABLE)
+    again = tmp_path / "again"
+    shutil.copytree(died, again)
     for file in re.search("Delete (.+) and start", str(caught.value))[1].split(", "):
         Path(file).unlink()
     finish(counts().start(died, trigger=AVAILABLE))
     assert contents(url) == {("a",): {"n": 1}}
+    assert [path.parent for path in clear_first_offsets(again)] == [again / "offsets"] * 2
+    finish(counts().start(again, trigger=AVAILABLE))
+    assert contents(url) == {("a",): {"n": 1}}
+    assert clear_first_offsets(again) == []

@@ -125,7 +125,7 @@ def test_a_vacuum_with_nothing_to_rewrite_begins_no_attempt(url):
     job.batch(a=1)
     before = job.ledger.record
     assert before.dead
-    assert vacuum(url, "s") == (1, 0, 0, None)
+    assert vacuum(url, "s")[:4] == (1, 0, 0, None)
     with open_reader(url, "s") as reader:
         assert reader.ledger() == msgspec.structs.replace(before, dead=())
     job.ledger.load()

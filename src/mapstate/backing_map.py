@@ -311,7 +311,8 @@ class Drops(Protocol):
 
         Gives the number of records of each page. ``expected`` is the ledger's version, and ``token`` the open fence
         that was swapped in with it. Raises FencedError where another driver or operator has changed the ledger
-        since; what is removed until then stays removed. May be interrupted, and done again under another token.
+        since; what is removed until then stays removed. May be interrupted, and done again under another token. What
+        is no key of the state stays: CorruptRecordError names it (``keys``, ``count``) when all else is removed.
         """
         ...
 

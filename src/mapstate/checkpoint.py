@@ -21,7 +21,7 @@ from mapstate.ledger import read_ledger
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord
 
-__all__ = ["Rewound", "check_first_offsets", "query_of", "rewind"]
+__all__ = ["Rewound", "check_first_offsets", "clear_first_offsets", "query_of", "rewind"]
 
 
 class Rewound(NamedTuple):
@@ -71,21 +71,38 @@ def check_first_offsets(checkpoint: str) -> None:
 
     Raises CheckpointError with what to delete. Looks at a local directory only, and changes nothing.
     """
-    text = unquote(urlsplit(checkpoint).path) if checkpoint.startswith("file:") else checkpoint
-    folder = Path(text)
+    left = _first_offsets(checkpoint)
+    if left:
+        raise CheckpointError(
+            f"a driver died while it wrote the first offsets of the checkpoint {checkpoint!r}, and Spark refuses to "
+            "start over what is left (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun there, and "
+            f"nothing was written. Delete {', '.join(map(str, left))} and start again; or call clear_first_offsets of "
+            "mapstate.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
+        )
+
+
+def clear_first_offsets(checkpoint: str | Path) -> list[Path]:
+    """Deletes what a driver left in a checkpoint that died as it wrote ``offsets/0``; returns the files.
+
+    For a program that starts a query again by itself. Nothing is deleted where a batch has begun, nor where the
+    checkpoint is no local directory. Not while another driver starts the same query. Raises OSError.
+    """
+    left = _first_offsets(str(checkpoint))
+    for path in left:
+        path.unlink()
+    return left
+
+
+def _first_offsets(checkpoint: str) -> list[Path]:
+    """Files in ``offsets`` where no batch has begun; none where there is no such local directory."""
+    folder = Path(unquote(urlsplit(checkpoint).path) if checkpoint.startswith("file:") else checkpoint)
     try:
-        left = sorted(path.name for path in (folder / "offsets").iterdir())
+        left = sorted((folder / "offsets").iterdir())
         begun = [*_numbers(folder / "offsets"), *_numbers(folder / "commits")]
-    except (OSError, ValueError):  # none, or no local one
-        return
-    if begun or all(name.endswith(".crc") for name in left):  # checksums Spark does not see
-        return
-    files = ", ".join(str(folder / "offsets" / name) for name in left)
-    raise CheckpointError(
-        f"a driver died while it wrote the first offsets of the checkpoint {str(folder)!r}, and Spark refuses to start "
-        "over what is left (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun there, and nothing was "
-        f"written. Delete {files} and start again. See docs/operating.md#each-refusal-and-what-to-do"
-    )
+    except (OSError, ValueError):
+        return []
+    # Spark does not see checksums by themselves.
+    return [] if begun or all(path.name.endswith(".crc") for path in left) else left
 
 
 def _rewound(ledger: LedgerRecord, folder: Path, *, dry_run: bool) -> Rewound:

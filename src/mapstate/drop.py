@@ -14,6 +14,7 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Drops, Scan, SpreadFences, let_go
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
 from mapstate.fences import Fences
+from mapstate.findings import named_in
 from mapstate.ledger import clock_txid, decode_ledger, encode_ledger, has_records, ledger_store, now
 from mapstate.spec import check_state_name
 from mapstate.transitions import LedgerRecord, begin_drop
@@ -22,10 +23,15 @@ __all__ = ["Dropped", "drop"]
 
 
 class Dropped(NamedTuple):
-    """What is there to be removed, or was: the ledger, None where it was lost; and how many records."""
+    """What is there to be removed, or was: the ledger, None where it was lost; and how many records.
+
+    ``foreign`` keys under the state's name are no records of it, and were left; ``foreign_keys`` are the first ten.
+    """
 
     ledger: LedgerRecord | None
     records: int
+    foreign: int = 0
+    foreign_keys: tuple[str, ...] = ()
 
 
 def drop(
@@ -89,8 +95,14 @@ def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callab
         )
     if fences is not None:
         fences.raise_to(after.fence(), None)
-    for records in store.drop(version, after.fence()):
-        done = done._replace(records=done.records + records)
-        if on_page is not None:
-            on_page(done)
+    try:
+        for records in store.drop(version, after.fence()):
+            done = done._replace(records=done.records + records)
+            if on_page is not None:
+                on_page(done)
+    except CorruptRecordError as error:
+        keys = named_in(error)
+        if not keys:
+            raise
+        done = done._replace(foreign=error.facts.get("count", len(keys)), foreign_keys=tuple(keys))
     return done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ from mapstate.spec import check_state_name
 from mapstate.transitions import Field, StateType
 from mapstate.vacuum import Vacuumed
 from mapstate.vacuum import vacuum as vacuum_state
+from mapstate.values import shown
 
 __all__ = ["app"]
 
@@ -132,15 +134,7 @@ def vacuum(
         )
     end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
     say(f"{_vacuumed(done)}; {end}")
-    if done.unreadable:
-        shown = ", ".join(f"{key[:100]!r}" for key in done.unreadable_keys)
-        more = done.unreadable - len(done.unreadable_keys)
-        say(
-            f"mapstate: {done.unreadable} keys are no records of this state, and were left as they are: {shown}"
-            f"{f' and {more} more' if more > 0 else ''}. mapstate doctor says what is wrong with the first.",
-            err=True,
-        )
-        raise typer.Exit(1)
+    _say_foreign(done.unreadable, done.unreadable_keys, " mapstate doctor says what is wrong with the first.")
 
 
 @app.command(cls=Command)
@@ -191,6 +185,7 @@ def drop(
             on_page=lambda so_far: progress.update(task, description=f"{so_far.records} records removed"),
         )
     say(f"Done: {done.records} records removed, and the ledger.")
+    _say_foreign(done.foreign, done.foreign_keys, "")
 
 
 @app.command(cls=Command)
@@ -303,6 +298,19 @@ def _place(url: list[str] | None) -> str:
         file = "a file" if LIKE_A_URL.search(place) else f"the file {place[1:]!r}"
         problem = f"the URL cannot be read out of {file}: {getattr(error, 'strerror', None) or 'it is no text'}"
     raise UsageError(problem)  # without a context that would hold what the file does
+
+
+def _say_foreign(count: int, keys: Sequence[str], more: str) -> None:
+    """Ends with 1 where keys hold what is no record of the state."""
+    if not count:
+        return
+    named = ", ".join(map(shown, keys))
+    others = f" and {count - len(keys)} more" if count > len(keys) else ""
+    say(
+        f"mapstate: {count} keys are no records of this state, and were left as they are: {named}{others}.{more}",
+        err=True,
+    )
+    raise typer.Exit(1)
 
 
 def _beside(text: str) -> tuple[str, str]:

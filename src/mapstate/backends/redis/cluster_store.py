@@ -176,7 +176,7 @@ class RedisClusterStore:
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: records by pages, each through its fence; the fences; and what is in the ledger's slot."""
-        yield from removed(self, token)
+        foreign = yield from removed(self, self._state, token)
         (reply,) = self._cluster.ask([self._both()])
         if reply.found[0] != expected[0]:
             raise overtaken(self._state, token)
@@ -185,6 +185,8 @@ class RedisClusterStore:
         names = (self._ledger, self._count, self._claims, self._reports)
         if not self._at_ledger(remove_equal(names, expected[0]))[0]:
             raise overtaken(self._state, token)
+        if foreign.count:
+            raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`: of each master. What the user may not ask is left out, and said."""

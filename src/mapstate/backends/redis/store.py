@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from mapstate.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from mapstate.findings import Finding
+from mapstate.findings import Finding, Unreadable
 from mapstate.values import any_none
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class RedisStore:
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: a page of records at a time, through the fence; then all other keys in one transaction."""
-        yield from removed(self, token)
+        foreign = yield from removed(self, self._state, token)
         server = self._server
         conn, replies = server.retrying(lambda: server.watch(server.take(), self._ledger, b"", 0))
         if replies[0] != expected[0]:
@@ -195,6 +195,8 @@ class RedisStore:
         done = server.retrying(lambda: server.finish(conn, MULTI + command(b"DEL", *names) + EXEC, 3), retries=0)[-1]
         if done is None:
             raise overtaken(self._state, token)
+        if foreign.count:
+            raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. What the user may not ask is left out, and said."""
@@ -258,15 +260,18 @@ class RedisStore:
         self._backend.pool().disconnect(inuse_connections=False)
 
 
-def removed(store: Any, token: FenceToken) -> Iterator[int]:
-    """Removes all records under an open fence, and gives the number of each page."""
+def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, Unreadable]:
+    """Removes all records under an open fence, and gives the number of each page; returns what is no record."""
     writer: Any = store.writer(token)
+    foreign = Unreadable(state)
     try:
-        for page in store.scan(_REMOVED):
-            writer.multi_rewrite(page, [None] * len(page))
-            yield len(page)
+        for page in foreign.listed(store.scan(_REMOVED)):
+            keys, _ = foreign.read(store.multi_get, page)  # which tells keys of another type
+            writer.multi_rewrite(keys, [None] * len(keys))
+            yield len(keys)
     finally:
         let_go(writer)
+    return foreign
 
 
 def overtaken(state: str, token: FenceToken) -> FencedError:
