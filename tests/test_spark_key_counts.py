@@ -164,7 +164,7 @@ def test_a_state_with_a_ttl_does_not_say(redis_url, spark):
     counts(spark, opaque(redis_url, ttl=3600))(frame(spark, range(9)), 0)
     assert held(redis_url) is None
     with open_reader(redis_url, "s") as reader:
-        assert (reader.ledger().expires, reader.ledger().committed.keys_delta) == (True, 9)
+        assert (reader.ledger().has_had_ttl, reader.ledger().committed.keys_delta) == (True, 9)
 
 
 def test_each_state_of_a_topology_has_its_own_number_and_a_batch_in_quarantine_changes_none(url, spark, tmp_path):

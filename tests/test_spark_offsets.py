@@ -195,7 +195,7 @@ def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeyp
     monkeypatch.setattr(module, "running_query", lambda _: query)
     monkeypatch.setattr(module, "java_class", lambda *_: Written)
     plan = plan_of(NO_JVM, 1, None)
-    assert (plan.planned_at, plan.before_planned_at) == (17, 17)
+    assert (plan.planned_at, plan.previous_planned_at) == (17, 17)
     assert json.loads(offsets_of(NO_JVM, plan, "q", None)) == [json.loads(kafka), None, "no json"]
 
 

@@ -491,7 +491,7 @@ def test_rollback_leaves_what_counted_before_the_batch(before):
 
 def test_a_commit_of_an_older_mapstate_is_rolled_back_to_the_commit_before_it():
     ledger = with_batches(2)
-    older = msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, before=None))
+    older = msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, last_txid_before=None))
     assert rollback(older).last_txid == ledger.previous.txid
 
 
@@ -898,11 +898,11 @@ def test_a_follower_of_a_state_that_counts_a_batch_anew_has_to_do_so_too():
 
 
 def test_a_follower_counts_a_batch_anew_for_a_later_commit_of_what_it_follows_and_for_no_earlier_one():
-    ledger = with_plans(FIRST, SECOND._replace(followed=50))
-    assert isinstance(begin(ledger, ledger.session, 1, plan=SECOND._replace(followed=50))[1], AlreadyCommitted)
-    began(ledger, 1, plan=SECOND._replace(followed=51))
+    ledger = with_plans(FIRST, SECOND._replace(upstream_txid=50))
+    assert isinstance(begin(ledger, ledger.session, 1, plan=SECOND._replace(upstream_txid=50))[1], AlreadyCommitted)
+    began(ledger, 1, plan=SECOND._replace(upstream_txid=51))
     with pytest.raises(FencedError, match="as of a later commit than txid 49"):
-        begin(ledger, ledger.session, 1, plan=SECOND._replace(followed=49))
+        begin(ledger, ledger.session, 1, plan=SECOND._replace(upstream_txid=49))
     behind = with_plans(FIRST)
     assert behind.next_txid > 50
     check_follower((behind, ledger), "query-1", ["refuse", "refuse"], 1, SECOND)

@@ -235,7 +235,7 @@ def _ledger(
         first_txid=0,
         next_txid=max(after, clock_txid()),  # far above what the topology would give out if it still ran
         last_txid=found.last_txid,
-        first_keys=held,
+        initial_keys=held,
     )
 
 

@@ -119,4 +119,4 @@ def read_reports(store: Any, state: str) -> list[BatchReport]:
 
 def _check_times(reports: list[BatchReport]) -> None:
     if not all(is_time(one.at) for one in reports):
-        raise ValueError("a time is none")
+        raise ValueError("a time is not ISO 8601 with an offset")

@@ -154,10 +154,10 @@ def _keys(backend_or_url: Backend | str, state: str) -> Finding:
             if not counted.settled:
                 counted = _count(backend_or_url, state)
     except MapStateError as error:
-        advice = "Mend what it says, and run this again; --no-count-keys leaves it out."
+        advice = "Repair what the message names, and run this again; --no-count-keys leaves it out."
         return Finding("warning" if isinstance(error, StoreError) else "error", "keys", error.message, expected, advice)
     found = f"{counted.found} keys"
-    if counted.ledger.expires:
+    if counted.ledger.has_had_ttl:
         return Finding("ok", "keys", f"{found}; a state with a ttl cannot tell how many it should hold", expected)
     if not counted.settled:
         why = f"{found}, not compared: batches were at work during each of {_COUNTS} counts"

@@ -87,8 +87,8 @@ class Unreadable:
     def error(self) -> CorruptRecordError:
         """For a pass that ends with an error: what it met, and what the first of it is."""
         return CorruptRecordError(
-            f"state {self._state!r}: {self.count} keys cannot be read, all others were: {self.names()}. The first: "
-            f"{self.first}",
+            f"state {self._state!r}: {self.count} keys cannot be read: {self.names()}. All other keys were read. The "
+            f"first error: {self.first}",
             state=self._state,
             keys=list(self.keys),
             count=self.count,

@@ -141,7 +141,7 @@ def _flaw(record: LedgerRecord) -> str | None:
         (len(set(record.fields)) < len(record.fields), "a field is there twice"),
         (not counts or counts != sorted(counts) or counts[0] < 0, "its layouts are in disorder"),
         (bool(counts) and counts[-1] != len(record.fields), "its last layout does not have all fields"),
-        (not all(map(is_time, times)), "a time is none"),
+        (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
     ):
         if flaw:
             return what

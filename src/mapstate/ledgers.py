@@ -101,7 +101,7 @@ class Ledgers:
         """
         for one in self.ledgers:
             one.close_fences()
-        done = [msgspec.structs.replace(one, beside=self._beside(place)) for place, one in enumerate(done)]
+        done = [msgspec.structs.replace(one, apart_from=self._apart_from(place)) for place, one in enumerate(done)]
         for group in self._groups:
             change_all(self._of(group), partial(self._committed, group, done), same_life=True)
 
@@ -193,7 +193,7 @@ class Ledgers:
             for place, one in zip(group, found, strict=True)
         ]
 
-    def _beside(self, place: int) -> tuple[str, ...]:
+    def _apart_from(self, place: int) -> tuple[str, ...]:
         """The states that are committed in another write than that of ``place``."""
         own = next(group for group in self._groups if place in group)
         return tuple(one.record.state for at, one in enumerate(self.ledgers) if at not in own)

@@ -53,10 +53,10 @@ class StateSpec:
     ``chunk_bytes``   what a chunk comes to at most, of the batch as well as of records: 8 MiB. A chunk of large values
                       has fewer keys, at least one. A task holds several times that
     ``max_attempts``  how often a batch is begun anew inside one foreachBatch call
-    ``patience``      seconds for which a batch asks a store again that does not answer, with growing pauses, before its
-                      error ends the query; 0 is none. Attempts for this reason do not count as ``max_attempts``. A
-                      query's first batch does not wait, so that a wrong address is told at once. A non-transactional
-                      state waits only before its first put
+    ``patience``      seconds for which a batch retries a store that does not answer, with growing pauses, before the
+                      query fails; 0 means no retry. These retries do not count against ``max_attempts``. Not retried: a
+                      query's first batch, so that a wrong address fails at once, and a non-transactional state after
+                      its first put
     """
 
     backend: Backend

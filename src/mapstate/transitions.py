@@ -89,40 +89,40 @@ class Field(NamedTuple):
 class PlanDigest(msgspec.Struct, frozen=True):
     """What a ledger keeps of a `BatchPlan`: the same digests, the same plan. Each is 16 hexadecimal digits.
 
-    ``fingerprint`` is that of the plan, ``before`` that of the batch before it; None where only offsets could be read.
-    ``followed`` is as in `BatchPlan`.
+    ``fingerprint`` is that of the plan, ``previous`` that of the batch before it; None if only offsets could be read.
+    ``upstream_txid`` is as in `BatchPlan`.
     """
 
     fingerprint: str | None
-    before: str | None
+    previous: str | None
     start: str
     end: str
-    followed: int | None = None
+    upstream_txid: int | None = None
 
 
 class BatchPlan(NamedTuple):
-    """What Spark planned for a batch, as its checkpoint says: the sources' offsets, as JSON lists in the plan's order.
+    """The batch as Spark planned it: its start and end offsets, JSON lists with one entry per source, in their order.
 
     ``planned_at`` is when, in milliseconds: it stands in the checkpoint before the batch runs, so it is the same at a
-    replay, and another one where the batch is planned anew. ``before_planned_at`` is that of the batch before it. Both
-    are None where they cannot be read. ``followed`` is for a state that follows another one: the txid under which that
-    one has committed the batch, as the driver knows it that passes it on.
+    replay, and another one where the batch is planned anew. ``previous_planned_at`` is that of the batch before. Both
+    are None if they cannot be read. ``upstream_txid`` is for a state that follows another one: the txid under which
+    that one has committed the batch, as the driver knows it that passes it on.
     """
 
     start: str
     end: str
     planned_at: int | None = None
-    before_planned_at: int | None = None
-    followed: int | None = None
+    previous_planned_at: int | None = None
+    upstream_txid: int | None = None
 
     def digest(self) -> PlanDigest:
         """See `PlanDigest`."""
         return PlanDigest(
             None if self.planned_at is None else _digest(f"{self.planned_at} {self.end}"),
-            None if self.before_planned_at is None else _digest(f"{self.before_planned_at} {self.start}"),
+            None if self.previous_planned_at is None else _digest(f"{self.previous_planned_at} {self.start}"),
             _digest(self.start),
             _digest(self.end),
-            self.followed,
+            self.upstream_txid,
         )
 
 
@@ -130,11 +130,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that counts. ``at`` is ISO 8601 in UTC; ``offsets`` the source's, where known.
 
     ``run`` names the start of the query that brought it: within one, no batch comes twice. ``plan`` is what Spark had
-    planned for it, None where no checkpoint says. ``beside`` names the states of the topology whose commit of this
+    planned for it, None where no checkpoint says. ``apart_from`` names the states of the topology whose commit of this
     batch is a write of its own, so that they may lack it.
     ``keys_delta`` is how many keys the attempt added, less those that it removed; None if it cannot tell.
     ``keys_held`` is how many keys the state holds after the batch; None if unknown. `commit` computes it.
-    ``before`` is the ledger's last txid before the batch: that of another commit, of a vacuum, or of adopted records.
+    ``last_txid_before`` is the ledger's last txid before the batch: of another commit, a vacuum, or adopted records.
     """
 
     batch_id: int
@@ -148,8 +148,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     plan: PlanDigest | None = None
     keys_delta: int | None = None
     keys_held: int | None = None
-    beside: tuple[str, ...] = ()
-    before: int | None = None
+    apart_from: tuple[str, ...] = ()
+    last_txid_before: int | None = None
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,8 +177,8 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``dead``       txids below ``last_txid`` that do not count, as inclusive ranges
     ``layouts``    pairs (txid, n): from this txid on, records hold n fields
     ``rewrites``   how many vacuums have begun: since then records may have been purged
-    ``first_keys`` how many keys the state held before its first batch, None if unknown
-    ``expires``    the state has or had a ttl: no commit knows how many keys it holds
+    ``initial_keys`` how many keys the state held before its first batch, None if unknown
+    ``has_had_ttl``   no commit knows how many keys such a state holds
     """
 
     format: int = FORMAT
@@ -201,14 +201,14 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     dead: tuple[tuple[int, int], ...] = ()
     floor: int = 0
     rewrites: int = 0
-    first_keys: int | None = None
-    expires: bool = False
+    initial_keys: int | None = None
+    has_had_ttl: bool = False
 
     def keys_held(self) -> int | None:
         """The number of keys with a committed value. None if unknown; see docs/operating.md#how-many-keys."""
-        if self.expires:
+        if self.has_had_ttl:
             return None
-        return self.first_keys if self.committed is None else self.committed.keys_held
+        return self.initial_keys if self.committed is None else self.committed.keys_held
 
     def contents(self) -> tuple[Any, ...]:
         """Equal for two ledgers under which an opaque state has the same committed values, and no vacuum between."""
@@ -230,7 +230,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver brings to `open_ledger`. ``clock_txid`` is where a new ledger's txids start.
 
-    ``expires``: the driver's records have a ttl.
+    ``has_ttl``: the driver's records have a ttl.
     """
 
     state: str
@@ -242,7 +242,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     clock_txid: int
     on_new_owner: OnNewOwner = "refuse"
-    expires: bool = False
+    has_ttl: bool = False
 
 
 class Begun(NamedTuple):
@@ -285,8 +285,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
             session=opening.session,
             first_txid=opening.clock_txid,
             next_txid=opening.clock_txid,
-            first_keys=0,
-            expires=opening.expires,
+            initial_keys=0,
+            has_had_ttl=opening.has_ttl,
         )
     if ledger.owner == DROPPER:
         raise StateOwnershipError(
@@ -299,7 +299,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
     return msgspec.structs.replace(
-        ledger, epoch=ledger.epoch + 1, session=opening.session, expires=ledger.expires or opening.expires
+        ledger, epoch=ledger.epoch + 1, session=opening.session, has_had_ttl=ledger.has_had_ttl or opening.has_ttl
     )
 
 
@@ -378,15 +378,15 @@ def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
             committed=None,
             previous=None,
             dead=(),
-            first_keys=0,
-            expires=False,
+            initial_keys=0,
+            has_had_ttl=False,
         )
     last, at = ledger.committed, ledger.in_flight
     if ledger.last_txid is None and not any(ledger.owners.values()):
         began = "its batches were rolled back" if at is None else f"txid {at.txid} is in flight since {at.at or '?'}"
         way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
         if ledger.type == "non-transactional":
-            way_out = "remove the state (mapstate drop), because what was written there counts"
+            way_out = "remove the state (mapstate drop --force), because what was written there counts"
         raise StateOwnershipError(
             f"state {ledger.state!r} belongs to streaming query {ledger.owner}, which has not committed a batch "
             f"({began}); this is query {opening.owner}. Nothing was written. Where that query runs, give this job a "
@@ -493,22 +493,27 @@ def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) ->
     last = _last_own(ledger)
     if plan is None or last is None or last.batch_id != batch_id or ledger.owners[ledger.owner] != batch_id + 1:
         return False
-    known, found = _plan_of(last, ledger.previous), plan.digest()
+    known = _plan_of(last, ledger.previous)
     if known is None:
         return False
-    if known.followed is not None and found.followed not in (known.followed, None):
-        return True
+    return not _is_same(known, plan.digest()) or (known.fingerprint is None and _is_younger(plan, last))
+
+
+def _is_same(known: PlanDigest, found: PlanDigest) -> bool:
+    if known.upstream_txid is not None and found.upstream_txid not in (known.upstream_txid, None):
+        return False
     if known.fingerprint is not None and found.fingerprint is not None:
-        return known.fingerprint != found.fingerprint
-    return known.end != found.end or known.start not in ("", found.start) or _is_younger(plan, last)
+        return known.fingerprint == found.fingerprint
+    return known.end == found.end and known.start in ("", found.start)
 
 
-def _is_overtaken(known: PlanDigest | None, followed: int | None) -> bool:
-    return followed is not None and known is not None and known.followed is not None and followed <= known.followed
+def _is_overtaken(known: PlanDigest | None, upstream_txid: int | None) -> bool:
+    counted = None if known is None else known.upstream_txid
+    return counted is not None and upstream_txid is not None and upstream_txid <= counted
 
 
 def _start_together(one: PlanDigest, other: PlanDigest) -> bool:
-    return one.start == other.start and _may_be_equal(one.before, other.before)
+    return one.start == other.start and _may_be_equal(one.previous, other.previous)
 
 
 def _may_be_equal(one: str | None, other: str | None) -> bool:
@@ -536,12 +541,12 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
     if plan is None or last is None:
         return
     known = _plan_of(last, ledger.previous)
-    if _is_overtaken(known, plan.followed):
+    if _is_overtaken(known, plan.upstream_txid):
         raise FencedError(
             f"state {ledger.state!r} counts batch {batch_id} of the state that it follows as of a later commit than "
-            f"txid {plan.followed}: this driver has been replaced and stops here. Nothing was written.",
+            f"txid {plan.upstream_txid}: this driver has been replaced and stops here. Nothing was written.",
             state=ledger.state,
-            txid=plan.followed,
+            txid=plan.upstream_txid,
         )
     if ledger.type != "opaque":
         why = f"the state is {ledger.type}, and only opaque records keep the value before"
@@ -565,7 +570,7 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
 
 def _check_repeated(ledger: LedgerRecord, repeat: InFlight, plan: BatchPlan | None) -> None:
     """A transactional attempt is begun again under its txid only with the plan that it had."""
-    if plan is None or repeat.plan is None or repeat.plan == plan.digest():
+    if plan is None or repeat.plan is None or _is_same(repeat.plan, plan.digest()):
         return
     last = ledger.committed
     raise ReplannedBatchError(
@@ -587,7 +592,7 @@ def _check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) 
     if plan is None or last is None or last.batch_id != batch_id - 1:
         return
     known, found = _plan_of(last, ledger.previous), plan.digest()
-    if known is None or (known.end == found.start and _may_be_equal(known.fingerprint, found.before)):
+    if known is None or (known.end == found.start and _may_be_equal(known.fingerprint, found.previous)):
         return
     raise ReplannedBatchError(
         f"state {ledger.state!r} counts batch {last.batch_id} {_range(ledger.previous, last)}. Spark's batch "
@@ -683,11 +688,10 @@ def _missing(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool) -> 
     way_out = " on_gap='accept' goes on without them." if accept else ""
     if ledger.next_txid == ledger.first_txid:
         return MissingBatchesError(
-            f"there is no state {ledger.state!r} here yet, but Spark brings batch {batch_id} and not batch {due}: "
-            "either the store was emptied or lost, then restore a copy and rewind the checkpoint to it (mapstate "
-            "rewind), or, without a copy, start over with a new checkpoint; or a job with a checkpoint of its own "
-            "begins to keep this state now, then run it once with on_gap='accept', and take that out again. Nothing "
-            "was written.",
+            f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
+            "written. If the store was emptied: restore a copy and run mapstate rewind, or start with a new checkpoint. "
+            "If this job is new to the state: run it once with on_gap='accept'. See "
+            "docs/operating.md#a-store-that-was-emptied",
             state=ledger.state,
             found=batch_id,
             expected=due,
@@ -718,7 +722,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     return msgspec.structs.replace(
         ledger,
-        committed=msgspec.structs.replace(done, plan=at.plan, keys_held=held, before=ledger.last_txid),
+        committed=msgspec.structs.replace(done, plan=at.plan, keys_held=held, last_txid_before=ledger.last_txid),
         previous=ledger.committed,
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
@@ -760,7 +764,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
             expected=txid,
         )
     previous = ledger.previous
-    low = last.before
+    low = last.last_txid_before
     if low is None and previous is not None:
         low = previous.txid  # a commit of an older mapstate
     return msgspec.structs.replace(
@@ -833,10 +837,10 @@ def check_follower(
         due = batch_id
     if follower is not None and its_due > due:
         if first is not None and plan is not None and follower.owner == query:
-            anew = plan._replace(followed=first.next_txid)
+            anew = plan._replace(upstream_txid=first.next_txid)
             known = None if follower.committed is None else follower.committed.plan
             # Overtaken, if the first was put back and gives out its txids again.
-            if is_replanned(follower, batch_id, anew) and not _is_overtaken(known, anew.followed):
+            if is_replanned(follower, batch_id, anew) and not _is_overtaken(known, anew.upstream_txid):
                 check_replanned(follower, batch_id, anew)
                 return
         raise MissingBatchesError(
@@ -938,9 +942,9 @@ def check_vacuum(ledger: LedgerRecord) -> None:
     vacuum's txid stands in the way of that. Raises UsageError.
     """
     last = ledger.committed
-    if last is None or not last.beside or ledger.next_txid != last.txid + 1:
+    if last is None or not last.apart_from or ledger.next_txid != last.txid + 1:
         return  # what began later began in all of them
-    names = ", ".join(map(repr, last.beside))
+    names = ", ".join(map(repr, last.apart_from))
     raise UsageError(
         f"state {ledger.state!r} has records to rewrite, but its batch {last.batch_id} was committed apart from {names}"
         ": where one of them lacks it, the next start rolls it back, and a vacuum would prevent that. Nothing was "
@@ -1002,7 +1006,7 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
 
     Raises UsageError if anything was in flight or has been committed since, and for a state with a ttl.
     """
-    if ledger.expires:
+    if ledger.has_had_ttl:
         raise UsageError(
             f"state {ledger.state!r} has or had a ttl: its records expire without a word, so a number would soon be "
             "wrong. Nothing was written.",
@@ -1018,12 +1022,12 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
 
 
 def _with_found_keys(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
-    return ledger if ledger.expires or ledger.keys_held() is not None else _with_keys_held(ledger, held)
+    return ledger if ledger.has_had_ttl or ledger.keys_held() is not None else _with_keys_held(ledger, held)
 
 
 def _with_keys_held(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
     if ledger.committed is None:
-        return msgspec.structs.replace(ledger, first_keys=held)
+        return msgspec.structs.replace(ledger, initial_keys=held)
     return msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, keys_held=held))
 
 

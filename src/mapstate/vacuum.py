@@ -108,7 +108,7 @@ def _vacuum(
             _say_missing(seen, held)
             return done
     _check_beside(seen, beside)
-    apart = seen.committed is not None and seen.committed.beside
+    apart = seen.committed is not None and seen.committed.apart_from
     begun = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
     codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.layouts)
@@ -189,7 +189,7 @@ def _scanned_in_vain(
 
 def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]]) -> None:
     """The states that are committed apart have the last batch too. Raises UsageError."""
-    if ledger.committed is not None and not set(ledger.committed.beside) <= {name for _, name in beside}:
+    if ledger.committed is not None and not set(ledger.committed.apart_from) <= {name for _, name in beside}:
         check_vacuum(ledger)
     for backend_or_url, name in beside:
         store: Any = resolve(backend_or_url).open(check_state_name(name))

@@ -147,7 +147,8 @@ def recount(*, url: Url = None, state: State, yes: Yes = False) -> None:
     if counted.found == counted.held:
         return
     if not yes:
-        typer.confirm(f"Shall it say {counted.found} from here on?", abort=True)
+        accepts = "" if counted.held is None else ", and accept the difference as lost"
+        typer.confirm(f"Write {counted.found} into the ledger{accepts}?", abort=True)
     done = recount_keys(place, state)
     say(f"Done: the state holds {done.found} keys.")
 

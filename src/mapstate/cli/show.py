@@ -93,7 +93,7 @@ def _commit(done: Commit | None) -> str:
 
 
 def _keys_held(ledger: LedgerRecord) -> str:
-    if ledger.expires:
+    if ledger.has_had_ttl:
         return "not known: the state has or had a ttl"
     held = ledger.keys_held()
     return "not known: mapstate recount counts them" if held is None else str(held)

@@ -127,7 +127,9 @@ class BatchPlans:
         self._known: tuple[QueryRun, int] | None = None
         self.plan: BatchPlan | None = None
 
-    def next(self, batch_df: DataFrame, batch_id: int, run: QueryRun, followed: int | None = None) -> BatchPlan | None:
+    def next(
+        self, batch_df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None = None
+    ) -> BatchPlan | None:
         """The plan of the batch that comes, see `plan_of`; it is ``plan`` from here on."""
         if run.run_id is None:
             self._known = self.plan = None
@@ -135,7 +137,7 @@ class BatchPlans:
             before = self.plan if self._known == (run, batch_id - 1) else None
             self._known, self.plan = (run, batch_id), plan_of(batch_df, batch_id, before)
         if self.plan is not None:
-            self.plan = self.plan._replace(followed=followed)
+            self.plan = self.plan._replace(upstream_txid=upstream_txid)
         return self.plan
 
 
@@ -169,14 +171,14 @@ class BatchDriver:
         self._patience = Patience(0, lambda: True)
         self._old = any(isinstance(function, Replacing) for function in job.downstream)
 
-    def run(self, batch_df: DataFrame, batch_id: int, followed: int | None = None) -> None:
-        """One foreachBatch call. See `PersistentAggregate.__call__`; ``followed`` is as in `BatchPlan`."""
+    def run(self, batch_df: DataFrame, batch_id: int, upstream_txid: int | None = None) -> None:
+        """One foreachBatch call. See `PersistentAggregate.__call__`; ``upstream_txid`` is as in `BatchPlan`."""
         self._started = time.monotonic()
         self._check_columns(batch_df)
         run = QueryRun.of(batch_df, default=self._job.stream)
         self._patience = Patience(self._spec.patience, partial(QueryRun.may_go_on, batch_df))
         try:
-            self._run(batch_df, batch_id, run, followed)
+            self._run(batch_df, batch_id, run, upstream_txid)
         except BaseException as error:
             opened = self._open
             if run.run_id is not None:
@@ -195,8 +197,8 @@ class BatchDriver:
             self._open = (run, Ledger.open(self._store, self._opening(run.query_id)))
             self._committed = None
 
-    def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun, followed: int | None) -> None:
-        plan = self._batch_plans.next(batch_df, batch_id, run, followed)
+    def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None) -> None:
+        plan = self._batch_plans.next(batch_df, batch_id, run, upstream_txid)
         if self._open is None or self._open[0] != run:
             self._check_rows(batch_df)
             self._store = self._spec.open()
@@ -247,7 +249,7 @@ class BatchDriver:
             owner=query_id,
             clock_txid=clock_txid(),
             on_new_owner=spec.on_new_owner,
-            expires=spec.ttl is not None,
+            has_ttl=spec.ttl is not None,
         )
 
     def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun, run: QueryRun) -> Applied:

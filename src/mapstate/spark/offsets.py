@@ -41,8 +41,8 @@ def plan_of(batch_df: DataFrame, batch_id: int, before: BatchPlan | None) -> Bat
         planned_at, end = _logged(query, jvm, batch_id)
         if before is not None:
             return BatchPlan(before.end, _json(end), planned_at, before.planned_at)
-        before_planned_at, start = _logged(query, jvm, batch_id - 1) if batch_id > 0 else (None, _initial(query))
-        return BatchPlan(_json(start), _json(end), planned_at, before_planned_at)
+        previous_planned_at, start = _logged(query, jvm, batch_id - 1) if batch_id > 0 else (None, _initial(query))
+        return BatchPlan(_json(start), _json(end), planned_at, previous_planned_at)
     except Exception as error:  # noqa: BLE001  whatever another Spark raises
         _log.debug("the entry of batch %d in the offset log cannot be read: %s", batch_id, error)
     try:

@@ -319,13 +319,13 @@ class PersistentAggregate(Startable):
         """Applies one micro-batch, exactly once."""
         (self._take if self._source is None else self._source)(batch_df, batch_id)
 
-    def _take(self, frame: DataFrame, batch_id: int, followed: int | None = None) -> None:
+    def _take(self, frame: DataFrame, batch_id: int, upstream_txid: int | None = None) -> None:
         """Rows of a batch, of the stream or of what this state follows."""
         if self._steps and not self._job.spec.backend.shared_between_processes:
             self._driver.open_for(frame, batch_id)
         frame, release = computed_once(frame) if self._job.after else (frame, None)
         try:
-            self._driver.run(through(self._steps, frame, batch_id), batch_id, followed)
+            self._driver.run(through(self._steps, frame, batch_id), batch_id, upstream_txid)
             for function in self._job.after:
                 self._driver.pass_on(function, frame, batch_id)
         finally:

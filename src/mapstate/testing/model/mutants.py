@@ -336,7 +336,7 @@ class _TellsPlansByTheirOffsets(TogetherProtocol):
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
         assert plan is not None
-        return super().begun(ledger, session, batch, nonce, plan._replace(planned_at=None, before_planned_at=None))
+        return super().begun(ledger, session, batch, nonce, plan._replace(planned_at=None, previous_planned_at=None))
 
 
 class _CountsAnewBehindAnother(TogetherProtocol):
@@ -382,7 +382,7 @@ class _FollowsAnyDriver(TogetherProtocol):
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
         assert plan is not None
-        return super().begun(ledger, session, batch, nonce, plan._replace(followed=None))
+        return super().begun(ledger, session, batch, nonce, plan._replace(upstream_txid=None))
 
 
 _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))

@@ -233,7 +233,7 @@ class ReplansSteps:
             before = driver.begun[driver.at - 1]
             commit = self.protocol.ledger(driver.known[driver.at - 1]).committed
             assert commit is not None
-            plan = plan._replace(followed=commit.txid if before is None else before.txid)
+            plan = plan._replace(upstream_txid=commit.txid if before is None else before.txid)
         answers = self.protocol.begin_all(asked, places, at, driver.batch, nonce, plan)
         if isinstance(answers, Refused):
             yield (*label, answers.error), (refused or state).with_driver(at, driver.gone())
