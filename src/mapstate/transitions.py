@@ -689,8 +689,8 @@ def _missing(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool) -> 
     if ledger.next_txid == ledger.first_txid:
         return MissingBatchesError(
             f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
-            "written. If the store was emptied: restore a copy and run mapstate rewind, or start with a new checkpoint. "
-            "If this job is new to the state: run it once with on_gap='accept'. See "
+            "written. If the store was emptied: restore a copy and run mapstate rewind, or take a new checkpoint. If "
+            "this job is new to the state: run it once with on_gap='accept'. See "
             "docs/operating.md#a-store-that-was-emptied",
             state=ledger.state,
             found=batch_id,
