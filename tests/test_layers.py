@@ -20,6 +20,7 @@ MODULES = {
 # From the bottom up. A module imports only from layers below its own, or from its own.
 LAYERS = [
     ("errors",),
+    ("retry",),
     ("findings",),
     ("keys", "values", "backing_map"),
     ("transitions",),
@@ -31,7 +32,7 @@ LAYERS = [
     ("ledger", "ledgers"),
     ("backends",),
     ("spec",),
-    ("reader", "vacuum", "doctor", "checkpoint", "adopt"),
+    ("reader", "vacuum", "doctor", "checkpoint", "adopt", "drop"),
     ("testing", "spark"),
     ("cli",),
 ]

@@ -110,7 +110,7 @@ def failing(url: str, tmp_path: Path, number: int) -> Any:
     ids=["opaque", "transactional", "non-transactional"],
 )
 def test_after_a_failed_attempt_only_an_opaque_state_knows(recipe, expected, url, spark, tmp_path):
-    job = counts(spark, recipe(failing(url, tmp_path, 3), chunk_size=2))
+    job = counts(spark, recipe(failing(url, tmp_path, 3), chunk_size=2, patience=0))
     first = [3, 4] if recipe is opaque else range(13)  # a transactional replay is identical
     with pytest.raises(errors.StoreUnavailableError):
         job(frame(spark, range(30) if recipe is opaque else first), 0)
@@ -122,7 +122,7 @@ def test_after_a_failed_attempt_only_an_opaque_state_knows(recipe, expected, url
 
 def test_a_transactional_attempt_that_had_written_nothing_knows_when_it_is_repeated(url, spark, tmp_path):
     backend = FaultyBackend(resolve(url), str(tmp_path), (Fail(call=1, times=2),))  # in both tasks
-    job = counts(spark, transactional(backend))
+    job = counts(spark, transactional(backend, patience=0))
     with pytest.raises(errors.StoreUnavailableError):
         job(frame(spark, range(30)), 0)
     job(frame(spark, range(30)), 0)

@@ -971,11 +971,15 @@ def test_a_number_where_a_record_should_be_is_a_corrupt_record(column, path):
     kind = CorruptLedgerError if column == "mapstate_ledgers" else CorruptRecordError
     for use in (
         lambda: open_reader(backend, "s").multi_get(["a"]),
-        lambda: vacuum(backend, "s"),
         lambda: list(open_reader(backend, "s").scan()),
     ):
         with pytest.raises(kind):
             use()
+    if kind is CorruptLedgerError:
+        with pytest.raises(kind):
+            vacuum(backend, "s")
+    else:
+        assert vacuum(backend, "s").unreadable_keys == ("a",)
 
 
 def test_a_path_with_a_nul_is_refused_when_it_is_given():

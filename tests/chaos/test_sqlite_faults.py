@@ -226,7 +226,7 @@ def test_records_of_an_earlier_life_are_never_counted_on_whatever_the_clock_says
         with pytest.raises(errors.LedgerLostError, match="records but no ledger"):
             two.batch(0, users)
         assert txids(url) == before
-    with pytest.raises(errors.StateNotFoundError), open_reader(url, "visits") as reader:
+    with pytest.raises(errors.LedgerLostError), open_reader(url, "visits") as reader:
         reader.get("a")
     tally("clock set back and ledger deleted", times=1)
 
