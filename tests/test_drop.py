@@ -189,3 +189,17 @@ def test_a_driver_that_opens_meanwhile_is_not_possible_and_a_second_drop_ends_th
         drop(redis_url, "s", on_page=again)
     assert list(islice(store.scan(10), 1)) == []
     assert store.load() is None
+
+
+@pytest.mark.redis
+def test_a_state_of_bare_keys_is_not_dropped_with_the_whole_database(redis_server):
+    url = f"{redis_server.url}?records="
+    with redis_server.client() as client:
+        client.flushdb()
+        Job(url).batch(a=1)
+        client.set("somebody", "else")
+        before = sorted(client.keys())
+        with pytest.raises(UsageError, match="offers no Drops"):
+            drop(url, "s", force=True)
+        assert sorted(client.keys()) == before
+        client.flushdb()

@@ -276,7 +276,7 @@ def test_a_state_that_is_dropped_leaves_what_is_somebody_elses_and_says_so(reque
     place.client.set(odd, "mine too")
     done = drop(place.url, "visits")
     assert (done.records, done.foreign) == (len(KEYS), 2)
-    assert sorted(done.foreign_keys) == sorted(["a-list", repr(b"\xff\xfe")])
+    assert sorted(done.foreign_keys) == sorted(["a-list", repr(b"\xff\xfe" if where.startswith("cluster") else odd)])
     assert place.client.lrange(place.name("a-list"), 0, -1) == [b"mine"]
     assert place.client.get(odd) == b"mine too"
     assert [name for name in map(place.name, KEYS) if place.client.exists(name)] == []

@@ -157,7 +157,9 @@ class Listed:
         return self._items[0]
 
 
-NO_JVM: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jvm=None)))
+NO_JVM: Any = SimpleNamespace(
+    sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jvm=None, getLocalProperty=lambda _: None))
+)
 
 
 def test_a_spark_whose_offset_log_is_elsewhere_tells_the_offsets_of_its_progress(monkeypatch):

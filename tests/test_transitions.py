@@ -884,6 +884,33 @@ def test_without_a_plan_in_the_ledger_offsets_are_compared_and_the_time_of_the_c
         begin(ledger, ledger.session, 2, plan=BatchPlan("[7]", "[9]", noon, 4))
 
 
+def test_a_commit_without_plan_and_offsets_is_judged_by_its_time():
+    """As `mapstate adopt` makes it for a state that lost its ledger."""
+    ledger = older(with_batches(2), at="2026-11-21T00:00:00+00:00")
+    ledger = msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, offsets=None))
+    before = BatchPlan("[5]", "[8]", 1_795_000_000_000)
+    assert isinstance(begin(ledger, ledger.session, 1, plan=before)[1], AlreadyCommitted)
+    with pytest.raises(ReplannedBatchError, match="do not start at the same"):
+        begin(ledger, ledger.session, 1, plan=before._replace(planned_at=1_796_000_000_000))
+
+
+def test_a_batch_of_before_another_owner_that_is_planned_anew_is_refused():
+    mine = with_plans(FIRST, SECOND)
+    theirs = committed(opened(ledger=mine, owner="query-2", on_new_owner="adopt"), 0)  # at 2026-11-21
+    again = opened(ledger=theirs, on_new_owner="adopt")
+    assert begin(again, again.session, 1, plan=SECOND)[1] == AlreadyCommitted(1, None, again.view())
+    with pytest.raises(ReplannedBatchError, match="before query query-2 took it"):
+        begin(again, again.session, 1, plan=planned(1_796_000_000_000, 5, 9, after=1))
+
+
+def test_what_follows_a_follower_is_asked_as_if_that_one_counted_the_batch_anew():
+    first, second = with_plans(FIRST), with_plans(FIRST, SECOND._replace(upstream_txid=START))
+    its_plan = check_follower((first, second), "query-1", ["refuse", "refuse"], 1, SECOND)
+    third = with_plans(FIRST, SECOND._replace(upstream_txid=START), kind="transactional")
+    with pytest.raises(ReplannedBatchError, match="only opaque records"):
+        check_follower((second, third), "query-1", ["refuse", "refuse"], 1, its_plan)
+
+
 def test_a_follower_of_a_state_that_counts_a_batch_anew_has_to_do_so_too():
     anew, how = planned(3, 5, 9, after=1), ["refuse", "refuse"]
     two, one = with_plans(FIRST, SECOND), with_plans(FIRST)

@@ -10,8 +10,18 @@ import pytest
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
+from mapstate.backends.redis.store import RedisStore
 from mapstate.backing_map import FencedWrites, Rewrites
-from mapstate.errors import FencedError, LedgerLostError, StateNotFoundError, StoreUnavailableError, UsageError
+from mapstate.doctor import recount
+from mapstate.drop import drop
+from mapstate.errors import (
+    FencedError,
+    LedgerLostError,
+    StateNotFoundError,
+    StoreRestartedError,
+    StoreUnavailableError,
+    UsageError,
+)
 from mapstate.keys import KeyField
 from mapstate.ledger import LEDGER_KEY, Ledger
 from mapstate.maps import OpaqueMap
@@ -432,3 +442,41 @@ def test_every_store_of_ours_rewrites(url):
     with pytest.raises(UsageError):
         writer.multi_rewrite(["a"], [])
     assert stored(url) == {"a": b"x"}
+
+
+RESTARTS = {
+    "a scan": lambda url: dict(open_reader(url, "s").scan(100)),
+    "a count": lambda url: recount(url, "s"),
+    "a vacuum": lambda url: vacuum(url, "s", page_size=100),
+    "a drop": lambda url: drop(url, "s"),
+}
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("use", RESTARTS)
+def test_what_lists_keys_over_a_restart_of_the_server_says_so_and_changes_no_value(start_redis, monkeypatch, use):
+    """A cursor means nothing to another process: keys are passed over, dead ones among them."""
+    server = start_redis(appendonly="yes", appendfsync="always")
+    job = Job(server.url)
+    job.batch(**{f"k{at}": 1 for at in range(3000)})
+    job.attempt(**{f"k{at}": 10**6 for at in range(200)})
+    job.batch(k2999=2)
+    plain, listed = RedisStore.scan, []
+
+    def scan(self: Any, page_size: int) -> Any:
+        for page in plain(self, page_size):
+            yield page
+            listed.append(page)
+            if len(listed) == 2:
+                server.restart()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisStore, "scan", scan)
+        with pytest.raises((StoreUnavailableError, StoreRestartedError, FencedError)):
+            RESTARTS[use](server.url)
+    if use != "a drop":
+        assert contents(server.url) == {f"k{at}": 1 + (at == 2999) for at in range(3000)}
+    else:
+        drop(server.url, "s")
+        with server.client() as client:
+            assert client.keys() == []

@@ -18,8 +18,8 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import KeyEncodingError, UsageError
-from mapstate.keys import DistinctKeys, KeyCodec, KeyField
-from mapstate.ledger import clock_txid, encode_ledger, ledger_store, record_pages
+from mapstate.keys import KeyCodec, KeyField
+from mapstate.ledger import clock_txid, decode_ledger, encode_ledger, ledger_store, record_pages
 from mapstate.maps.serialized import Room
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
@@ -77,7 +77,7 @@ def adopt(
         form = serializer_named(serializer)
         codec = RecordCodec(form, state, type, fields, [(0, len(fields))])
         history = _history(read_reports(store, state), state, owner)
-        found, held = Adopted(0, None), DistinctKeys()
+        found = Adopted(0, None)
         key_codec = KeyCodec(keys, native=form.native)
         room = Room(fields)
         for part in (part for page in record_pages(store, page_size) for part in room.parts(page)):
@@ -85,7 +85,6 @@ def adopt(
             room.learn(stored)
             records = codec.loads(part, stored)
             found = _with_page(found, part, records, key_codec, type)
-            held.update(_held(part, records, type))
             if history is not None:
                 _check_decided(history, state, type, records)
             if on_page is not None:
@@ -96,9 +95,7 @@ def adopt(
                 "number, and at `layout` and `records` in the URL"
             )
         if not dry_run:
-            # With a history some records count as what they were before: a vacuum or a recount says how many.
-            known = len(held) if history is None else None
-            ledger = _ledger(state, type, tuple(keys), tuple(fields), found, held=known)
+            ledger = _ledger(state, type, tuple(keys), tuple(fields), found)
             _make_ledger(store, msgspec.structs.replace(_with_history(ledger, history), serializer=serializer))
         return found
     finally:
@@ -177,7 +174,7 @@ def _with_history(ledger: LedgerRecord, history: _History | None) -> LedgerRecor
         next_txid=max(ledger.next_txid, last.txid + 1),
         last_txid=None if ledger.type == "non-transactional" else last.txid,
         committed=commit,
-        dead=history.dead,
+        dead=() if ledger.type == "non-transactional" else history.dead,
     )
 
 
@@ -191,12 +188,6 @@ def _with_page(found: Adopted, page: list[str], records: list[Any], codec: KeyCo
         if state_type != "non-transactional":
             last = record[0] if last is None else max(last, record[0])
     return Adopted(count, last)
-
-
-def _held(page: list[str], records: list[Any], state_type: StateType) -> list[str]:
-    """The keys that have a value; of a removed one storm-redis leaves a record without."""
-    values = records if state_type == "non-transactional" else [None if one is None else one[1] for one in records]
-    return [text for text, value in zip(page, values, strict=True) if value is not None]
 
 
 def _check_key(codec: KeyCodec, text: str) -> None:
@@ -217,8 +208,6 @@ def _ledger(
     keys: tuple[KeyField, ...],
     fields: tuple[Field, ...],
     found: Adopted,
-    *,
-    held: int | None,
 ) -> LedgerRecord:
     after = 0 if found.last_txid is None else found.last_txid + 1
     return LedgerRecord(
@@ -235,12 +224,13 @@ def _ledger(
         first_txid=0,
         next_txid=max(after, clock_txid()),  # far above what the topology would give out if it still ran
         last_txid=found.last_txid,
-        initial_keys=held,
     )
 
 
 def _make_ledger(store: Any, ledger: LedgerRecord) -> None:
-    if ledger_store(store).swap(encode_ledger(ledger), None, ledger.fence()) is None:
+    data = encode_ledger(ledger)
+    decode_ledger(data, ledger.state)  # never one that nobody could read
+    if ledger_store(store).swap(data, None, ledger.fence()) is None:
         raise _has_ledger(ledger.state)
 
 

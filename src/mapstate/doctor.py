@@ -129,14 +129,17 @@ def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False)
     if a batch or a vacuum was at work, for a state with a ttl, and for a store that cannot list its keys;
     StateNotFoundError, CorruptRecordError, LedgerLostError, StoreError.
     """
-    counted = _count(backend_or_url, state)
-    transitions.recount(counted.ledger, counted.ledger, counted.found)  # says what is in the way
-    if not dry_run:
-        store: Any = resolve(backend_or_url).open(state)
-        try:
-            Ledger(store, state).recount(counted.ledger, counted.found)
-        finally:
-            let_go(store)
+    store: Any = resolve(backend_or_url).open(check_state_name(state))
+    try:
+        read_ledger(store, state)  # says what is wrong where there is none
+        ledger = Ledger(store, state)
+        ledger.remember()
+        counted = _count(backend_or_url, state)
+        transitions.recount(counted.ledger, counted.ledger, counted.found)  # says what is in the way
+        if not dry_run:
+            ledger.recount(counted.ledger, counted.found)
+    finally:
+        let_go(store)
     return counted
 
 

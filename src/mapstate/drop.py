@@ -55,7 +55,7 @@ def drop(
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
-        if not isinstance(store, Drops):
+        if not isinstance(store, Drops) or store.drop is None:
             raise UsageError(
                 f"the store of state {state!r} offers no Drops, so it cannot remove a state. Nothing was removed. "
                 "Remove what is under the state's name with the store's own tools."

@@ -394,9 +394,14 @@ class Ledger:
             lambda found: transitions.begin_vacuum(found, session, take_over=take_over, at=at, seen=seen)
         )
 
+    def remember(self) -> LedgerRecord:
+        """The ledger as it is now, before records are read for `forget_dead` or `recount`. Raises StoreLostError."""
+        self._begun = self.load() or self._lost()
+        return self._begun[0]
+
     def forget_dead(self, seen: LedgerRecord, held: int | None = None) -> None:
-        """See `transitions.forget_dead`."""
-        self._change(lambda found: (transitions.forget_dead(found, seen, held), None))
+        """See `transitions.forget_dead`. Raises StoreRestartedError as `commit` does, since `remember`."""
+        self._change(lambda found: (transitions.forget_dead(found, seen, held), None), same_life=True)
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None) -> None:
         """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
@@ -406,8 +411,8 @@ class Ledger:
         )
 
     def recount(self, counted: LedgerRecord, held: int) -> None:
-        """See `transitions.recount`."""
-        self._change(lambda found: (transitions.recount(found, counted, held), None))
+        """See `transitions.recount`. Raises StoreRestartedError as `commit` does, since `remember`."""
+        self._change(lambda found: (transitions.recount(found, counted, held), None), same_life=True)
 
     def close_fences(self) -> None:
         """Before a commit; see `Fences.close`."""

@@ -456,6 +456,7 @@ def begin(
         ledger = rollback(ledger)
     due = ledger.owners[ledger.owner]
     if batch_id < due:
+        _check_age(ledger, batch_id, plan)
         return ledger, _already_committed(ledger, batch_id, due)
     repeat = ledger.in_flight if ledger.type == "transactional" else None
     if repeat is not None and repeat.batch_id is not None:
@@ -495,7 +496,7 @@ def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) ->
         return False
     known = _plan_of(last, ledger.previous)
     if known is None:
-        return False
+        return _is_younger(plan, last)
     return not _is_same(known, plan.digest()) or (known.fingerprint is None and _is_younger(plan, last))
 
 
@@ -565,6 +566,23 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
         batch_id=batch_id,
         found=plan.end,
         expected=last.offsets,
+    )
+
+
+def _check_age(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+    """A batch that was committed before another query took the state was not planned after that one's commit."""
+    last = ledger.committed
+    if plan is None or last is None or last.owner == ledger.owner or not _is_younger(plan, last):
+        return
+    raise ReplannedBatchError(
+        f"state {ledger.state!r} has counted batch {batch_id} of this query before query {last.owner} took it. Spark "
+        f"planned that batch anew since, from {_cut(plan.start)} to {_cut(plan.end)}: the checkpoint is older than the "
+        "batch. Nothing was written. Put the newer checkpoint back; or start a new checkpoint where the state ends "
+        "(on_new_owner='adopt').",
+        state=ledger.state,
+        batch_id=batch_id,
+        found=plan.end,
+        expected=None,
     )
 
 
@@ -823,12 +841,12 @@ def check_follower(
     on_new_owners: Sequence[OnNewOwner],
     batch_id: int,
     plan: BatchPlan | None,
-) -> None:
+) -> BatchPlan | None:
     """A state and one that follows its new values, as ``query`` finds them: both have to hold the same batches.
 
     But for one that a driver has committed in the first alone, which the query brings again: the follower's own `begin`
     sees to that. A batch that Spark planned anew, and that the first is to count anew, so is the follower: it has to be
-    possible. Raises MissingBatchesError, ReplannedBatchError.
+    possible. Returns the plan as it is for what follows the follower. Raises MissingBatchesError, ReplannedBatchError.
     """
     first, follower = found
     due, its_due = (0 if one is None else one.owners.get(query, 0) for one in found)
@@ -842,7 +860,7 @@ def check_follower(
             # Overtaken, if the first was put back and gives out its txids again.
             if is_replanned(follower, batch_id, anew) and not _is_overtaken(known, anew.upstream_txid):
                 check_replanned(follower, batch_id, anew)
-                return
+                return anew
         raise MissingBatchesError(
             f"state {follower.state!r} counts the new values of batch {its_due - 1}, and the state that it follows has "
             f"still to get batch {due}: it was rolled back or restored by itself. Nothing was written. Roll both back, "
@@ -852,7 +870,7 @@ def check_follower(
             expected=due,
         )
     if any(one is not None and one.owner == query for one in found):
-        return
+        return plan and plan._replace(upstream_txid=None)
     last, its_last = (
         None if one is None or how == "reset" else one.committed for one, how in zip(found, on_new_owners, strict=True)
     )
@@ -865,6 +883,7 @@ def check_follower(
             "from its own checkpoint, or begin both anew; on_gap='accept' for the one that follows, in one run, goes "
             "on without what it lacks."
         )
+    return plan and plan._replace(upstream_txid=None)
 
 
 def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
@@ -1012,12 +1031,21 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
             "wrong. Nothing was written.",
             state=ledger.state,
         )
-    if ledger.in_flight is not None or ledger.contents() != counted.contents():
+    if ledger.in_flight is not None and ledger.type != "opaque":
         raise UsageError(
-            f"state {ledger.state!r}: a batch or a vacuum was at work during the count. Nothing was written. Count "
-            "again between two batches, or stop the query first.",
+            f"state {ledger.state!r} is {ledger.type} and has txid {ledger.in_flight.txid} in flight, whose keys are "
+            "there and do not count yet. Nothing was written. Let the query end that batch, and count again.",
             state=ledger.state,
         )
+    if ledger.contents() != counted.contents():
+        raise UsageError(
+            f"state {ledger.state!r}: a batch was committed or a vacuum began during the count. Nothing was written. "
+            "Count again between two batches, or stop the query first.",
+            state=ledger.state,
+        )
+    if held != ledger.keys_held():  # nobody knows whether the lost keys were there before the last batch
+        previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
+        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=ledger.initial_keys and None)
     return _with_keys_held(ledger, held)
 
 

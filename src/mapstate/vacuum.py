@@ -97,9 +97,10 @@ def _vacuum(
         if not able:
             raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}")
     check_page_size(page_size)
-    seen = read_ledger(store, state)
-    begin_vacuum(seen, "", take_over=take_over)  # says what is wrong before anything is read
+    read_ledger(store, state)  # says what is wrong where there is none
     ledger = Ledger(store, state)
+    seen = ledger.remember()
+    begin_vacuum(seen, "", take_over=take_over)  # says what is wrong before anything is read
     if seen.in_flight is None or seen.in_flight.epoch != seen.epoch:
         found = _scanned_in_vain(store, seen, page_size, everything=not fenced)
         if found is not None:

@@ -483,11 +483,11 @@ def _check_followers(job: Job, query_id: str, batch_id: int, plan: BatchPlan | N
     """
     behind = [one.job for one in (*job.downstream, *job.after) if isinstance(one, Follower)]
     for follower in [one for one in behind if one is not None]:
-        pair = [job.spec, follower.spec]
+        pair, its_plan = [job.spec, follower.spec], plan
         if all(spec.on_gap != "accept" for spec in pair):
             on_new_owners = [spec.on_new_owner for spec in pair]
-            check_follower([_ledger_of(spec) for spec in pair], query_id, on_new_owners, batch_id, plan)
-        _check_followers(follower, query_id, batch_id, plan)
+            its_plan = check_follower([_ledger_of(spec) for spec in pair], query_id, on_new_owners, batch_id, plan)
+        _check_followers(follower, query_id, batch_id, its_plan)
 
 
 def _ledger_of(spec: StateSpec) -> LedgerRecord | None:

@@ -29,13 +29,14 @@ _log = logging.getLogger("mapstate")
 
 
 def plan_of(batch_df: DataFrame, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:
-    """What Spark planned for a batch; None where the function is called by hand.
+    """What Spark planned for a batch; None where the function is called by hand, or with a batch id of the user's own.
 
     Driver, once per batch. ``before`` is the plan of the batch before it, if this run of the query had that one. What
     Spark does not tell is logged as a warning, and then the batch cannot be told from a replay.
     """
-    query, jvm = running_query(batch_df), batch_df.sparkSession.sparkContext._jvm
-    if query is None:
+    context = batch_df.sparkSession.sparkContext
+    query, jvm = running_query(batch_df), context._jvm
+    if query is None or context.getLocalProperty("streaming.sql.batchId") not in (str(batch_id), None):
         return None
     try:
         planned_at, end = _logged(query, jvm, batch_id)
@@ -57,17 +58,26 @@ def plan_of(batch_df: DataFrame, batch_id: int, before: BatchPlan | None) -> Bat
         return None
 
 
-def _logged(query: Any, jvm: Any, batch_id: int) -> tuple[int, list[Any]]:
-    """When a batch was planned, and where it ends in each source, by the query's own log. Two forms of it are known."""
+def _logged(query: Any, jvm: Any, batch_id: int) -> tuple[int, Any]:
+    """When a batch was planned, and where it ends in each source, by the query's own log. Two forms of it are known.
+
+    A list in the order of the plan; by name, where the user has named the sources.
+    """
     log, out = query.offsetLog(), java_class(jvm, "java.io.ByteArrayOutputStream")()
     log.serialize(log.get(batch_id).get(), out)  # the whole entry in one call to the JVM
     version, metadata, *lines = out.toString("UTF-8").splitlines()
     if version == "v2":  # with the name of each source; it is its place unless the user has named it
-        named = [line.partition(":")[::2] for line in lines]
-        lines = [offset for _, offset in sorted(named, key=lambda one: (len(one[0]), one[0]))]
+        named = dict(line.partition(":")[::2] for line in lines)
+        if set(named) != set(map(str, range(len(named)))):
+            return json.loads(metadata)["batchTimestampMs"], {name: _offset(line) for name, line in named.items()}
+        lines = [named[str(at)] for at in range(len(named))]
     elif version != "v1":
         raise ValueError(f"an offset log of form {version}")
-    return json.loads(metadata)["batchTimestampMs"], [None if line == "-" else _parsed(line) for line in lines]
+    return json.loads(metadata)["batchTimestampMs"], [_offset(line) for line in lines]
+
+
+def _offset(line: str) -> Any:
+    return None if line == "-" else _parsed(line)
 
 
 def _initial(query: Any) -> list[Any]:
@@ -95,7 +105,7 @@ def offsets_of(batch_df: DataFrame, plan: BatchPlan | None, owner: str, before: 
     ``paths``, those of them that have exactly this time. ``before`` is the commit before this one, on
     which they build; ``owner`` the query that brings the batch.
     """
-    if plan is None:
+    if plan is None or plan.end.startswith("{"):  # of named sources nothing says which is which
         return None
     try:
         query, jvm = running_query(batch_df), batch_df.sparkSession.sparkContext._jvm
@@ -145,7 +155,7 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _json(entries: list[Any]) -> str:
+def _json(entries: Any) -> str:
     return json.dumps(entries, sort_keys=True, separators=(",", ":"))
 
 

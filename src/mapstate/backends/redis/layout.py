@@ -154,8 +154,8 @@ class Layout(ABC):
         )
 
 
-def texts_of(found: list[bytes], unlisted: list[str]) -> list[str]:
-    """The keys as text. What is not UTF-8 goes to ``unlisted``, as Python writes it."""
+def texts_of(found: list[bytes], unlisted: list[str], head: bytes = b"") -> list[str]:
+    """The keys as text. What is not UTF-8 goes to ``unlisted`` with its ``head``, as Python writes it."""
     try:
         return [key.decode() for key in found]
     except UnicodeDecodeError:
@@ -164,7 +164,7 @@ def texts_of(found: list[bytes], unlisted: list[str]) -> list[str]:
             try:
                 texts.append(key.decode())
             except UnicodeDecodeError:
-                unlisted.append(repr(key))
+                unlisted.append(repr(head + key))
         return texts
 
 
@@ -246,7 +246,7 @@ class StringLayout(Layout):
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """What is behind ``head``, without what is reserved."""
-        texts = texts_of([key[len(self._head) :] for key in found], unlisted)
+        texts = texts_of([key[len(self._head) :] for key in found], unlisted, self._head)
         return [text for text in texts if text not in self._reserved] if self._reserved else texts
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:

@@ -64,6 +64,8 @@ class RedisStore:
         else:
             self._kind = b"string, records at " + name
             self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
+        if not name:  # bare keys: every key of the database would be the state's
+            self.drop = None  # type: ignore[assignment,method-assign]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """See `IBackingMap.multi_get`: one MGET, HMGET or script. Raises CorruptRecordError; see `_checked`."""
@@ -158,13 +160,30 @@ class RedisStore:
         return found.decode()
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
-        """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time; not where packed."""
+        """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time; not where packed.
+
+        Raises StoreUnavailableError at the end where the server was started again or failed over meanwhile: a cursor
+        means nothing to another process, so keys may have been passed over.
+        """
         cursor, page, unlisted = b"0", list[str](), list[str]()
+        began_in: bytes | None = None
         while True:
-            ((cursor, found, *other),) = self._server.ask(self._layout.scan(cursor, page_size), 1)
+            first = cursor == b"0"
+            asked = self._layout.scan(cursor, page_size)
+            if first:
+                (cursor, found, *other), *info = self._server.ask(asked + INFO, 3, optional=2)
+                began_in = life(*info)
+            else:
+                ((cursor, found, *other),) = self._server.ask(asked, 1)
             page += self._layout.scanned(found, unlisted)
             if other:
                 unlisted += [repr(name.decode()) for name in other[0]]
+            if cursor == b"0" and not first and life(*self._server.ask(INFO, 2, optional=2)) != began_in:
+                raise StoreUnavailableError(
+                    f"state {self._state!r}: Redis was started again or failed over while its keys were listed, so "
+                    "some may have been passed over. List them again.",
+                    state=self._state,
+                )
             if page and (cursor == b"0" or len(page) >= page_size):
                 yield page
                 page = []

@@ -150,19 +150,21 @@ class TogetherProtocol(Protocol):
         transitions.check_adopted(even, ["refuse"] * len(even))
         return even
 
-    def check_following(self, ledgers: Sequence[int], batch: int, plan: BatchPlan) -> Refused | None:
+    def check_following(self, ledgers: Sequence[int], batch: int, plan: BatchPlan | None) -> Refused | None:
         """See `transitions.check_follower`: of each state and the one that follows it."""
         found = [self._ledgers[one] for one in ledgers]
         try:
             for pair in pairwise(found):
-                self.check_follower(pair, batch, plan)
+                plan = self.check_follower(pair, batch, plan)
         except MapStateError as error:
             return Refused(type(error).__name__)
         return None
 
-    def check_follower(self, pair: Sequence[LedgerRecord | None], batch: int, plan: BatchPlan) -> None:
+    def check_follower(
+        self, pair: Sequence[LedgerRecord | None], batch: int, plan: BatchPlan | None
+    ) -> BatchPlan | None:
         """See `transitions.check_follower`."""
-        transitions.check_follower(pair, "q0", ["refuse", "refuse"], batch, plan)
+        return transitions.check_follower(pair, "q0", ["refuse", "refuse"], batch, plan)
 
 
 class TogetherSteps:
