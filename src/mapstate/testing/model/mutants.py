@@ -320,6 +320,11 @@ class _EvensOutItsOwnBatchesAlone(TogetherProtocol):
         ]
 
 
+class _ForgetsWithoutAFence(Protocol):
+    def may_look(self, ledger: int, *, fenced: bool) -> bool:
+        return not self.has_attempt_at_work(ledger)
+
+
 class _ReplaysWhateverThePlan(TogetherProtocol):
     """A committed batch is a replay, whatever Spark has planned."""
 
@@ -551,6 +556,11 @@ MUTANTS: tuple[Mutant, ...] = (
         _EvensOutItsOwnBatchesAlone,
         Together(name="two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
         "not even",
+    ),
+    Mutant(
+        "a vacuum that forgets by reading alone, where late writers are not refused",
+        _ForgetsWithoutAFence,
+        World(name="a filtered store, a vacuum", store="filtered", plans=((1,), (0,)), vacuums=1),
     ),
     Mutant(
         "a committed batch is a replay, whatever its plan", _ReplaysWhateverThePlan, _COPIED_CHECKPOINT, _WRONG_ROWS

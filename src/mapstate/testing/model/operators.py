@@ -38,7 +38,7 @@ class Operators:
     def _begin_vacuum(self, state: State) -> Iterator[tuple[Label, State]]:
         used = state.used._replace(vacuums=state.used.vacuums + 1)
         looks = Vacuum(0, self.protocol.view(state.ledger), None, used.losses, looks=state.ledger)
-        if not self.protocol.has_attempt_at_work(state.ledger):
+        if self.protocol.may_look(state.ledger, fenced=self.world.store != "filtered"):
             yield ("a vacuum looks",), state._replace(vacuums=(*state.vacuums, looks), used=used)
         for take_over in (False, True):
             answer = self.protocol.begin_vacuum(state.ledger, used.vacuums, take_over=take_over)

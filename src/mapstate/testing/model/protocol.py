@@ -158,6 +158,10 @@ class Protocol:
         record = self.ledger(ledger)
         return record.in_flight is not None and record.in_flight.epoch == record.epoch
 
+    def may_look(self, ledger: int, *, fenced: bool) -> bool:
+        """Whether a vacuum may find that there is nothing to rewrite, and forget what is dead, by reading alone."""
+        return not self.has_attempt_at_work(ledger) and (fenced or not self.ledger(ledger).dead)
+
     def forget_dead(self, ledger: int, seen: int) -> int | Refused:
         """See `transitions.forget_dead`."""
         return self._changed(lambda: transitions.forget_dead(self.ledger(ledger), self.ledger(seen)))

@@ -105,7 +105,10 @@ class _Driver(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Everything at one moment. ``held`` is the audit: by state, the ranges of rows that count, by batch."""
+    """Everything at one moment. ``held`` is the audit: by state, the ranges of rows that count, by batch.
+
+    ``wrote`` is the checkpoint of the driver that began or committed in the first state last.
+    """
 
     ledgers: tuple[int, ...]
     records: tuple[Record | None, ...]
@@ -113,6 +116,7 @@ class _State(NamedTuple):
     drivers: tuple[_Driver, ...]
     held: tuple[tuple[tuple[int, int, int], ...], ...]
     used: _Used
+    wrote: int = 0
 
     def with_driver(self, at: int, driver: _Driver) -> _State:
         return self._replace(drivers=with_item(self.drivers, at, driver))
@@ -247,6 +251,8 @@ class ReplansSteps:
                 label = (*label, "which is rolled back in state", one)
             begun.append(None if isinstance(answer, int) else answer)
         after = state._replace(ledgers=tuple(ledgers), held=tuple(held))
+        if group[0] == 0 and begun[0] is not None:
+            after = after._replace(wrote=driver.checkpoint)
         now_known = tuple(ledgers[one] if one in group else of for one, of in enumerate(known))
         driver = driver._replace(known=now_known, begun=tuple(begun))
         last = self.world.follows or driver.at + 1 == len(self._groups)
@@ -315,6 +321,8 @@ class ReplansSteps:
             ledgers[one] = answer
         after = state._replace(ledgers=tuple(ledgers), held=tuple(held))
         group = self._groups[driver.at]
+        if group[0] == 0 and held[0] != state.held[0]:
+            after = after._replace(wrote=driver.checkpoint)
         known = driver._replace(
             known=tuple(ledgers[one] if one in group else of for one, of in enumerate(driver.known))
         )
@@ -372,14 +380,13 @@ class ReplansSteps:
     def _check_somebody_can_go_on(self, state: _State) -> None:
         """A driver that comes now, and is left alone, ends its batch: with a checkpoint as it is, or rewound.
 
-        With that of whoever opened the state last; of a transactional state, which is for those that have the plan of
+        With that of whoever wrote the state last; of a transactional state, which is for those that have the plan of
         what is in flight, with any.
         """
         ledger = state.ledgers[0]
         if not ledger or self.world.vacuums:  # which may be in the way of a rollback
             return
-        last = state.drivers[int(self.protocol.ledger(ledger).session[1:])].checkpoint
-        places = range(len(state.checkpoints)) if self.world.type == "transactional" else (last,)
+        places = range(len(state.checkpoints)) if self.world.type == "transactional" else (state.wrote,)
         store = (state.ledgers, state.records, state.checkpoints, places)
         if store not in self._ends:
             self._ends[store] = any(
@@ -388,7 +395,7 @@ class ReplansSteps:
                 for commits in sorted({state.checkpoints[place].commits, self._rewound(state, place)}, reverse=True)
             )
         if not self._ends[store]:
-            raise ViolationError(f"checkpoint {last} is not accepted: {state.checkpoints}")
+            raise ViolationError(f"checkpoint {state.wrote} is not accepted: {state.checkpoints}")
 
     def _rewound(self, state: _State, place: int) -> int:
         """See `mapstate.checkpoint.rewind`: back to the batch that the state furthest behind waits for."""
