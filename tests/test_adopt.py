@@ -365,6 +365,23 @@ def test_a_transactional_attempt_that_was_cut_short_cannot_be_taken_back(redis_u
     assert contents(redis_url) == {"a": 1}
 
 
+def test_a_non_transactional_state_with_a_failed_attempt_gets_a_ledger_that_can_be_read(redis_url, redis_server):
+    """Nothing is dead there: what an attempt has written counts."""
+    job = Reported(redis_url, type="non-transactional")
+    store = job.store
+    for batch_id in range(3):
+        if batch_id == 1:
+            job.ledger.begin(batch_id)
+        begun = job.ledger.begin(batch_id)
+        store.writer(begun.token).multi_put(["a"], [b"%d" % batch_id])
+        done = Commit(batch_id=batch_id, txid=begun.txid, owner="q", at="2026-11-22T10:00:00+00:00")
+        job.ledger.commit(done)
+        store.keep_report(encode_report(BatchReport.of_commit(done)), 100)
+    lose_ledger(redis_url, redis_server)
+    adopt_lost(redis_url, type="non-transactional")
+    assert contents(redis_url) == {"a": 2}
+
+
 def test_a_state_in_msgpack_is_adopted_by_the_name_of_its_wire_format(redis_url, redis_server):
     job = Reported(redis_url)
     job.batch(a=1)
