@@ -504,7 +504,7 @@ def test_a_record_from_the_future_is_asked_for_a_few_times_and_named_with_both_t
         assert (caught.value.keys, caught.value.found, caught.value.newest) == (["b", "d"], 77777, START)
         assert counting.reads <= 10
         seen, counting.reads = {}, 0
-        with pytest.raises(CorruptRecordError, match="2 keys cannot be read, all others were: 'b', 'd'"):
+        with pytest.raises(CorruptRecordError, match="2 keys cannot be read: 'b', 'd'. All other keys were read"):
             seen.update(reader.scan(2))
         assert seen == {("a",): {"visits": 1}, ("c",): {"visits": 1}}
         assert counting.reads <= 15  # the pauses are those of one read, however many pages there are

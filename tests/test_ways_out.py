@@ -154,7 +154,7 @@ def test_a_store_emptied_while_the_query_is_stopped_is_replayed_by_a_new_checkpo
         open_reader(url, STATE)
     error = refused_after(2, visits, spark, url)
     assert isinstance(error, errors.MissingBatchesError)
-    assert "without a copy, start over with a new checkpoint" in str(error)
+    assert "or take a new checkpoint" in str(error)
     visits.checkpoint = tmp_path / "new"
     run(visits, spark, url)
     assert is_right(url, visits)
