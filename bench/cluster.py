@@ -83,7 +83,7 @@ def to_nodes(conns: list[Any], users: list[str]) -> list[_Round]:
             bucket, conn = buckets[group.bucket], of[group.bucket]
             keys = bucket.pack(group.keys)
             gets[conn] += bucket.fenced_get(keys)
-            puts[conn].append(bucket.fenced_put(_TOKEN, keys, [_PAYLOAD] * len(keys)))
+            puts[conn].append(bucket.fenced_put(_TOKEN, keys, [_PAYLOAD] * len(keys), b""))
         rounds += [list(gets.items()), list(puts.items())]
     return rounds
 
@@ -116,7 +116,7 @@ class Grouped:
             return state.apply(batches)
 
 
-def _mset(bucket: Bucket, _: bytes, keys: PackedKeys, values: Sequence[bytes]) -> bytes:
+def _mset(bucket: Bucket, _: bytes, keys: PackedKeys, values: Sequence[bytes], __: object) -> bytes:
     """In place of `Bucket.fenced_put`; its reply, OK, passes for that of the script."""
     return bucket._layout.put(keys, values)[0]
 
