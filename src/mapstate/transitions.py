@@ -1023,7 +1023,8 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
 def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRecord:
     """Takes ``held`` for the number of keys, as found under the ledger ``counted``. An operator's word.
 
-    Raises UsageError if anything was in flight or has been committed since, and for a state with a ttl.
+    Raises UsageError if a batch was committed or a vacuum began since, for a state with a ttl, and with an attempt in
+    flight for one that is not opaque.
     """
     if ledger.has_had_ttl:
         raise UsageError(
@@ -1045,7 +1046,8 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
         )
     if held != ledger.keys_held():  # nobody knows whether the lost keys were there before the last batch
         previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
-        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=ledger.initial_keys and None)
+        initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
+        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys)
     return _with_keys_held(ledger, held)
 
 
