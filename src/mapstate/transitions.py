@@ -29,7 +29,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
-from mapstate.values import Committed
+from mapstate.values import Committed, cut
 
 __all__ = [
     "DROPPER",
@@ -72,7 +72,6 @@ OnGap = Literal["refuse", "accept"]
 
 FORMAT = 1
 _NEVER = 1 << 63  # above all batch ids
-_SHOWN = 200  # characters of offsets in a message
 
 DROPPER = "mapstate drop"
 """The owner in the ledger of a state that is being removed. No query has such an id."""
@@ -666,9 +665,7 @@ def _range(previous: Commit | None, last: Commit) -> str:
 
 
 def _cut(offsets: str | None) -> str:
-    if offsets is None:
-        return "offsets that are not known"
-    return offsets if len(offsets) <= _SHOWN else f"{offsets[:_SHOWN]}..."
+    return "offsets that are not known" if offsets is None else cut(offsets)
 
 
 def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> AlreadyCommitted:
