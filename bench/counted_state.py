@@ -11,9 +11,9 @@ import pyarrow as pa
 from mapstate import Count, opaque, open_reader
 from mapstate.aggregators.fields import Fields
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.spark.task import BatchTask
-from mapstate.transitions import Commit, Field, Opening
 
 __all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mapstate.keys import KeyField
-from mapstate.transitions import Field, Opening
+from mapstate.protocol.transitions import Field, Opening
 
 
 def opening(**changes: Any) -> Opening:

@@ -26,11 +26,11 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger, clock_txid
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import Ledger, clock_txid
+from mapstate.protocol.transitions import Begun, Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Begun, Commit, Field, Opening
 
 pytestmark = pytest.mark.redis
 

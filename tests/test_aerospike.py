@@ -58,13 +58,13 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import Ledger
 from mapstate.maps import NonTransactionalMap, OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.testing import FaultyStore
-from mapstate.transitions import Commit, Field, Opening
 from mapstate.vacuum import vacuum
 
 TOKEN = FenceToken(1, 7)

@@ -15,7 +15,7 @@ from mapstate.backends import resolve
 from mapstate.backing_map import FenceToken, Reports
 from mapstate.batch_report import BatchReport, encode_report, read_reports
 from mapstate.errors import CorruptRecordError, FencedError, StoreAuthError, StoreUnavailableError
-from mapstate.ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

@@ -25,7 +25,7 @@ from mapstate.errors import (
     StateOwnershipError,
     UsageError,
 )
-from mapstate.ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 
 AVAILABLE = {"availableNow": True}
 

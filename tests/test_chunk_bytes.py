@@ -13,10 +13,10 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backends.memory import MemoryStore
 from mapstate.errors import ConfigurationError
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger
 from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.spark.task import BatchTask, slices
-from mapstate.transitions import Commit, Field, Opening
 from mapstate.vacuum import vacuum
 
 KEYS = 2000

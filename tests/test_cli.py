@@ -27,8 +27,8 @@ from mapstate.batch_report import BatchReport, encode_report
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, MapStateError
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.transitions import Field, Opening
+from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
+from mapstate.protocol.transitions import Field, Opening
 
 SECRET = "s3cret-p4ssword"
 ADOPT = ["adopt", "--type", "opaque"]

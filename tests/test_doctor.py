@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from test_vacuum import Bare, Job
 
-from mapstate import ledger
 from mapstate.backends import resolve, sqlite_checkup
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.checkup import RedisFacts, judge
@@ -18,7 +17,8 @@ from mapstate.backing_map import Checkup
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.doctor import examine
 from mapstate.errors import StateNotFoundError
-from mapstate.transitions import Commit
+from mapstate.protocol import ledger
+from mapstate.protocol.transitions import Commit
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

@@ -23,8 +23,8 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.ledger import Ledger
-from mapstate.transitions import DROPPER
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import DROPPER
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

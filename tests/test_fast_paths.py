@@ -29,9 +29,9 @@ from mapstate.errors import (
     ValueOverflowError,
 )
 from mapstate.keys import _SPECIAL, KeyCodec, KeyField, _escape
+from mapstate.protocol.records import Committed
+from mapstate.protocol.transitions import Field
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Field
-from mapstate.values import Committed
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(["\r\n$", "a\r\n$3\r\nb", "é"])
 longs = st.integers(-(1 << 63), (1 << 63) - 1)

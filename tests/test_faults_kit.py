@@ -27,7 +27,8 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.ledger import Ledger, now
+from mapstate.protocol.ledger import Ledger, now
+from mapstate.protocol.transitions import Commit
 from mapstate.testing import (
     Begins,
     Commits,
@@ -43,7 +44,6 @@ from mapstate.testing import (
     crash_between,
     wait_for,
 )
-from mapstate.transitions import Commit
 
 CAPABILITIES = (IBackingMap, LedgerStore, FencedWrites, Claims, Scan, LedgerReads)
 OPEN = FenceToken(1, 1)

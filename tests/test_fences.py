@@ -15,8 +15,8 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
 )
-from mapstate.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.transitions import AlreadyCommitted, Begun, Commit
+from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
+from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit
 
 
 class Spread:

@@ -24,9 +24,9 @@ from mapstate.backends import memory, resolve
 from mapstate.doctor import examine, recount
 from mapstate.errors import CorruptRecordError, MissingKeysError, RollbackError, UsageError
 from mapstate.keys import DistinctKeys
-from mapstate.ledger import Ledger, decode_ledger, encode_ledger
 from mapstate.maps import OpaqueMap
-from mapstate.transitions import (
+from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
+from mapstate.protocol.transitions import (
     Commit,
     LedgerRecord,
     begin,
@@ -36,7 +36,7 @@ from mapstate.transitions import (
     open_ledger,
     rollback,
 )
-from mapstate.transitions import recount as recounted
+from mapstate.protocol.transitions import recount as recounted
 from mapstate.vacuum import vacuum
 
 # The arithmetic, as of the ledger alone

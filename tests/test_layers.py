@@ -92,7 +92,7 @@ sys.meta_path.insert(0, Absent())
 
 def test_there_are_modules_to_look_at():
     assert {"mapstate", "mapstate.errors", "mapstate.maps.opaque", "mapstate.backends.sqlite"} <= set(MODULES)
-    assert "mapstate.errors" in imports(MODULES["mapstate.ledger"])
+    assert "mapstate.errors" in imports(MODULES["mapstate.protocol.ledger"])
     assert "pyspark.sql" not in imports(MODULES["mapstate.aggregators.built_in"])
     assert "pyspark.sql" in imports(MODULES["mapstate.aggregators.built_in"], lazy=True)
 
@@ -145,8 +145,8 @@ def test_a_service_without_spark_and_drivers_reads():
         WITHOUT
         + """
 import mapstate, tempfile
-from mapstate.ledger import Ledger
-from mapstate.transitions import Opening, Field
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Opening, Field
 from mapstate.backends import resolve
 with tempfile.TemporaryDirectory() as place:
     for url in ("memory://", f"sqlite:///{place}/visits.db"):
@@ -250,7 +250,7 @@ def test_every_module_says_its_subject_in_its_first_line(module):
 def test_nothing_is_made_at_import():
     """No client, no thread, no file: a recipe is all there is until a store is opened."""
     out = run(
-        "import threading, mapstate, mapstate.backends.memory, mapstate.backends.sqlite, mapstate.ledger;"
+        "import threading, mapstate, mapstate.backends.memory, mapstate.backends.sqlite, mapstate.protocol.ledger;"
         "mapstate.opaque('sqlite:///x.db', 's');"
         "import os; print(threading.active_count(), os.path.exists('x.db'))"
     )

@@ -25,7 +25,9 @@ from mapstate.errors import (
     StoreUnavailableError,
 )
 from mapstate.keys import KeyField
-from mapstate.ledger import (
+from mapstate.maps import OpaqueMap
+from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import (
     LEDGER_KEY,
     Ledger,
     clock_txid,
@@ -35,11 +37,9 @@ from mapstate.ledger import (
     now,
     read_ledger,
 )
-from mapstate.maps import OpaqueMap
-from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.records import OpaqueValue
+from mapstate.protocol.transitions import AlreadyCommitted, Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import AlreadyCommitted, Commit, Field, Opening
-from mapstate.values import OpaqueValue
 
 START = 1000
 VISITS = Field("visits", "Count", "bigint")

@@ -19,10 +19,10 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.ledger import Ledger, now
-from mapstate.ledgers import Ledgers, places_of
+from mapstate.protocol.ledger import Ledger, now
+from mapstate.protocol.ledgers import Ledgers, places_of
+from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
-from mapstate.transitions import AlreadyCommitted, Begun, Commit
 from mapstate.vacuum import vacuum
 
 NAMES = ("by_user", "by_page")

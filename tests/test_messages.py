@@ -17,11 +17,11 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.errors import KeyEncodingError, MapStateError
 from mapstate.keys import KeyCodec, KeyField
+from mapstate.protocol.records import cut, shown
+from mapstate.protocol.transitions import Field
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.value_types import check_plain, check_type
 from mapstate.spark.task import arrow_to_python
-from mapstate.transitions import Field
-from mapstate.values import cut, shown
 
 LONG = "secret" * 50_000
 NOT_TEXT = LONG + "\ud800"

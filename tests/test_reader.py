@@ -26,13 +26,13 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import LEDGER_KEY, Ledger, ledger_store
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import LEDGER_KEY, Ledger, ledger_store
+from mapstate.protocol.records import OpaqueValue
+from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.reader import StateReader
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Commit, Field, Opening
-from mapstate.values import OpaqueValue
 
 START = 1000
 VISITS = Field("visits", "Count", "bigint")

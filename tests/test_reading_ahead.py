@@ -19,9 +19,9 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backing_map import FenceToken, ReadsAhead, SpreadFences
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Field, Opening
 from mapstate.spark.task import BatchTask
-from mapstate.transitions import Field, Opening
 
 pytestmark = pytest.mark.redis
 OPEN = FenceToken(1, 7, nonce="a")

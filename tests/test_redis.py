@@ -43,8 +43,8 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-from mapstate.ledger import Ledger
-from mapstate.transitions import Commit
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Commit
 
 pytestmark = pytest.mark.redis
 

@@ -17,11 +17,11 @@ from mapstate.backing_map import FenceToken, SpreadFences
 from mapstate.doctor import examine
 from mapstate.drop import drop
 from mapstate.errors import CorruptRecordError
-from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Commit
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Commit
 from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis

@@ -26,11 +26,11 @@ from mapstate.errors import (
     TooLargeError,
 )
 from mapstate.findings import Finding
-from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Begun, Commit
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Begun, Commit
 from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis

@@ -20,7 +20,7 @@ from test_redis_shapes import KEYS, OPENING, commit, count
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StoreUnavailableError
-from mapstate.ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 
 pytestmark = pytest.mark.redis
 

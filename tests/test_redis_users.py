@@ -17,9 +17,9 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis.buckets import in_groups
 from mapstate.errors import CorruptRecordError, StoreAuthError
-from mapstate.ledger import Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import Ledger
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.vacuum import vacuum
 

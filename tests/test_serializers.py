@@ -22,9 +22,9 @@ from mapstate.errors import (
     SerializationError,
     UnsupportedTypeError,
 )
+from mapstate.protocol.records import OpaqueValue, TransactionalValue
+from mapstate.protocol.transitions import Field
 from mapstate.serializers import JsonSerializer, MessagePackSerializer, RecordCodec, serializer
-from mapstate.transitions import Field
-from mapstate.values import OpaqueValue, TransactionalValue
 
 FORMATS = ["json", "msgpack", "native"]
 KINDS = ["opaque", "transactional", "non-transactional"]

@@ -14,8 +14,8 @@ from spark_fixtures import Visits
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.errors import UsageError
+from mapstate.protocol.transitions import BatchPlan, Commit
 from mapstate.spark.offsets import files_not_counted, offsets_of, plan_of
-from mapstate.transitions import BatchPlan, Commit
 
 pytestmark = pytest.mark.spark
 

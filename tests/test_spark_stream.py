@@ -39,7 +39,7 @@ from mapstate import (
     open_reader,
     transactional,
 )
-from mapstate.ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 from mapstate.testing import crash_between, wait_for
 
 pytestmark = pytest.mark.spark

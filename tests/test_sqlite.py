@@ -41,8 +41,8 @@ from mapstate.errors import (
     TooLargeError,
 )
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger
-from mapstate.transitions import Commit, Field, Opening
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.vacuum import vacuum
 
 TOKEN = FenceToken(1, 5)
@@ -563,8 +563,8 @@ def test_two_drivers_of_two_processes_are_told_apart(store, path):
     code = """
 import sys
 from mapstate.backends.sqlite import SqliteBackend
-from mapstate.ledger import Ledger
-from mapstate.transitions import Opening
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import Opening
 store = SqliteBackend(sys.argv[1]).open("s")
 Ledger.open(store, Opening(state="s", type="opaque", serializer="json", keys=(), fields=(), owner="q", clock_txid=1000))
 print("opened")

@@ -21,8 +21,9 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
-from mapstate.ledger import decode_ledger, encode_ledger
-from mapstate.transitions import (
+from mapstate.protocol.ledger import decode_ledger, encode_ledger
+from mapstate.protocol.records import OpaqueValue
+from mapstate.protocol.transitions import (
     AlreadyCommitted,
     BatchPlan,
     Begun,
@@ -39,7 +40,6 @@ from mapstate.transitions import (
     open_ledger,
     rollback,
 )
-from mapstate.values import OpaqueValue
 
 START = 1000
 VISITS = Field("visits", "Count", "bigint")

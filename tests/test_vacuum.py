@@ -23,11 +23,11 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
-from mapstate.ledger import LEDGER_KEY, Ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import LEDGER_KEY, Ledger
+from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Commit, Field, Opening
 from mapstate.vacuum import Vacuumed, vacuum
 
 START = 1000

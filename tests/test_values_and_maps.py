@@ -22,8 +22,8 @@ from mapstate.maps import (
     TransactionalMap,
     TransactionStatus,
 )
-from mapstate.transitions import Field
-from mapstate.values import Committed, OpaqueValue, TransactionalValue, any_none
+from mapstate.protocol.records import Committed, OpaqueValue, TransactionalValue, any_none
+from mapstate.protocol.transitions import Field
 
 
 @given(st.lists(st.sampled_from([None, 0, 0.0, False, "", b"", (), b"record", (1, None, None), 7])))

@@ -29,9 +29,9 @@ from mapstate.maps import (
     SnapshottableMap,
     TransactionalMap,
 )
+from mapstate.protocol.records import OpaqueValue, TransactionalValue
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import StateSpec, non_transactional, opaque, transactional
-from mapstate.values import OpaqueValue, TransactionalValue
 
 if TYPE_CHECKING:
     from mapstate.spark import Topology, newStream

@@ -19,13 +19,13 @@ from mapstate.backing_map import Backend, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.errors import KeyEncodingError, UsageError
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import clock_txid, decode_ledger, encode_ledger, ledger_store, record_pages
 from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger import clock_txid, decode_ledger, encode_ledger, ledger_store, record_pages
+from mapstate.protocol.records import shown
+from mapstate.protocol.transitions import Commit, Field, LedgerRecord, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
 from mapstate.spec import check_state_name
-from mapstate.transitions import Commit, Field, LedgerRecord, StateType
-from mapstate.values import shown
 
 __all__ = ["FORMER_OWNER", "Adopted", "adopt"]
 

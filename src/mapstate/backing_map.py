@@ -138,7 +138,7 @@ class JointLedgers(Protocol):
     """Changes the ledgers of several states in one write, with their fences. Driver only.
 
     For the states of a topology: they are begun together, and they count together. States of stores that
-    cannot do this are committed one after the other, and one that is ahead is rolled back; see `mapstate.ledgers`.
+    cannot do this are committed one after the other, and one that is ahead is rolled back; see `mapstate.protocol.ledgers`.
     """
 
     def ledger_place(self) -> Hashable:
@@ -185,7 +185,7 @@ class SpreadFences(Protocol):
     """Several fences, each in the place where its part of the records lies, apart from the ledger. Driver only.
 
     For a store that cannot change ledger and fence in one write. Its `LedgerStore.swap` leaves the fences
-    alone; `mapstate.fences` reads them before an attempt begins, raises them when the ledger has it, and
+    alone; `mapstate.protocol.fences` reads them before an attempt begins, raises them when the ledger has it, and
     closes them before it is committed. Claims have to outlive a swap to an open token.
     """
 

@@ -13,8 +13,8 @@ import msgspec
 
 from mapstate.backing_map import Reports
 from mapstate.errors import CorruptRecordError
-from mapstate.transitions import Commit
-from mapstate.values import cut
+from mapstate.protocol.records import cut
+from mapstate.protocol.transitions import Commit
 
 __all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "is_time", "read_reports"]
 

@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, let_go
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
-from mapstate.ledger import read_ledger
+from mapstate.protocol.ledger import read_ledger
+from mapstate.protocol.transitions import LedgerRecord
 from mapstate.spec import check_state_name
-from mapstate.transitions import LedgerRecord
 
 __all__ = ["Rewound", "check_first_offsets", "clear_first_offsets", "query_of", "rewind"]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from mapstate import transitions
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, let_go
 from mapstate.batch_report import BatchReport, read_reports
@@ -21,12 +20,13 @@ from mapstate.errors import (
 )
 from mapstate.findings import Finding, Unreadable
 from mapstate.keys import KeyCodec, StoreKey
-from mapstate.ledger import Ledger, read_ledger, record_pages
+from mapstate.protocol import transitions
+from mapstate.protocol.ledger import Ledger, read_ledger, record_pages
+from mapstate.protocol.records import newer_than_ledger, newer_txids
+from mapstate.protocol.transitions import LedgerRecord
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
-from mapstate.transitions import LedgerRecord
-from mapstate.values import newer_than_ledger, newer_txids
 
 __all__ = ["examine", "recount"]
 

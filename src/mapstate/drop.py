@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend, Drops, Scan, SpreadFences, let_go
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
-from mapstate.fences import Fences
 from mapstate.findings import named_in
-from mapstate.ledger import clock_txid, decode_ledger, encode_ledger, has_records, ledger_store, now
+from mapstate.protocol.fences import Fences
+from mapstate.protocol.ledger import clock_txid, decode_ledger, encode_ledger, has_records, ledger_store, now
+from mapstate.protocol.transitions import LedgerRecord, begin_drop
 from mapstate.spec import check_state_name
-from mapstate.transitions import LedgerRecord, begin_drop
 
 __all__ = ["Dropped", "drop"]
 

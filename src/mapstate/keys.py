@@ -28,7 +28,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
-from mapstate.values import any_none, cut, shown
+from mapstate.protocol.records import any_none, cut, shown
 
 __all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "KeyField", "StoreKey"]
 

@@ -23,12 +23,12 @@ from mapstate.errors import (
 )
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
-from mapstate.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
 from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
+from mapstate.protocol.records import Committed, any_none, newer_than_ledger, newer_txids
+from mapstate.protocol.transitions import LedgerRecord
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
-from mapstate.transitions import LedgerRecord
-from mapstate.values import Committed, any_none, newer_than_ledger, newer_txids
 
 __all__ = ["Consistency", "CountedKeys", "StateReader", "open_reader"]
 

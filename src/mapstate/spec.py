@@ -15,8 +15,8 @@ from mapstate.backends import LIKE_A_URL, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.maps.serialized import CHUNK_BYTES
+from mapstate.protocol.transitions import OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
-from mapstate.transitions import OnGap, OnNewOwner, StateType
 
 __all__ = ["CHUNK_SIZE", "ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]
 

@@ -19,12 +19,12 @@ from mapstate.backing_map import Backend, FencedWrites, FilteredWrites, Rewrites
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, StoreKey
-from mapstate.ledger import Ledger, check_page_size, read_ledger, record_pages
 from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger import Ledger, check_page_size, read_ledger, record_pages
+from mapstate.protocol.records import Committed, any_none, newer_than_ledger, newer_txids
+from mapstate.protocol.transitions import LedgerRecord, begin_vacuum, check_vacuum, has_last_batch
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
-from mapstate.transitions import LedgerRecord, begin_vacuum, check_vacuum, has_last_batch
-from mapstate.values import Committed, any_none, newer_than_ledger, newer_txids
 
 __all__ = ["Vacuumed", "vacuum"]
 

@@ -26,11 +26,11 @@ from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StateNotFoundError
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import Ledger, decode_ledger
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import Ledger, decode_ledger
+from mapstate.protocol.transitions import Begun, Commit, Field, LedgerRecord, Opening
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Begun, Commit, Field, LedgerRecord, Opening
 from mapstate.vacuum import vacuum
 
 STATE = "visits"

@@ -17,9 +17,9 @@ from mapstate.aggregators import built_in, net
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
 from mapstate.aggregators.net import NetRows
 from mapstate.errors import AggregatorError, MapStateError
+from mapstate.protocol.records import cut
+from mapstate.protocol.transitions import Field
 from mapstate.serializers.value_types import check_type
-from mapstate.transitions import Field
-from mapstate.values import cut
 
 __all__ = ["NULL", "Fields", "Folding", "results_of", "shown_as"]
 

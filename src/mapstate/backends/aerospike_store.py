@@ -34,7 +34,7 @@ from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
 from mapstate.errors import CorruptRecordError, FencedError, KeyEncodingError, MapStateError, StoreError, UsageError
 from mapstate.findings import MOST_NAMED, Finding
 from mapstate.keys import StoreKey
-from mapstate.values import shown
+from mapstate.protocol.records import shown
 
 if TYPE_CHECKING:
     from mapstate.backends.aerospike import AerospikeBackend

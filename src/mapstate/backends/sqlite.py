@@ -41,7 +41,7 @@ from mapstate.errors import (
     TooLargeError,
 )
 from mapstate.findings import MOST_NAMED, Finding
-from mapstate.values import cut, shown
+from mapstate.protocol.records import cut, shown
 
 __all__ = ["SqliteBackend", "SqliteStore"]
 

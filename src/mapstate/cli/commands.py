@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mapstate import transitions
 from mapstate.adopt import FORMER_OWNER, Adopted
 from mapstate.adopt import adopt as adopt_state
 from mapstate.backends import LIKE_A_URL, resolve
@@ -29,13 +28,14 @@ from mapstate.doctor import recount as recount_keys
 from mapstate.drop import drop as drop_state
 from mapstate.errors import CorruptRecordError, StoreError, UsageError
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger, read_ledger
+from mapstate.protocol import transitions
+from mapstate.protocol.ledger import Ledger, read_ledger
+from mapstate.protocol.records import shown
+from mapstate.protocol.transitions import Field, StateType
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import check_state_name
-from mapstate.transitions import Field, StateType
 from mapstate.vacuum import Vacuumed
 from mapstate.vacuum import vacuum as vacuum_state
-from mapstate.values import shown
 
 __all__ = ["app"]
 

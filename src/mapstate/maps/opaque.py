@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from mapstate.backing_map import IBackingMap
 from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
-from mapstate.values import Committed, OpaqueValue
+from mapstate.protocol.records import Committed, OpaqueValue
 
 __all__ = ["OpaqueMap"]
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from mapstate.errors import CorruptRecordError, SerializationError
+from mapstate.protocol.records import any_none, cut, shown
+from mapstate.protocol.transitions import Field, StateType
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
-from mapstate.transitions import Field, StateType
-from mapstate.values import any_none, cut, shown
 
 __all__ = ["RecordCodec", "Serializer"]
 

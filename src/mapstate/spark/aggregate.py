@@ -18,12 +18,12 @@ import pyarrow as pa
 from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, NativeCombiner, Sum
 from mapstate.aggregators.fields import Folding, shown_as
 from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
+from mapstate.protocol.transitions import Field
 from mapstate.spark.plan import column_of
 from mapstate.spark.rows import Rows, Step, column_names
 from mapstate.spark.state_query import Collector
 from mapstate.spark.stream import check_travels
 from mapstate.spark.task import arrow_schema, arrow_to_python
-from mapstate.transitions import Field
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

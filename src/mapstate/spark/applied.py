@@ -18,15 +18,15 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backing_map import Scan
 from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec, KeyField, StoreKey
-from mapstate.ledger import record_pages
 from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger import record_pages
+from mapstate.protocol.transitions import Commit, LedgerRecord
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import fixed_partitions, spread_of
 from mapstate.spark.plan import Plan
 from mapstate.spark.query import configured
 from mapstate.spark.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
 from mapstate.spec import StateSpec
-from mapstate.transitions import Commit, LedgerRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

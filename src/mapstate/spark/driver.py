@@ -33,16 +33,9 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger, clock_txid, now
-from mapstate.ledgers import Ledgers
-from mapstate.retry import Patience
-from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
-from mapstate.spark.offsets import offsets_of, plan_of
-from mapstate.spark.plan import Plan
-from mapstate.spark.query import QueryRun, check_running_increments
-from mapstate.spark.task import BatchTask, TaskReport
-from mapstate.spec import StateSpec
-from mapstate.transitions import (
+from mapstate.protocol.ledger import Ledger, clock_txid, now
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.transitions import (
     AlreadyCommitted,
     BatchPlan,
     Begun,
@@ -52,6 +45,13 @@ from mapstate.transitions import (
     Opening,
     check_follower,
 )
+from mapstate.retry import Patience
+from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
+from mapstate.spark.offsets import offsets_of, plan_of
+from mapstate.spark.plan import Plan
+from mapstate.spark.query import QueryRun, check_running_increments
+from mapstate.spark.task import BatchTask, TaskReport
+from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

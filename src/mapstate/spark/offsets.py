@@ -13,8 +13,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import UsageError
+from mapstate.protocol.transitions import BatchPlan, Commit
 from mapstate.spark.query import java_class, running_query
-from mapstate.transitions import BatchPlan, Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

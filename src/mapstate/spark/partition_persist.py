@@ -19,6 +19,7 @@ import pyarrow as pa
 from mapstate.backing_map import let_go
 from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError
 from mapstate.maps.serialized import CHUNK_BYTES
+from mapstate.protocol.records import cut
 from mapstate.spark.applied import computed_once
 from mapstate.spark.driver import Downstream
 from mapstate.spark.new_values import NewValuesStream
@@ -38,7 +39,6 @@ from mapstate.spark.task import (
     report_line,
     slices,
 )
-from mapstate.values import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

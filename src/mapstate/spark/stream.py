@@ -15,14 +15,14 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyCodec, KeyField
+from mapstate.protocol.records import cut
+from mapstate.protocol.transitions import Field
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.applied import INSIDE, computed_once
 from mapstate.spark.driver import BatchDriver, Downstream, Follower, Job, OnBatch
 from mapstate.spark.rows import Rows, Step, empty_frame, through
 from mapstate.spark.startable import Startable
 from mapstate.spec import StateSpec, check_state_name
-from mapstate.transitions import Field
-from mapstate.values import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,19 +23,19 @@ from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.fields import Fields, Folding
 from mapstate.backing_map import Claims, FencedWrites, FenceToken, ReadsAhead, let_go, writer_of
 from mapstate.keys import KeyCodec, KeyField, StoreKey
-from mapstate.ledger import read_ledger
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import Room, SerializedMap
+from mapstate.protocol.ledger import read_ledger
+from mapstate.protocol.records import Committed, any_none, cut
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.cache_lease import lease
 from mapstate.spec import StateSpec
-from mapstate.values import Committed, any_none, cut
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from mapstate.transitions import Begun
+    from mapstate.protocol.transitions import Begun
 
 __all__ = [
     "REPORT_COLUMN",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.batch_report import FinishedBatch
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
-from mapstate.ledgers import places_of
+from mapstate.protocol.ledgers import places_of
 from mapstate.spark.driver import Downstream, Job, OnBatch
 from mapstate.spark.quarantine import KEPT_BY
 from mapstate.spark.startable import Startable

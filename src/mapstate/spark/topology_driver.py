@@ -36,16 +36,16 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.ledger import now
-from mapstate.ledgers import Ledgers
+from mapstate.protocol.ledger import now
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.records import cut
+from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord
 from mapstate.retry import Patience
 from mapstate.spark.applied import ONE_DRAW, Applied, computed_once
 from mapstate.spark.driver import BatchDriver, BatchPlans, Job, give_up, keys_delta
 from mapstate.spark.offsets import offsets_of
 from mapstate.spark.quarantine import Quarantine
 from mapstate.spark.query import QueryRun, check_running_increments, configured
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord
-from mapstate.values import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

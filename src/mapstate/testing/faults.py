@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 from mapstate.backing_map import Backend, FenceToken, ReadsAhead, check_lengths
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreUnavailableError
-from mapstate.ledger import LEDGER_KEY
+from mapstate.protocol.ledger import LEDGER_KEY
 
 __all__ = [
     "Begins",

@@ -7,7 +7,7 @@ A state ``visits`` of 64 buckets lives under these keys::
     {visits}!ledger        the ledger; {visits}!buckets is their number, {visits}!claims and {visits}!reports
                            are as on one server
 
-Ledger and fences cannot change in one write. What takes its place is in docs/protocol.md and in `mapstate.fences`.
+Ledger and fences cannot change in one write. What takes its place is in docs/protocol.md and in `mapstate.protocol.fences`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import Fence, FenceToken, IBackingMap, check_lengths
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError
 from mapstate.findings import Finding
-from mapstate.values import any_none, cut
+from mapstate.protocol.records import any_none, cut
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend

@@ -14,7 +14,7 @@ from mapstate.backends.redis.topology import Ahead, Cluster, Reply, Request
 from mapstate.backends.redis.wire import PackedKeys, token_text
 from mapstate.backends.redis.writer import MOST_AHEAD, fenced
 from mapstate.backing_map import FenceToken, check_lengths
-from mapstate.values import any_none
+from mapstate.protocol.records import any_none
 
 __all__ = ["ClusterWriter"]
 

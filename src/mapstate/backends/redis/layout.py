@@ -15,7 +15,7 @@ from mapstate.backends.redis.scripts import rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
 from mapstate.findings import MOST_NAMED
-from mapstate.values import shown
+from mapstate.protocol.records import shown
 
 __all__ = ["HashLayout", "Layout", "StringLayout", "escaped", "not_listed", "texts_of"]
 

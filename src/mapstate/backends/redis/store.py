@@ -24,7 +24,7 @@ from mapstate.errors import (
     StoreUnavailableError,
 )
 from mapstate.findings import Finding, Unreadable
-from mapstate.values import any_none
+from mapstate.protocol.records import any_none
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.backend import OneServer

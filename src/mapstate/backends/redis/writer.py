@@ -15,7 +15,7 @@ from mapstate.backends.redis.problems import DRIVER_ERRORS
 from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text
 from mapstate.backing_map import FenceToken, check_lengths
 from mapstate.errors import FencedError
-from mapstate.values import any_none
+from mapstate.protocol.records import any_none
 
 __all__ = ["MOST_AHEAD", "Writer", "fenced"]
 

@@ -28,7 +28,7 @@ from mapstate.backing_map import (
     SpreadFences,
 )
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
-from mapstate.ledger import Ledger, record_pages
+from mapstate.protocol.ledger import Ledger, record_pages
 from mapstate.reader import open_reader
 from mapstate.spec import opaque
 from mapstate.testing.contracts.backing_map import BackingMapContract

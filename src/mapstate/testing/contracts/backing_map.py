@@ -12,12 +12,12 @@ import pytest
 from mapstate.backing_map import IBackingMap
 from mapstate.errors import TooLargeError, UsageError
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import LEDGER_KEY
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import LEDGER_KEY
+from mapstate.protocol.transitions import Field, StateType
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.capabilities import Contract, needs
 from mapstate.testing.contracts.side_door import SideDoor
-from mapstate.transitions import Field, StateType
 
 __all__ = ["VALUES", "BackingMapContract", "same"]
 

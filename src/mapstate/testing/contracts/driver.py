@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Protocol
 
 from mapstate.backing_map import FenceToken, IBackingMap
 from mapstate.keys import KeyField
-from mapstate.ledger import Ledger, now
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, OnNewOwner, Opening, StateType
+from mapstate.protocol.ledger import Ledger, now
+from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit, Field, OnNewOwner, Opening, StateType
 
 __all__ = ["FIELDS", "Attempt", "CountingQuery", "HowToWrite", "opening"]
 

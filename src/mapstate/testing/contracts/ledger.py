@@ -22,15 +22,15 @@ from mapstate.backing_map import (
 )
 from mapstate.drop import drop
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
-from mapstate.ledger import Ledger, now
-from mapstate.ledgers import Ledgers
+from mapstate.protocol.ledger import Ledger, now
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.transitions import Begun, Commit
 from mapstate.testing.contracts.backend import BackendContract, closing, scanned
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import opening
 from mapstate.testing.contracts.other_process import elsewhere, put_fenced, swap_once
 from mapstate.testing.contracts.side_door import SideDoor
 from mapstate.testing.faults import Begins, Commits, Fail, FaultyStore
-from mapstate.transitions import Begun, Commit
 
 __all__ = ["LedgerContract"]
 

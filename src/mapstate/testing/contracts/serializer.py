@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mapstate.errors import CorruptRecordError, SerializationError
+from mapstate.protocol.transitions import Field, StateType
 from mapstate.serializers import RecordCodec, Serializer
 from mapstate.testing.contracts.backing_map import VALUES, same
-from mapstate.transitions import Field, StateType
 
 __all__ = ["SerializerContract"]
 

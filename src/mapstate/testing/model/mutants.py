@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from mapstate import transitions
 from mapstate.backing_map import FenceToken
+from mapstate.protocol import transitions
+from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, InFlight, LedgerRecord, Opening
 from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Record, Refused
 from mapstate.testing.model.replans import Replans
 from mapstate.testing.model.together import Together, TogetherProtocol
 from mapstate.testing.model.world import World
-from mapstate.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, InFlight, LedgerRecord, Opening
 
 __all__ = ["MUTANTS", "Mutant"]
 

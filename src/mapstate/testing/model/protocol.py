@@ -1,7 +1,7 @@
 """What the library does at each step of the protocol, asked once per different question.
 
-`Protocol` runs the library's own code: the transitions of `mapstate.transitions`, the map states, and the one
-rule of `mapstate.values`. Ledgers and views are numbered, so that a state of the model is a small tuple of
+`Protocol` runs the library's own code: the transitions of `mapstate.protocol.transitions`, the map states, and the one
+rule of `mapstate.protocol.records`. Ledgers and views are numbered, so that a state of the model is a small tuple of
 numbers. What the library does with I/O around it (who checks the fence and when, who claims, what a cache may
 keep, when a reader looks again) is a method here, and the steps ask it; a mutant answers otherwise.
 """
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mapstate import transitions
 from mapstate.backing_map import FenceToken
 from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
-from mapstate.transitions import (
+from mapstate.protocol import transitions
+from mapstate.protocol.records import Committed
+from mapstate.protocol.transitions import (
     AlreadyCommitted,
     BatchPlan,
     Begun,
@@ -29,7 +30,6 @@ from mapstate.transitions import (
     Opening,
     StateType,
 )
-from mapstate.values import Committed
 
 __all__ = ["LOST", "REMOVE", "STALE", "Attempt", "Protocol", "Record", "Refused"]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from mapstate.protocol.transitions import BatchPlan, StateType
 from mapstate.testing.model.protocol import Attempt, Protocol, Record, Refused
 from mapstate.testing.model.together import TogetherProtocol
 from mapstate.testing.model.world import Label, ViolationError, with_item
-from mapstate.transitions import BatchPlan, StateType
 
 __all__ = ["Replans", "ReplansSteps"]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from mapstate import transitions
 from mapstate.backing_map import FenceToken
 from mapstate.errors import MapStateError
+from mapstate.protocol import transitions
+from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, LedgerRecord, OnNewOwner, Opening, StateType
 from mapstate.testing.model.protocol import Attempt, Protocol, Record, Refused
 from mapstate.testing.model.world import Drivers, Label, ViolationError, with_item
-from mapstate.transitions import AlreadyCommitted, BatchPlan, LedgerRecord, OnNewOwner, Opening, StateType
 
 __all__ = ["Together", "TogetherProtocol", "TogetherSteps"]
 
@@ -110,7 +110,7 @@ class _State(NamedTuple):
 
 
 class TogetherProtocol(Protocol):
-    """What `mapstate.ledgers` does. A mutant gets one thing wrong."""
+    """What `mapstate.protocol.ledgers` does. A mutant gets one thing wrong."""
 
     opens_all_first = True
     commits_one_store_at_once = True

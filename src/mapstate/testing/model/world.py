@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from mapstate.backing_map import FenceToken
+from mapstate.protocol.transitions import OnNewOwner, StateType
 from mapstate.testing.model.protocol import REMOVE, Record
-from mapstate.transitions import OnNewOwner, StateType
 
 __all__ = [
     "Caching",

@@ -1,4 +1,4 @@
-"""The ledger in its store: the transitions of `mapstate.transitions`, run by compare-and-set.
+"""The ledger in its store: the transitions of `mapstate.protocol.transitions`, run by compare-and-set.
 
 One small write when a batch begins and one when it commits. Used by the driver alone; readers read
 the record with `read_ledger`.
@@ -15,7 +15,6 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from mapstate import transitions
 from mapstate.backing_map import FenceToken, IBackingMap, JointLedgers, LedgerStore, Scan, SpreadFences, Swap
 from mapstate.batch_report import is_time
 from mapstate.errors import (
@@ -31,10 +30,11 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.fences import Fences
 from mapstate.keys import KeyCodec, KeyField
-from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import (
+from mapstate.protocol import transitions
+from mapstate.protocol.fences import Fences
+from mapstate.protocol.records import cut, shown
+from mapstate.protocol.transitions import (
     AlreadyCommitted,
     BatchPlan,
     Begun,
@@ -45,7 +45,7 @@ from mapstate.transitions import (
     Opening,
     StateType,
 )
-from mapstate.values import cut, shown
+from mapstate.serializers import RecordCodec, serializer
 
 __all__ = [
     "LEDGER_KEY",

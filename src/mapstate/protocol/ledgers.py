@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from mapstate import transitions
 from mapstate.backing_map import JointLedgers
 from mapstate.errors import MissingBatchesError
-from mapstate.ledger import Ledger, change_all, now
-from mapstate.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, LedgerRecord, OnGap, Opening
+from mapstate.protocol import transitions
+from mapstate.protocol.ledger import Ledger, change_all, now
+from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, LedgerRecord, OnGap, Opening
 
 __all__ = ["Ledgers", "places_of"]
 

@@ -1,7 +1,7 @@
 """The ledger's rules: one pure function per event.
 
 Each takes the ledger as it was read and returns the ledger as it shall be; nothing here does I/O,
-asks the clock or keeps anything. `mapstate.ledger` runs them against a store by compare-and-set.
+asks the clock or keeps anything. `mapstate.protocol.ledger` runs them against a store by compare-and-set.
 
 The rules were searched exhaustively. What looks like a simplification of one usually is a
 counterexample: docs/protocol.md lists those that are known.
@@ -29,7 +29,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import KeyField
-from mapstate.values import Committed, cut
+from mapstate.protocol.records import Committed, cut
 
 __all__ = [
     "DROPPER",
