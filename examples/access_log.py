@@ -42,8 +42,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
-from mapstate.checkpoint import clear_first_offsets
 from mapstate.errors import StateNotFoundError
+from mapstate.operations.checkpoint import clear_first_offsets
 
 MAX_LINE = 64 * 1024
 

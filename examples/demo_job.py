@@ -11,7 +11,7 @@ import sys
 from pyspark.sql import SparkSession
 
 from mapstate import Count, Sum, newStream, opaque
-from mapstate.checkpoint import clear_first_offsets
+from mapstate.operations.checkpoint import clear_first_offsets
 
 
 def main(visits: str, store: str, checkpoint: str) -> None:

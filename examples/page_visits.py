@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from mapstate import Count, newStream, opaque, open_reader
-from mapstate.checkpoint import clear_first_offsets
+from mapstate.operations.checkpoint import clear_first_offsets
 
 
 def page_visits(visits: DataFrame, store: str, limit: int, alert: Callable[[str, int], None]) -> Any:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mapstate import Count, Sum, newStream, opaque
-from mapstate.checkpoint import clear_first_offsets
+from mapstate.operations.checkpoint import clear_first_offsets
 from mapstate.spark import newStaticState
 
 

@@ -14,7 +14,6 @@ from test_vacuum import Job, contents
 from typer.testing import CliRunner
 
 from mapstate import open_reader
-from mapstate.adopt import Adopted, adopt
 from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.cli.commands import app
@@ -28,6 +27,7 @@ from mapstate.errors import (
 from mapstate.keys import KeyField
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.adopt import Adopted, adopt
 from mapstate.protocol.ledger import Ledger, clock_txid
 from mapstate.protocol.transitions import Begun, Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer

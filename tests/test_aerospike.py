@@ -40,7 +40,6 @@ from mapstate.backing_map import (
     Rewrites,
     Scan,
 )
-from mapstate.doctor import examine
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -60,12 +59,13 @@ from mapstate.errors import (
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.maps import NonTransactionalMap, OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.doctor import examine
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.task import BatchTask, TaskReport
 from mapstate.testing import FaultyStore
-from mapstate.vacuum import vacuum
 
 TOKEN = FenceToken(1, 7)
 START = 1000

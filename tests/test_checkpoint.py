@@ -16,7 +16,6 @@ from test_vacuum import Job
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve, sqlite
-from mapstate.checkpoint import rewind
 from mapstate.errors import (
     CheckpointError,
     MissingBatchesError,
@@ -25,6 +24,7 @@ from mapstate.errors import (
     StateOwnershipError,
     UsageError,
 )
+from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.ledger import Ledger
 
 AVAILABLE = {"availableNow": True}

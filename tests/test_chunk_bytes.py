@@ -14,10 +14,10 @@ from mapstate.backends.memory import MemoryStore
 from mapstate.errors import ConfigurationError
 from mapstate.keys import KeyField
 from mapstate.maps.serialized import Room
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.spark.task import BatchTask, slices
-from mapstate.vacuum import vacuum
 
 KEYS = 2000
 LARGE = 10_000

@@ -15,8 +15,8 @@ from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backing_map import Checkup
 from mapstate.batch_report import BatchReport, encode_report
-from mapstate.doctor import examine
 from mapstate.errors import StateNotFoundError
+from mapstate.operations.doctor import examine
 from mapstate.protocol import ledger
 from mapstate.protocol.transitions import Commit
 

@@ -12,7 +12,6 @@ from test_vacuum import Job, contents
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
-from mapstate.drop import drop
 from mapstate.errors import (
     CorruptRecordError,
     FencedError,
@@ -23,6 +22,7 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from mapstate.operations.drop import drop
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import DROPPER
 

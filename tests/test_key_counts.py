@@ -19,12 +19,13 @@ from test_adopt import FIELDS, KEYS
 from test_vacuum import Job, messy
 
 from mapstate import open_reader
-from mapstate.adopt import adopt
 from mapstate.backends import memory, resolve
-from mapstate.doctor import examine, recount
 from mapstate.errors import CorruptRecordError, MissingKeysError, RollbackError, UsageError
 from mapstate.keys import DistinctKeys
 from mapstate.maps import OpaqueMap
+from mapstate.operations.adopt import adopt
+from mapstate.operations.doctor import examine, recount
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
 from mapstate.protocol.transitions import (
     Commit,
@@ -37,7 +38,6 @@ from mapstate.protocol.transitions import (
     rollback,
 )
 from mapstate.protocol.transitions import recount as recounted
-from mapstate.vacuum import vacuum
 
 # The arithmetic, as of the ledger alone
 

@@ -22,17 +22,18 @@ LAYERS = [
     ("errors",),
     ("retry",),
     ("findings",),
-    ("keys", "values", "backing_map"),
-    ("transitions",),
+    ("keys", "protocol.records", "backing_map"),
+    ("protocol.transitions",),
     ("batch_report",),
     ("serializers",),
     ("aggregators",),
     ("maps",),
-    ("fences",),
-    ("ledger", "ledgers"),
+    ("protocol.fences",),
+    ("protocol.ledger", "protocol.ledgers"),
     ("backends",),
     ("spec",),
-    ("reader", "vacuum", "doctor", "checkpoint", "adopt", "drop"),
+    ("reader",),
+    ("operations",),
     ("testing", "spark"),
     ("cli",),
 ]
@@ -43,8 +44,10 @@ HEAVY = (*SPARK, *DRIVERS, "aerospike_helpers", "sqlite3", "hypothesis", "pytest
 
 
 def layer(module):
-    part = module.split(".")[1]
-    return next(at for at, names in enumerate(LAYERS) if part in names)
+    """Where the module stands, by the longest name of a layer that it has or lies in."""
+    name = module.removeprefix("mapstate.")
+    within = [(at, part) for at, parts in enumerate(LAYERS) for part in parts if f"{name}.".startswith(f"{part}.")]
+    return max(within, key=lambda found: len(found[1]))[0]
 
 
 def imports(path, *, lazy=False):
@@ -57,10 +60,8 @@ def imports(path, *, lazy=False):
             if isinstance(child, ast.Import):
                 found.extend(name.name for name in child.names)
             elif isinstance(child, ast.ImportFrom):
-                if child.module == "mapstate":
-                    found.extend(f"mapstate.{name.name}" for name in child.names)
-                else:
-                    found.append(child.module or "")
+                whole = [f"{child.module}.{name.name}" for name in child.names]
+                found.extend(name if name in MODULES or child.module == "mapstate" else child.module for name in whole)
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
                 for other in child.orelse:
                     walk(other)

@@ -19,11 +19,11 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger, now
 from mapstate.protocol.ledgers import Ledgers, places_of
 from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
-from mapstate.vacuum import vacuum
 
 NAMES = ("by_user", "by_page")
 REFUSE = ("refuse", "refuse")

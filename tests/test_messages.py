@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from mapstate import CombinerAggregator
-from mapstate.adopt import adopt
 from mapstate.aggregators.fields import Fields
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.errors import KeyEncodingError, MapStateError
 from mapstate.keys import KeyCodec, KeyField
+from mapstate.operations.adopt import adopt
 from mapstate.protocol.records import cut, shown
 from mapstate.protocol.transitions import Field
 from mapstate.serializers import RecordCodec, serializer

@@ -10,19 +10,19 @@ from openings import opening
 from redis.connection import Connection
 
 from mapstate import open_reader
-from mapstate.adopt import adopt
 from mapstate.backends import resolve
 from mapstate.backends.redis.buckets import in_groups
 from mapstate.backing_map import FenceToken, SpreadFences
-from mapstate.doctor import examine
-from mapstate.drop import drop
 from mapstate.errors import CorruptRecordError
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.adopt import adopt
+from mapstate.operations.doctor import examine
+from mapstate.operations.drop import drop
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Commit
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis
 

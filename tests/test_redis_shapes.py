@@ -28,10 +28,10 @@ from mapstate.errors import (
 from mapstate.findings import Finding
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Begun, Commit
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis
 

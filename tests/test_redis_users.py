@@ -19,9 +19,9 @@ from mapstate.backends.redis.buckets import in_groups
 from mapstate.errors import CorruptRecordError, StoreAuthError
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.vacuum import vacuum
 
 pytestmark = pytest.mark.redis
 

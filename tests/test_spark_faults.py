@@ -20,8 +20,8 @@ from spark_fixtures import Visits, finish, run_job
 
 from mapstate import Count, Max, Min, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
-from mapstate.checkpoint import clear_first_offsets
 from mapstate.errors import CheckpointError
+from mapstate.operations.checkpoint import clear_first_offsets
 from mapstate.testing import Fail, FaultyBackend, Kill, Wait, crash_between, wait_for
 
 pytestmark = pytest.mark.spark

@@ -24,7 +24,6 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend, SqliteStore
 from mapstate.backing_map import Backend, FenceToken
-from mapstate.doctor import examine
 from mapstate.errors import (
     ConfigurationError,
     CorruptLedgerError,
@@ -41,9 +40,10 @@ from mapstate.errors import (
     TooLargeError,
 )
 from mapstate.keys import KeyField
+from mapstate.operations.doctor import examine
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Commit, Field, Opening
-from mapstate.vacuum import vacuum
 
 TOKEN = FenceToken(1, 5)
 CLOSED = FenceToken(1, 5, closed=True)

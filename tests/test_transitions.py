@@ -478,7 +478,7 @@ def test_rollback_drops_the_dead_that_the_commit_had_made():
 @pytest.mark.parametrize("before", ["adopted records", "a vacuum", "a batch", "nothing"])
 def test_rollback_leaves_what_counted_before_the_batch(before):
     ledger = with_batches(1 if before == "a batch" else 0)
-    if before == "adopted records":  # see `mapstate.adopt`: no batch, and what is there counts
+    if before == "adopted records":  # see `mapstate.operations.adopt`: no batch, and what is there counts
         ledger = msgspec.structs.replace(ledger, first_txid=0, last_txid=START - 1, next_txid=START)
     if before == "a vacuum":
         ledger, attempt = begin_vacuum(with_batches(1), "v")

@@ -12,8 +12,6 @@ from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.store import RedisStore
 from mapstate.backing_map import FencedWrites, Rewrites
-from mapstate.doctor import recount
-from mapstate.drop import drop
 from mapstate.errors import (
     FencedError,
     LedgerLostError,
@@ -25,10 +23,12 @@ from mapstate.errors import (
 from mapstate.keys import KeyField
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.doctor import recount
+from mapstate.operations.drop import drop
+from mapstate.operations.vacuum import Vacuumed, vacuum
 from mapstate.protocol.ledger import LEDGER_KEY, Ledger
 from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.vacuum import Vacuumed, vacuum
 
 START = 1000
 N = Field("n", "Sum(n)", "bigint")

@@ -138,7 +138,8 @@ class JointLedgers(Protocol):
     """Changes the ledgers of several states in one write, with their fences. Driver only.
 
     For the states of a topology: they are begun together, and they count together. States of stores that
-    cannot do this are committed one after the other, and one that is ahead is rolled back; see `mapstate.protocol.ledgers`.
+    cannot do this are committed one after the other, and one that is ahead is rolled back; see
+    `mapstate.protocol.ledgers`.
     """
 
     def ledger_place(self) -> Hashable:
@@ -307,7 +308,7 @@ class Drops(Protocol):
     """Removes a state whole."""
 
     def drop(self, expected: Any, token: FenceToken) -> Iterator[int]:
-        """Removes all records, then all that lies beside them, and the ledger last. For `mapstate.drop`.
+        """Removes all records, then all that lies beside them, and the ledger last. For `mapstate.operations.drop`.
 
         Gives the number of records of each page. ``expected`` is the ledger's version, and ``token`` the open fence
         that was swapped in with it. Raises FencedError where another driver or operator has changed the ledger

@@ -28,10 +28,10 @@ from mapstate.errors import StateNotFoundError
 from mapstate.keys import KeyCodec, KeyField
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger, decode_ledger
 from mapstate.protocol.transitions import Begun, Commit, Field, LedgerRecord, Opening
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.vacuum import vacuum
 
 STATE = "visits"
 USER = (KeyField("user_id", "string"),)

@@ -14,28 +14,28 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mapstate.adopt import FORMER_OWNER, Adopted
-from mapstate.adopt import adopt as adopt_state
 from mapstate.backends import LIKE_A_URL, resolve
 from mapstate.backing_map import let_go
 from mapstate.batch_report import BatchReport
-from mapstate.checkpoint import query_of
-from mapstate.checkpoint import rewind as rewind_checkpoint
 from mapstate.cli.group import Command, CommandGroup
 from mapstate.cli.show import say, show_findings, show_ledger, show_reports
-from mapstate.doctor import examine
-from mapstate.doctor import recount as recount_keys
-from mapstate.drop import drop as drop_state
 from mapstate.errors import CorruptRecordError, StoreError, UsageError
 from mapstate.keys import KeyField
+from mapstate.operations.adopt import FORMER_OWNER, Adopted
+from mapstate.operations.adopt import adopt as adopt_state
+from mapstate.operations.checkpoint import query_of
+from mapstate.operations.checkpoint import rewind as rewind_checkpoint
+from mapstate.operations.doctor import examine
+from mapstate.operations.doctor import recount as recount_keys
+from mapstate.operations.drop import drop as drop_state
+from mapstate.operations.vacuum import Vacuumed
+from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.protocol import transitions
 from mapstate.protocol.ledger import Ledger, read_ledger
 from mapstate.protocol.records import shown
 from mapstate.protocol.transitions import Field, StateType
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import check_state_name
-from mapstate.vacuum import Vacuumed
-from mapstate.vacuum import vacuum as vacuum_state
 
 __all__ = ["app"]
 

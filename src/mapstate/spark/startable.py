@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mapstate.checkpoint import check_first_offsets
 from mapstate.errors import MapStateError, UsageError
+from mapstate.operations.checkpoint import check_first_offsets
 from mapstate.spark.query import check_increments
 
 if TYPE_CHECKING:

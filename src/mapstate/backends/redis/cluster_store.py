@@ -7,7 +7,8 @@ A state ``visits`` of 64 buckets lives under these keys::
     {visits}!ledger        the ledger; {visits}!buckets is their number, {visits}!claims and {visits}!reports
                            are as on one server
 
-Ledger and fences cannot change in one write. What takes its place is in docs/protocol.md and in `mapstate.protocol.fences`.
+Ledger and fences cannot change in one write. What takes its place is in docs/protocol.md and in
+`mapstate.protocol.fences`.
 """
 
 from __future__ import annotations

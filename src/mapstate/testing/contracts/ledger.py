@@ -20,8 +20,8 @@ from mapstate.backing_map import (
     SpreadFences,
     Swap,
 )
-from mapstate.drop import drop
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
+from mapstate.operations.drop import drop
 from mapstate.protocol.ledger import Ledger, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.transitions import Begun, Commit

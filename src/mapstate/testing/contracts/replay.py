@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from mapstate.backing_map import Backend
-from mapstate.doctor import examine
 from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, StateOwnershipError, UsageError
+from mapstate.operations.doctor import examine
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.transitions import StateType
 from mapstate.reader import open_reader
 from mapstate.testing.contracts.backend import BackendContract
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery
 from mapstate.testing.contracts.side_door import SideDoor
-from mapstate.vacuum import vacuum
 
 __all__ = ["ReplayContract"]
 

@@ -398,7 +398,7 @@ class ReplansSteps:
             raise ViolationError(f"checkpoint {state.wrote} is not accepted: {state.checkpoints}")
 
     def _rewound(self, state: _State, place: int) -> int:
-        """See `mapstate.checkpoint.rewind`: back to the batch that the state furthest behind waits for."""
+        """See `mapstate.operations.checkpoint.rewind`: back to the batch that the state furthest behind waits for."""
         due = [self.protocol.ledger(ledger).owners["q0"] for ledger in state.ledgers if ledger]
         return min(state.checkpoints[place].commits, *due)
 

@@ -77,7 +77,7 @@ def check_first_offsets(checkpoint: str) -> None:
             f"a driver died while it wrote the first offsets of the checkpoint {checkpoint!r}, and Spark refuses to "
             "start over what is left (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun there, and "
             f"nothing was written. Delete {', '.join(map(str, left))} and start again; or call clear_first_offsets of "
-            "mapstate.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
+            "mapstate.operations.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
         )
 
 
