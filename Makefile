@@ -71,7 +71,7 @@ test-containers: $(STAMP)
 	scripts/run python scripts/test_containers.py $(ARGS)
 
 model: $(STAMP)
-	scripts/run python -m mapstate.testing.model $(ARGS)
+	scripts/run python -m model $(ARGS)
 
 chaos: $(STAMP)
 	scripts/run python -m pytest tests/chaos tests/test_spark_faults.py tests/test_topology.py --chaos full $(ARGS)

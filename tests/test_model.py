@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mapstate.testing.model import MUTANTS, SMALL, WIDE, World, explore, steps_of, walk
+from model import MUTANTS, SMALL, WIDE, World, explore, steps_of, walk
 
+ROOT = Path(__file__).parent.parent
 by_name = {"ids": lambda one: one.name}
 
 
@@ -141,5 +143,5 @@ def test_the_whole_program_refuses_a_name_that_nothing_has():
 
 def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
     """As `make model` starts it: its processes have to find their work in it."""
-    command = [sys.executable, "-m", "mapstate.testing.model", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "model", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)

@@ -7,16 +7,16 @@
     Replans, ...    checkpoints that are copied and put back                 `replans`
     explore, walk   every state of a small world, long ways through others   `explore`
 
-``python -m mapstate.testing.model`` runs all of it. docs/model.md says what is modelled and what is not.
+``python -m model`` runs all of it. docs/model.md says what is modelled and what is not.
 """
 
-from mapstate.testing.model.explore import Explored, explore, steps_of, walk
-from mapstate.testing.model.mutants import MUTANTS, Mutant
-from mapstate.testing.model.protocol import Protocol
-from mapstate.testing.model.replans import Replans
-from mapstate.testing.model.together import Together
-from mapstate.testing.model.world import World
-from mapstate.testing.model.worlds import LARGE, SMALL, WIDE
+from model.explore import Explored, explore, steps_of, walk
+from model.mutants import MUTANTS, Mutant
+from model.protocol import Protocol
+from model.replans import Replans
+from model.together import Together
+from model.world import World
+from model.worlds import LARGE, SMALL, WIDE
 
 __all__ = [
     "LARGE",

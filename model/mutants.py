@@ -14,10 +14,10 @@ import msgspec
 from mapstate.backing_map import FenceToken
 from mapstate.protocol import transitions
 from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, InFlight, LedgerRecord, Opening
-from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Record, Refused
-from mapstate.testing.model.replans import Replans
-from mapstate.testing.model.together import Together, TogetherProtocol
-from mapstate.testing.model.world import World
+from model.protocol import REMOVE, Attempt, Protocol, Record, Refused
+from model.replans import Replans
+from model.together import Together, TogetherProtocol
+from model.world import World
 
 __all__ = ["MUTANTS", "Mutant"]
 

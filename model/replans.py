@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mapstate.protocol.transitions import BatchPlan, StateType
-from mapstate.testing.model.protocol import Attempt, Protocol, Record, Refused
-from mapstate.testing.model.together import TogetherProtocol
-from mapstate.testing.model.world import Label, ViolationError, with_item
+from model.protocol import Attempt, Protocol, Record, Refused
+from model.together import TogetherProtocol
+from model.world import Label, ViolationError, with_item
 
 __all__ = ["Replans", "ReplansSteps"]
 

@@ -1,4 +1,4 @@
-"""Explores all worlds and shows that each mutant is found out: ``python -m mapstate.testing.model``.
+"""Explores all worlds and shows that each mutant is found out: ``python -m model``.
 
 A module of its own: processes that are spawned do not import a package's ``__main__``.
 """
@@ -14,12 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from mapstate.testing.model.explore import Explored, explore, walk
-from mapstate.testing.model.mutants import MUTANTS, Mutant
-from mapstate.testing.model.replans import Replans
-from mapstate.testing.model.together import Together
-from mapstate.testing.model.world import World
-from mapstate.testing.model.worlds import LARGE, SMALL, WIDE
+from model.explore import Explored, explore, walk
+from model.mutants import MUTANTS, Mutant
+from model.replans import Replans
+from model.together import Together
+from model.world import World
+from model.worlds import LARGE, SMALL, WIDE
 
 __all__ = ["Outcome", "main"]
 
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns 0 only where everything came out as it should and every world was explored whole; else 1.
     """
-    parser = argparse.ArgumentParser(prog="python -m mapstate.testing.model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m model", description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="worlds and mutants whose name holds TEXT")
     parser.add_argument("--limit", type=int, default=3_000_000, help="the most states of one world (%(default)s)")
     parser.add_argument("--walks", type=int, default=2000, help="ways through each wide world (%(default)s)")

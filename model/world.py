@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from mapstate.backing_map import FenceToken
 from mapstate.protocol.transitions import OnNewOwner, StateType
-from mapstate.testing.model.protocol import REMOVE, Record
+from model.protocol import REMOVE, Record
 
 __all__ = [
     "Caching",

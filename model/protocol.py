@@ -34,7 +34,7 @@ from mapstate.protocol.transitions import (
 __all__ = ["LOST", "REMOVE", "STALE", "Attempt", "Protocol", "Record", "Refused"]
 
 Record = tuple[int, Any, Any] | tuple[int, Any]
-"""An opaque or a transactional record; its values are numbers, see `mapstate.testing.model.world`."""
+"""An opaque or a transactional record; its values are numbers, see `model.world`."""
 
 REMOVE = -1
 """The operation that removes a key; every other number is added."""

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mapstate.testing.model.drivers import Drivers
-from mapstate.testing.model.operators import Operators
-from mapstate.testing.model.protocol import LOST, STALE, Protocol
-from mapstate.testing.model.readers import Readers
-from mapstate.testing.model.tasks import Tasks
-from mapstate.testing.model.world import Driver, Label, State, ViolationError, World, with_item
+from model.drivers import Drivers
+from model.operators import Operators
+from model.protocol import LOST, STALE, Protocol
+from model.readers import Readers
+from model.tasks import Tasks
+from model.world import Driver, Label, State, ViolationError, World, with_item
 
 __all__ = ["Steps"]
 

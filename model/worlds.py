@@ -6,9 +6,9 @@ has one key, that a batch may hold or not, and two drivers on one checkpoint.
 
 from __future__ import annotations
 
-from mapstate.testing.model.replans import Replans
-from mapstate.testing.model.together import Together
-from mapstate.testing.model.world import Drivers, World
+from model.replans import Replans
+from model.together import Together
+from model.world import Drivers, World
 
 __all__ = ["LARGE", "SMALL", "WIDE"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from mapstate.testing.model.protocol import REMOVE, Attempt, Protocol, Refused
-from mapstate.testing.model.tasks import Tasks
-from mapstate.testing.model.world import Driver, Label, State, ViolationError, World, with_item
+from model.protocol import REMOVE, Attempt, Protocol, Refused
+from model.tasks import Tasks
+from model.world import Driver, Label, State, ViolationError, World, with_item
 
 __all__ = ["Drivers"]
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mapstate.testing.model.protocol import Protocol
-from mapstate.testing.model.replans import Replans, ReplansSteps, protocol_of
-from mapstate.testing.model.steps import Steps
-from mapstate.testing.model.together import Together, TogetherProtocol, TogetherSteps
-from mapstate.testing.model.world import Label, ViolationError, World
+from model.protocol import Protocol
+from model.replans import Replans, ReplansSteps, protocol_of
+from model.steps import Steps
+from model.together import Together, TogetherProtocol, TogetherSteps
+from model.world import Label, ViolationError, World
 
 __all__ = ["Explored", "explore", "steps_of", "walk"]
 

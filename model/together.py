@@ -15,8 +15,8 @@ from mapstate.backing_map import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.protocol import transitions
 from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, LedgerRecord, OnNewOwner, Opening, StateType
-from mapstate.testing.model.protocol import Attempt, Protocol, Record, Refused
-from mapstate.testing.model.world import Drivers, Label, ViolationError, with_item
+from model.protocol import Attempt, Protocol, Record, Refused
+from model.world import Drivers, Label, ViolationError, with_item
 
 __all__ = ["Together", "TogetherProtocol", "TogetherSteps"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mapstate.testing.model.protocol import Attempt, Protocol, Refused
-from mapstate.testing.model.tasks import Tasks
-from mapstate.testing.model.world import Label, State, Used, Vacuum, ViolationError, World, with_item
+from model.protocol import Attempt, Protocol, Refused
+from model.tasks import Tasks
+from model.world import Label, State, Used, Vacuum, ViolationError, World, with_item
 
 __all__ = ["Operators"]
 

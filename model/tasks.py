@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mapstate.backing_map import FenceToken
-from mapstate.testing.model.protocol import Protocol, Refused
-from mapstate.testing.model.world import Driver, Label, State, Try, World, with_item
+from model.protocol import Protocol, Refused
+from model.world import Driver, Label, State, Try, World, with_item
 
 __all__ = ["Tasks"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mapstate.testing.model.protocol import LOST, STALE, Protocol
-from mapstate.testing.model.world import Label, Reader, State, ViolationError, World
+from model.protocol import LOST, STALE, Protocol
+from model.world import Label, Reader, State, ViolationError, World
 
 __all__ = ["Readers"]
 
