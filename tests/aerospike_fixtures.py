@@ -13,7 +13,7 @@ from aerospike_stand_in import NAMESPACE, Cluster, StandInBackend
 from servers import docker_answers
 
 from mapstate.backends.aerospike import AerospikeBackend
-from mapstate.backends.aerospike_store import CLAIMS
+from mapstate.backends.aerospike.store import CLAIMS
 from mapstate.testing.containers import aerospike_container
 
 SERVER_NAMESPACE = os.environ.get("MAPSTATE_TEST_AEROSPIKE_NAMESPACE", "test")

@@ -24,8 +24,8 @@ from mapstate.aggregators import CombinerAggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backends.aerospike import AerospikeBackend
-from mapstate.backends.aerospike_checkup import judge
-from mapstate.backends.aerospike_store import CLAIMS, AerospikeStore
+from mapstate.backends.aerospike.checkup import judge
+from mapstate.backends.aerospike.store import CLAIMS, AerospikeStore
 from mapstate.backing_map import (
     Backend,
     Checkup,

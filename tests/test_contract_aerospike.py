@@ -13,7 +13,7 @@ from servers import free_port
 from side_doors import AerospikeSideDoor
 
 from mapstate.backends.aerospike import AerospikeBackend
-from mapstate.backends.aerospike_store import AerospikeStore
+from mapstate.backends.aerospike.store import AerospikeStore
 from mapstate.testing.contracts import StoreContract
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from test_vacuum import Bare, Job
 
-from mapstate.backends import resolve, sqlite_checkup
+from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.checkup import RedisFacts, judge
+from mapstate.backends.sqlite import checkup as sqlite_checkup
 from mapstate.backing_map import Checkup
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.errors import StateNotFoundError

@@ -489,7 +489,7 @@ def test_an_error_that_is_kept_keeps_no_lock(store, path):
 
 
 def test_a_file_that_vanishes_while_it_is_opened_is_not_made_by_a_reader(store, path, monkeypatch):
-    monkeypatch.setattr("mapstate.backends.sqlite._identity", lambda path: (1, 1))
+    monkeypatch.setattr("mapstate.backends.sqlite.backend._identity", lambda path: (1, 1))
     with pytest.raises(StoreUnavailableError):
         store.load()
     assert not path.exists()
@@ -796,7 +796,7 @@ def limited(monkeypatch, pages):
         db.execute(f"PRAGMA max_page_count = {pages}")
         return db
 
-    monkeypatch.setattr("mapstate.backends.sqlite.sqlite3.connect", connect_limited)
+    monkeypatch.setattr("mapstate.backends.sqlite.backend.sqlite3.connect", connect_limited)
 
 
 def test_a_full_disk_is_reported_and_nothing_of_the_put_is_there(store, path, monkeypatch):
@@ -998,7 +998,7 @@ def test_a_file_that_may_only_be_read_is_read(store, path, monkeypatch):
         db.execute("PRAGMA query_only = 1")
         return db
 
-    monkeypatch.setattr("mapstate.backends.sqlite.sqlite3.connect", connect_read_only)
+    monkeypatch.setattr("mapstate.backends.sqlite.backend.sqlite3.connect", connect_read_only)
     assert store.multi_get(["a"]) == [b"1"]
     with pytest.raises(StoreError, match="only be read") as caught:
         store.multi_put(["a"], [b"2"])

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import aerospike
 
 from mapstate.backends import password_in
-from mapstate.backends.aerospike_store import CLAIMS, AerospikeStore
+from mapstate.backends.aerospike.store import CLAIMS, AerospikeStore
 from mapstate.errors import ConfigurationError
 
 __all__ = ["AerospikeBackend"]

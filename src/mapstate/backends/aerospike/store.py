@@ -21,8 +21,8 @@ from aerospike_helpers import expressions
 from aerospike_helpers.batch.records import BatchRecords, Write
 from aerospike_helpers.operations import operations
 
-from mapstate.backends.aerospike_checkup import judge
-from mapstate.backends.aerospike_codes import (
+from mapstate.backends.aerospike.checkup import judge
+from mapstate.backends.aerospike.codes import (
     BATCH_FAILED,
     FILTERED_OUT,
     NO_ANSWER,

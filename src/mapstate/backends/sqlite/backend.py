@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 from weakref import WeakSet
 
-from mapstate.backends.sqlite_checkup import judge
+from mapstate.backends.sqlite.checkup import judge
 from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
 from mapstate.errors import (
     ConfigurationError,
