@@ -13,7 +13,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.keys import KeyField
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Commit, Field, Opening
-from mapstate.spark.task import BatchTask
+from mapstate.spark.executor.task import BatchTask
 
 __all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time"]
 

@@ -26,7 +26,7 @@ from mapstate.protocol.transitions import Commit
 
 WORKER = "import pyspark.worker, pyarrow, pandas, pyspark.sql.pandas.serializers"
 DRIVER = f"{WORKER}; import redis, msgspec"
-TASK = f"{WORKER}; import mapstate.spark.task, mapstate.backends.redis"
+TASK = f"{WORKER}; import mapstate.spark.executor.task, mapstate.backends.redis"
 
 
 def imports(code: str) -> Any:

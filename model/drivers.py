@@ -14,7 +14,7 @@ __all__ = ["Drivers"]
 
 
 class Drivers:
-    """What a driver may do next. See `mapstate.spark.driver`."""
+    """What a driver may do next. See `mapstate.spark.driver.batch`."""
 
     def __init__(self, world: World, protocol: Protocol, tasks: Tasks) -> None:
         self.world = world

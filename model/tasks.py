@@ -13,7 +13,7 @@ __all__ = ["Tasks"]
 
 
 class Tasks:
-    """What a try of a task may do next. See `mapstate.spark.task`."""
+    """What a try of a task may do next. See `mapstate.spark.executor.task`."""
 
     def __init__(self, world: World, protocol: Protocol) -> None:
         self.world = world

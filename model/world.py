@@ -66,8 +66,8 @@ class World:
     ``losses``      the store is emptied, loses its ledger alone, or is put back to a copy; or a cluster's node with one
                     key and its fence is
     ``clock_stands``  a new ledger would give out the txids of the one that was lost
-    ``cache``       "lease": what `mapstate.spark.cache_lease` does. "process": one process that writes alone and
-                    keeps its `CachedMap` as long as it lives
+    ``cache``       "lease": what `mapstate.spark.executor.cache_lease` does. "process": one process that writes alone
+                    and keeps its `CachedMap` as long as it lives
     ``put_failures``  puts that fail and write nothing
     """
 

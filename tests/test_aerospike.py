@@ -64,7 +64,7 @@ from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Commit, Field, Opening
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.task import BatchTask, TaskReport
+from mapstate.spark.executor.task import BatchTask, TaskReport
 from mapstate.testing import FaultyStore
 
 TOKEN = FenceToken(1, 7)

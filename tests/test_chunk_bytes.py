@@ -17,7 +17,7 @@ from mapstate.maps.serialized import Room
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Commit, Field, Opening
-from mapstate.spark.task import BatchTask, slices
+from mapstate.spark.executor.task import BatchTask, slices
 
 KEYS = 2000
 LARGE = 10_000

@@ -198,7 +198,7 @@ def test_a_chunk_is_read_as_its_records_are_one_by_one(chunk, form, damaged):
 
 
 def test_garbage_is_collected_again_after_a_chunk():
-    from mapstate.spark.task import _without_gc
+    from mapstate.spark.executor.task import _without_gc
 
     assert gc.isenabled()
     for _ in repeat(None, 2):

@@ -105,7 +105,7 @@ def test_importing_mapstate_loads_no_driver_and_no_spark():
 
 
 def test_a_worker_of_one_redis_server_does_not_wait_for_the_imports_of_a_cluster():
-    task = "mapstate.spark.task, mapstate.backends.redis"
+    task = "mapstate.spark.executor.task, mapstate.backends.redis"
     loaded = set(run(f"import sys, {task}; print(*sys.modules)").split())
     assert "mapstate.backends.redis.store" in loaded
     assert not {name for name in loaded if name.startswith("mapstate.backends.redis.cluster")}

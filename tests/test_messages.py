@@ -21,7 +21,7 @@ from mapstate.protocol.records import cut, shown
 from mapstate.protocol.transitions import Field
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.value_types import check_plain, check_type
-from mapstate.spark.task import arrow_to_python
+from mapstate.spark.executor.task import arrow_to_python
 
 LONG = "secret" * 50_000
 NOT_TEXT = LONG + "\ud800"

@@ -102,7 +102,7 @@ def test_totals_of_a_query_that_runs_are_refused_at_its_first_batch(mode, make, 
 
 
 def test_a_query_that_runs_is_asked_for_its_mode_once(spark, three, url, monkeypatch):
-    from mapstate.spark import driver
+    from mapstate.spark.driver import batch as driver
 
     asked = []
     monkeypatch.setattr(driver, "check_running_increments", asked.append)

@@ -21,7 +21,7 @@ from mapstate.backing_map import FenceToken, ReadsAhead, SpreadFences
 from mapstate.keys import KeyField
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.transitions import Field, Opening
-from mapstate.spark.task import BatchTask
+from mapstate.spark.executor.task import BatchTask
 
 pytestmark = pytest.mark.redis
 OPEN = FenceToken(1, 7, nonce="a")

@@ -15,7 +15,7 @@ from spark_fixtures import Visits
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.errors import UsageError
 from mapstate.protocol.transitions import BatchPlan, Commit
-from mapstate.spark.offsets import files_not_counted, offsets_of, plan_of
+from mapstate.spark.driver.offsets import files_not_counted, offsets_of, plan_of
 
 pytestmark = pytest.mark.spark
 
@@ -163,7 +163,7 @@ NO_JVM: Any = SimpleNamespace(
 
 
 def test_a_spark_whose_offset_log_is_elsewhere_tells_the_offsets_of_its_progress(monkeypatch):
-    from mapstate.spark import offsets as module
+    from mapstate.spark.driver import offsets as module
 
     start, end = (Listed(Listed(Listed(offset))) for offset in ("3", '{"visits":{"1":7,"0":42}}'))
     query = SimpleNamespace(
@@ -176,7 +176,7 @@ def test_a_spark_whose_offset_log_is_elsewhere_tells_the_offsets_of_its_progress
 
 
 def test_a_spark_that_tells_nothing_of_a_batch_is_warned_of_and_fails_no_batch(monkeypatch, caplog):
-    from mapstate.spark import offsets as module
+    from mapstate.spark.driver import offsets as module
 
     monkeypatch.setattr(module, "running_query", lambda _: object())
     assert plan_of(NO_JVM, 0, None) is None
@@ -186,7 +186,7 @@ def test_a_spark_that_tells_nothing_of_a_batch_is_warned_of_and_fails_no_batch(m
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeypatch, version):
-    from mapstate.spark import offsets as module
+    from mapstate.spark.driver import offsets as module
 
     kafka = '{"visits":{"0":42,"1":7}}'
     lines = [kafka, "-", "no json"] if version == 1 else ["2:no json", f"0:{kafka}", "1:-"]
@@ -209,7 +209,7 @@ class Written(list):
 
 
 def test_where_the_files_cannot_be_read_the_next_batch_makes_up_for_it(url, spark, visits, monkeypatch):
-    from mapstate.spark import offsets as module
+    from mapstate.spark.driver import offsets as module
 
     put(visits, "0", [("a", 1)], T)
     run(visits.stream(spark), url, visits.checkpoint)

@@ -1,17 +1,15 @@
 """mapstate on Spark Structured Streaming.
 
-What is offered here is fetched when it is used: a worker imports `mapstate.spark.task` and needs nothing of a driver's.
+The names below are imported on first use: a worker imports `mapstate.spark.executor.task` and nothing of a driver's.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mapstate.spark.aggregate import BatchAggregator, ChainedAggregate, FirstN
-    from mapstate.spark.new_values import NewValuesStream
-    from mapstate.spark.offsets import files_not_counted
-    from mapstate.spark.partition_persist import PartitionPersist, State, StateUpdater
-    from mapstate.spark.state_query import (
+    from mapstate.spark.driver.offsets import files_not_counted
+    from mapstate.spark.steps.batch_aggregate import BatchAggregator, ChainedAggregate, FirstN
+    from mapstate.spark.steps.state_query import (
         Collector,
         MapGet,
         QueryFunction,
@@ -22,8 +20,10 @@ if TYPE_CHECKING:
         newStaticState,
         stateQuery,
     )
-    from mapstate.spark.stream import GroupedStream, PersistentAggregate, Stream, newStream
-    from mapstate.spark.topology import Topology, TopologyState, TopologyStream
+    from mapstate.spark.streams.new_values import NewValuesStream
+    from mapstate.spark.streams.partition_persist import PartitionPersist, State, StateUpdater
+    from mapstate.spark.streams.stream import GroupedStream, PersistentAggregate, Stream, newStream
+    from mapstate.spark.streams.topology import Topology, TopologyState, TopologyStream
 
 __all__ = [
     "BatchAggregator",
@@ -53,19 +53,19 @@ __all__ = [
 ]
 
 _NAMES = {
-    "aggregate": (
+    "steps.batch_aggregate": (
         "BatchAggregator",
         "ChainedAggregate",
         "FirstN",
     ),
-    "new_values": ("NewValuesStream",),
-    "offsets": ("files_not_counted",),
-    "partition_persist": (
+    "streams.new_values": ("NewValuesStream",),
+    "driver.offsets": ("files_not_counted",),
+    "streams.partition_persist": (
         "PartitionPersist",
         "State",
         "StateUpdater",
     ),
-    "state_query": (
+    "steps.state_query": (
         "Collector",
         "MapGet",
         "QueryFunction",
@@ -76,13 +76,13 @@ _NAMES = {
         "newStaticState",
         "stateQuery",
     ),
-    "stream": (
+    "streams.stream": (
         "GroupedStream",
         "PersistentAggregate",
         "Stream",
         "newStream",
     ),
-    "topology": (
+    "streams.topology": (
         "Topology",
         "TopologyState",
         "TopologyStream",

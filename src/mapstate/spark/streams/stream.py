@@ -18,20 +18,20 @@ from mapstate.keys import KeyCodec, KeyField
 from mapstate.protocol.records import cut
 from mapstate.protocol.transitions import Field
 from mapstate.serializers.value_types import WireForm, wire_type
-from mapstate.spark.applied import INSIDE, computed_once
-from mapstate.spark.driver import BatchDriver, Downstream, Follower, Job, OnBatch
-from mapstate.spark.rows import Rows, Step, empty_frame, through
-from mapstate.spark.startable import Startable
+from mapstate.spark.driver.apply import INSIDE, computed_once
+from mapstate.spark.driver.batch import BatchDriver, Downstream, Follower, Job, OnBatch
+from mapstate.spark.streams.rows import Rows, Step, empty_frame, through
+from mapstate.spark.streams.startable import Startable
 from mapstate.spec import StateSpec, check_state_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from mapstate.spark.aggregate import BatchAggregator, ChainedAggregate
-    from mapstate.spark.new_values import NewValuesStream
-    from mapstate.spark.partition_persist import PartitionPersist, StateUpdater
-    from mapstate.spark.state_query import StateFactory
+    from mapstate.spark.steps.batch_aggregate import BatchAggregator, ChainedAggregate
+    from mapstate.spark.steps.state_query import StateFactory
+    from mapstate.spark.streams.new_values import NewValuesStream
+    from mapstate.spark.streams.partition_persist import PartitionPersist, StateUpdater
 
 __all__ = [
     "BatchFunction",
@@ -132,9 +132,9 @@ class Stream(Rows):
         ``chunk_size``  rows per call of the updater; fewer where they come to more than 8 MiB
 
         mapstate keeps no ledger here: what a batch that comes again does, the state has to decide by its txid. See
-        `mapstate.spark.partition_persist.State`. Raises ConfigurationError.
+        `mapstate.spark.streams.partition_persist.State`. Raises ConfigurationError.
         """
-        from mapstate.spark.partition_persist import partition_persist
+        from mapstate.spark.streams.partition_persist import partition_persist
 
         return partition_persist(self, state, updater, by, partitions=partitions, chunk_size=chunk_size)
 
@@ -258,7 +258,7 @@ class GroupedStream:
 
     def chainedAgg(self) -> ChainedAggregate:
         """Several aggregates over the rows of each key of a batch, until ``chainEnd()``."""
-        from mapstate.spark.aggregate import ChainedAggregate
+        from mapstate.spark.steps.batch_aggregate import ChainedAggregate
 
         return ChainedAggregate(self._stream, tuple(key.name for key in self._keys))
 
@@ -343,7 +343,7 @@ class PersistentAggregate(Startable):
         With ``old``, of an opaque state, also the totals before the batch: ``visits`` and ``old_visits``. A key that
         a batch removes comes with nulls. See `NewValuesStream`.
         """
-        from mapstate.spark.new_values import NewValuesStream
+        from mapstate.spark.streams.new_values import NewValuesStream
 
         return NewValuesStream.of(self, old=old)
 

@@ -1,7 +1,7 @@
 """The driver's side of a batch: begin, let the tasks run, look at what they say, commit.
 
 Ledger.begin        one small write: a new txid, and the view of what counts
-apply               the batch, grouped by Catalyst, through `mapstate.spark.task` on the executors
+apply               the batch, grouped by Catalyst, through `mapstate.spark.executor.task` on the executors
 account             one line per task: errors, lost claims, rows in and rows done
 Ledger.commit       one small write: the whole batch counts
 downstream          the new values, where somebody asked for them
@@ -46,11 +46,11 @@ from mapstate.protocol.transitions import (
     check_follower,
 )
 from mapstate.retry import Patience
-from mapstate.spark.applied import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
-from mapstate.spark.offsets import offsets_of, plan_of
-from mapstate.spark.plan import Plan
-from mapstate.spark.query import QueryRun, check_running_increments
-from mapstate.spark.task import BatchTask, TaskReport
+from mapstate.spark.driver.apply import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
+from mapstate.spark.driver.offsets import offsets_of, plan_of
+from mapstate.spark.driver.plan import Plan
+from mapstate.spark.driver.query import QueryRun, check_running_increments
+from mapstate.spark.executor.task import BatchTask, TaskReport
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger import record_pages
 from mapstate.protocol.transitions import Commit, LedgerRecord
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.cache_lease import fixed_partitions, spread_of
-from mapstate.spark.plan import Plan
-from mapstate.spark.query import configured
-from mapstate.spark.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
+from mapstate.spark.driver.plan import Plan
+from mapstate.spark.driver.query import configured
+from mapstate.spark.executor.cache_lease import fixed_partitions, spread_of
+from mapstate.spark.executor.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from mapstate.maps.serialized import Room, SerializedMap
 from mapstate.protocol.ledger import read_ledger
 from mapstate.protocol.records import Committed, any_none, cut
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.cache_lease import lease
+from mapstate.spark.executor.cache_lease import lease
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Ledgers.begin       all states, in one write for each place
 evaluate            the batch, once; each branch that feeds several states, once
-apply               state by state, as `mapstate.spark.driver` does for one
+apply               state by state, as `mapstate.spark.driver.batch` does for one
 account             rows sent, rows in and rows done, for each state
 Ledgers.commit      all states, in one write for each place
 on_finished         what the batch came to
@@ -41,11 +41,11 @@ from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.records import cut
 from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord
 from mapstate.retry import Patience
-from mapstate.spark.applied import ONE_DRAW, Applied, computed_once
-from mapstate.spark.driver import BatchDriver, BatchPlans, Job, give_up, keys_delta
-from mapstate.spark.offsets import offsets_of
-from mapstate.spark.quarantine import Quarantine
-from mapstate.spark.query import QueryRun, check_running_increments, configured
+from mapstate.spark.driver.apply import ONE_DRAW, Applied, computed_once
+from mapstate.spark.driver.batch import BatchDriver, BatchPlans, Job, give_up, keys_delta
+from mapstate.spark.driver.offsets import offsets_of
+from mapstate.spark.driver.quarantine import Quarantine
+from mapstate.spark.driver.query import QueryRun, check_running_increments, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

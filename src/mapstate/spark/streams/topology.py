@@ -18,11 +18,11 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.batch_report import FinishedBatch
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
 from mapstate.protocol.ledgers import places_of
-from mapstate.spark.driver import Downstream, Job, OnBatch
-from mapstate.spark.quarantine import KEPT_BY
-from mapstate.spark.startable import Startable
-from mapstate.spark.stream import newStream
-from mapstate.spark.topology_driver import Branch, OnFinished, TopologyDriver
+from mapstate.spark.driver.batch import Downstream, Job, OnBatch
+from mapstate.spark.driver.quarantine import KEPT_BY
+from mapstate.spark.driver.topology_driver import Branch, OnFinished, TopologyDriver
+from mapstate.spark.streams.startable import Startable
+from mapstate.spark.streams.stream import newStream
 from mapstate.spec import StateSpec, check_state_name
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mapstate.aggregators.aggregator import Aggregator
-    from mapstate.spark.aggregate import BatchAggregator, ChainedAggregate
-    from mapstate.spark.startable import Startable
-    from mapstate.spark.state_query import Queried, QueryFunction, When
-    from mapstate.spark.stream import GroupedStream
+    from mapstate.spark.steps.batch_aggregate import BatchAggregator, ChainedAggregate
+    from mapstate.spark.steps.state_query import Queried, QueryFunction, When
+    from mapstate.spark.streams.startable import Startable
+    from mapstate.spark.streams.stream import GroupedStream
 
 __all__ = ["Rows", "Step", "column_names", "empty_frame", "through"]
 
@@ -94,7 +94,7 @@ class Rows(ABC):
 
         Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError.
         """
-        from mapstate.spark.stream import grouped
+        from mapstate.spark.streams.stream import grouped
 
         return grouped(self, columns)
 
@@ -128,7 +128,7 @@ class Rows(ABC):
         Raises StateNotFoundError where a static state is not there, UnknownColumnError, DuplicateNameError,
         StateSchemaError where columns and key differ in type, ConfigurationError.
         """
-        from mapstate.spark.state_query import asked
+        from mapstate.spark.steps.state_query import asked
 
         return asked(self, state, keys, fields, query=query, consistency=consistency, when=when)
 
@@ -149,7 +149,7 @@ class Rows(ABC):
 
     def chainedAgg(self) -> ChainedAggregate:
         """Several aggregates over the same rows, until ``chainEnd()``."""
-        from mapstate.spark.aggregate import ChainedAggregate
+        from mapstate.spark.steps.batch_aggregate import ChainedAggregate
 
         return ChainedAggregate(self)
 
@@ -158,14 +158,14 @@ class Rows(ABC):
 
         Of several, the one whose other columns come first.
         """
-        from mapstate.spark.aggregate import extreme
+        from mapstate.spark.steps.batch_aggregate import extreme
 
         rows: Self = extreme(self, column, greatest=False)
         return rows
 
     def maxBy(self, column: str) -> Self:
         """The row of each batch with the greatest value of a column. See `minBy`."""
-        from mapstate.spark.aggregate import extreme
+        from mapstate.spark.steps.batch_aggregate import extreme
 
         rows: Self = extreme(self, column, greatest=True)
         return rows
@@ -176,14 +176,14 @@ class Rows(ABC):
 
     def shuffle(self, partitions: int | None = None) -> Self:
         """Rows spread evenly; over as many partitions as Spark's shuffles have, by default."""
-        from mapstate.spark.aggregate import spread
+        from mapstate.spark.steps.batch_aggregate import spread
 
         rows: Self = spread(self, partitions)
         return rows
 
     def partitionBy(self, *columns: str, partitions: int | None = None) -> Self:
         """Rows spread by the hash of some columns: those that are equal there meet in one partition."""
-        from mapstate.spark.aggregate import spread
+        from mapstate.spark.steps.batch_aggregate import spread
 
         rows: Self = spread(self, partitions, columns)
         return rows
@@ -198,7 +198,7 @@ class Rows(ABC):
 
     def broadcast(self, partitions: int | None = None) -> Self:
         """Every row in every partition. The rows of a batch have to fit into memory."""
-        from mapstate.spark.aggregate import broadcast
+        from mapstate.spark.steps.batch_aggregate import broadcast
 
         rows: Self = broadcast(self, partitions)
         return rows

@@ -27,11 +27,11 @@ from mapstate.errors import (
 from mapstate.keys import KeyField
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
-from mapstate.spark.plan import column_of
-from mapstate.spark.query import QueryRun
-from mapstate.spark.rows import Rows, column_names
-from mapstate.spark.stream import PersistentAggregate, Stream, check_travels
-from mapstate.spark.task import arrow_schema, arrow_to_python, partition_id, slices
+from mapstate.spark.driver.plan import column_of
+from mapstate.spark.driver.query import QueryRun
+from mapstate.spark.executor.task import arrow_schema, arrow_to_python, partition_id, slices
+from mapstate.spark.streams.rows import Rows, column_names
+from mapstate.spark.streams.stream import PersistentAggregate, Stream, check_travels
 from mapstate.spec import CHUNK_SIZE, StateSpec
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def asked(
 
 def _after(rows: Stream, state: Queried) -> Rows:
     """The rows of a stream, behind the commit of a state that follows the same stream."""
-    from mapstate.spark.new_values import NewValuesStream
+    from mapstate.spark.streams.new_values import NewValuesStream
 
     if not isinstance(state, PersistentAggregate) or state.source is not None or state._df is not rows.df:
         raise ConfigurationError(

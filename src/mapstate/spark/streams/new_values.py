@@ -14,12 +14,12 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.net import SIGN, net_of
 from mapstate.errors import ConfigurationError, DuplicateNameError
-from mapstate.spark.applied import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
-from mapstate.spark.driver import Downstream, Follower, Job, Replacing
-from mapstate.spark.plan import column_of
-from mapstate.spark.rows import Rows, Step, empty_frame, through
-from mapstate.spark.startable import Startable
-from mapstate.spark.stream import GroupedStream, PersistentAggregate, Stream
+from mapstate.spark.driver.apply import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
+from mapstate.spark.driver.batch import Downstream, Follower, Job, Replacing
+from mapstate.spark.driver.plan import column_of
+from mapstate.spark.streams.rows import Rows, Step, empty_frame, through
+from mapstate.spark.streams.startable import Startable
+from mapstate.spark.streams.stream import GroupedStream, PersistentAggregate, Stream
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

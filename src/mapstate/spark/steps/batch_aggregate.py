@@ -19,11 +19,11 @@ from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, 
 from mapstate.aggregators.fields import Folding, shown_as
 from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
 from mapstate.protocol.transitions import Field
-from mapstate.spark.plan import column_of
-from mapstate.spark.rows import Rows, Step, column_names
-from mapstate.spark.state_query import Collector
-from mapstate.spark.stream import check_travels
-from mapstate.spark.task import arrow_schema, arrow_to_python
+from mapstate.spark.driver.plan import column_of
+from mapstate.spark.executor.task import arrow_schema, arrow_to_python
+from mapstate.spark.steps.state_query import Collector
+from mapstate.spark.streams.rows import Rows, Step, column_names
+from mapstate.spark.streams.stream import check_travels
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
-from mapstate.spark.query import check_increments
+from mapstate.spark.driver.query import check_increments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

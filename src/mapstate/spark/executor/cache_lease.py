@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.maps import CachedMap
-from mapstate.spark.query import configured
+from mapstate.spark.driver.query import configured
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

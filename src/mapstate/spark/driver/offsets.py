@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import UsageError
 from mapstate.protocol.transitions import BatchPlan, Commit
-from mapstate.spark.query import java_class, running_query
+from mapstate.spark.driver.query import java_class, running_query
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

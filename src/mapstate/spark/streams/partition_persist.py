@@ -20,16 +20,11 @@ from mapstate.backing_map import let_go
 from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.protocol.records import cut
-from mapstate.spark.applied import computed_once
-from mapstate.spark.driver import Downstream
-from mapstate.spark.new_values import NewValuesStream
-from mapstate.spark.plan import column_of
-from mapstate.spark.query import configured
-from mapstate.spark.rows import column_names, empty_frame, through
-from mapstate.spark.startable import Startable
-from mapstate.spark.state_query import Collector, StateFactory, StaticState
-from mapstate.spark.stream import Stream, check_travels, check_unique
-from mapstate.spark.task import (
+from mapstate.spark.driver.apply import computed_once
+from mapstate.spark.driver.batch import Downstream
+from mapstate.spark.driver.plan import column_of
+from mapstate.spark.driver.query import configured
+from mapstate.spark.executor.task import (
     REPORT_COLUMN,
     TaskError,
     TaskReport,
@@ -39,6 +34,11 @@ from mapstate.spark.task import (
     report_line,
     slices,
 )
+from mapstate.spark.steps.state_query import Collector, StateFactory, StaticState
+from mapstate.spark.streams.new_values import NewValuesStream
+from mapstate.spark.streams.rows import column_names, empty_frame, through
+from mapstate.spark.streams.startable import Startable
+from mapstate.spark.streams.stream import Stream, check_travels, check_unique
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
