@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from mapstate import Count, opaque, open_reader
 from mapstate.aggregators.fields import Fields
-from mapstate.keys import KeyField
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, Field, Opening
+from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask
 
 __all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time"]
@@ -41,7 +41,7 @@ class CountedState:
         self.store = self.spec.open()
         one = Count()
         self._fields = Fields([Field("n", one.describe(), "bigint")], {"n": one})
-        opening = Opening(
+        opening = OpenRequest(
             state=name,
             type="opaque",
             serializer=self.spec.serializer,

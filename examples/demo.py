@@ -167,7 +167,7 @@ class Demo:
             table.add_row(name, *(f"{cell:,}" for cell in cells))
         console.print(table)
         differ = sum(right.get(user) != state.get(user) for user in everybody)
-        console.print(f"Begun, killed, and never to count: txid {', '.join(map(str, dead))}.")
+        console.print(f"Attempt, killed, and never to count: txid {', '.join(map(str, dead))}.")
         console.print(f"[bold]{differ} keys differ[/]")
         return 1 if differ else 0
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from model.protocol import REMOVE, Attempt, Protocol, Refused
+from model.protocol import REMOVE, ModelAttempt, Protocol, Refused
 from model.tasks import Tasks
 from model.world import Driver, Label, State, ViolationError, World, with_item
 
@@ -80,7 +80,7 @@ class Drivers:
         if isinstance(answer, Refused):
             yield (*label, answer.error), state.with_driver(at, driver.gone())
             return
-        if isinstance(answer, Attempt) and not self._all_intact(state, self.protocol.last(answer.view)):
+        if isinstance(answer, ModelAttempt) and not self._all_intact(state, self.protocol.last(answer.view)):
             yield (*label, "MissingBatchesError"), state.with_driver(at, driver.gone())
             return
         number = answer if isinstance(answer, int) else answer.ledger

@@ -11,10 +11,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.protocol import transitions
-from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, InFlight, LedgerRecord, Opening
-from model.protocol import REMOVE, Attempt, Protocol, Record, Refused
+from mapstate.protocol.transitions import (
+    AlreadyCommitted,
+    Attempt,
+    BatchPlan,
+    Commit,
+    InFlight,
+    LedgerRecord,
+    OpenRequest,
+)
+from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
 from model.replans import Replans
 from model.together import Together, TogetherProtocol
 from model.world import World
@@ -36,14 +44,14 @@ class _TxidPerBatch(Protocol):
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         after, begun = super().begun(ledger, session, batch, nonce, plan)
         again = ledger.in_flight
-        if not isinstance(begun, Begun) or again is None or again.batch_id != batch:
+        if not isinstance(begun, Attempt) or again is None or again.batch_id != batch:
             return after, begun
         flight = InFlight(txid=again.txid, epoch=after.epoch, batch_id=batch, nonce=nonce)
         after = msgspec.structs.replace(after, next_txid=ledger.next_txid, in_flight=flight)
-        return after, Begun(batch, again.txid, begun.view, after.fence())
+        return after, Attempt(batch, again.txid, begun.view, after.fence())
 
 
 class _TridentsRule(_TxidPerBatch):
@@ -90,7 +98,7 @@ class _CommitsToACopy(Protocol):
 
 
 class _OpeningKeepsTheEpoch(Protocol):
-    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         after = super().opened(ledger, opening)
         return after if ledger is None else msgspec.structs.replace(after, epoch=ledger.epoch)
 
@@ -98,7 +106,7 @@ class _OpeningKeepsTheEpoch(Protocol):
 class _GapsAreAccepted(Protocol):
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         return transitions.begin(ledger, session, batch, "accept", nonce)
 
 
@@ -132,7 +140,7 @@ class _CacheFilledBeforeThePut(Protocol):
 class _AdoptComparesBatchIds(Protocol):
     """A new owner's next batch is the one behind the last that was committed, whoever committed it."""
 
-    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         after = super().opened(ledger, opening)
         if ledger is not None and ledger.owner != opening.owner and after.committed is not None:
             due = after.committed.batch_id + 1
@@ -143,7 +151,7 @@ class _AdoptComparesBatchIds(Protocol):
 class _GivesWayAsItIs(Protocol):
     """An owner without a commit gives way, and what its attempt wrote is not below the floor."""
 
-    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         after = super().opened(ledger, opening)
         if ledger is None or ledger.owner == opening.owner:
             return after
@@ -151,7 +159,7 @@ class _GivesWayAsItIs(Protocol):
 
 
 class _OneNextBatchForAllOwners(Protocol):
-    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         after = super().opened(ledger, opening)
         return msgspec.structs.replace(after, owners=dict.fromkeys(after.owners, max(after.owners.values())))
 
@@ -183,20 +191,20 @@ class _RollbackTwiceInARow(_RollbackAfterALaterAttempt):
 class _VacuumBesideTasks(Protocol):
     """No attempt of its own, no fence: it rewrites what is dead, and then says that nothing is."""
 
-    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> Attempt | int | Refused:
+    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
         last = self.ledger(ledger).last_txid
         if take_over or last is None:
             return Refused("UsageError")
-        return Attempt(ledger, last, self.view(ledger), None)  # type: ignore[arg-type]
+        return ModelAttempt(ledger, last, self.view(ledger), None)  # type: ignore[arg-type]
 
     def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
         return self.number(msgspec.structs.replace(self.ledger(ledger), dead=()))
 
 
 class _VacuumCountsAtItsEnd(Protocol):
-    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> Attempt | int | Refused:
+    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
         answer = super().begin_vacuum(ledger, session, take_over=take_over)
-        if not isinstance(answer, Attempt):
+        if not isinstance(answer, ModelAttempt):
             return answer
         before = self.ledger(ledger).rewrites
         return answer._replace(ledger=self.number(msgspec.structs.replace(self.ledger(answer.ledger), rewrites=before)))
@@ -219,7 +227,7 @@ class _VacuumForgetsWhateverCameMeanwhile(Protocol):
 class _ResetDeletes(Protocol):
     reset_deletes = True
 
-    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         return msgspec.structs.replace(super().opened(ledger, opening), floor=0)
 
 
@@ -231,9 +239,9 @@ class _RemovedKeysAreDeleted(Protocol):
 class _RedoOfACommittedBatch(Protocol):
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         after, begun = super().begun(ledger, session, batch, nonce, plan)
-        if isinstance(begun, Begun):
+        if isinstance(begun, Attempt):
             return after, begun
         again = msgspec.structs.replace(ledger, owners=ledger.owners | {ledger.owner: batch})
         return super().begun(again, session, batch, nonce)
@@ -330,7 +338,7 @@ class _ReplaysWhateverThePlan(TogetherProtocol):
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         return super().begun(ledger, session, batch, nonce)
 
 
@@ -339,7 +347,7 @@ class _TellsPlansByTheirOffsets(TogetherProtocol):
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         assert plan is not None
         return super().begun(ledger, session, batch, nonce, plan._replace(planned_at=None, previous_planned_at=None))
 
@@ -349,7 +357,7 @@ class _CountsAnewBehindAnother(TogetherProtocol):
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         last = ledger.committed
         if last is not None and transitions.is_replanned(ledger, batch, plan):
             forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
@@ -363,7 +371,7 @@ class _GoesOnBehindAnyBatch(TogetherProtocol):
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         due = ledger.owners[ledger.owner]
         return transitions.begin(ledger, session, batch, "accept" if batch == due else "refuse", nonce, plan=plan)
 
@@ -373,7 +381,7 @@ class _RepeatsWhateverThePlan(TogetherProtocol):
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         at = ledger.in_flight
         if at is not None and plan is not None:
             ledger = msgspec.structs.replace(ledger, in_flight=msgspec.structs.replace(at, plan=plan.digest()))
@@ -385,7 +393,7 @@ class _FollowsAnyDriver(TogetherProtocol):
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         assert plan is not None
         return super().begun(ledger, session, batch, nonce, plan._replace(upstream_txid=None))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.protocol import Attempt, Protocol, Refused
+from model.protocol import ModelAttempt, Protocol, Refused
 from model.tasks import Tasks
 from model.world import Label, State, Used, Vacuum, ViolationError, World, with_item
 
@@ -42,7 +42,7 @@ class Operators:
             yield ("a vacuum looks",), state._replace(vacuums=(*state.vacuums, looks), used=used)
         for take_over in (False, True):
             answer = self.protocol.begin_vacuum(state.ledger, used.vacuums, take_over=take_over)
-            if isinstance(answer, Attempt):
+            if isinstance(answer, ModelAttempt):
                 vacuum = Vacuum(answer.txid, answer.view, answer.token, used.losses, state.lives)
                 yield (
                     ("a vacuum begins", answer.txid, "by taking over" if take_over else ""),

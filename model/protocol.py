@@ -14,24 +14,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
 from mapstate.protocol import transitions
-from mapstate.protocol.records import Committed
-from mapstate.protocol.transitions import (
-    AlreadyCommitted,
-    BatchPlan,
-    Begun,
-    Commit,
-    Field,
-    LedgerRecord,
-    OnNewOwner,
-    Opening,
-    StateType,
-)
+from mapstate.protocol.records import CommitView
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.schema import Field, OnNewOwner, StateType
 
-__all__ = ["LOST", "REMOVE", "STALE", "Attempt", "Protocol", "Record", "Refused"]
+__all__ = ["LOST", "REMOVE", "STALE", "ModelAttempt", "Protocol", "Record", "Refused"]
 
 Record = tuple[int, Any, Any] | tuple[int, Any]
 """An opaque or a transactional record; its values are numbers, see `model.world`."""
@@ -49,7 +40,7 @@ class Refused(NamedTuple):
     error: str
 
 
-class Attempt(NamedTuple):
+class ModelAttempt(NamedTuple):
     """An attempt that has begun: the ledger after it, its txid, its view's number, its token."""
 
     ledger: int
@@ -68,8 +59,8 @@ class Protocol:
         self.type = state_type
         self._ledgers: list[LedgerRecord | None] = [None]
         self._ledger_numbers: dict[bytes, int] = {}
-        self._views: list[Committed] = []
-        self._view_numbers: dict[Committed, int] = {}
+        self._views: list[CommitView] = []
+        self._view_numbers: dict[CommitView, int] = {}
         for name in _REMEMBERED:
             setattr(self, name, cache(getattr(self, name)))  # one memory per protocol
 
@@ -89,9 +80,9 @@ class Protocol:
             self._ledgers.append(ledger)
         return self._ledger_numbers[data]
 
-    def opening(self, query: int, session: int, policy: OnNewOwner, life: int = 1) -> Opening:
+    def opening(self, query: int, session: int, policy: OnNewOwner, life: int = 1) -> OpenRequest:
         """What a driver brings."""
-        return Opening(
+        return OpenRequest(
             state="s",
             type=self.type,
             serializer="json",
@@ -105,28 +96,28 @@ class Protocol:
 
     def open_and_begin(
         self, ledger: int, query: int, session: int, batch: int, policy: OnNewOwner, life: int, serial: int
-    ) -> Attempt | int | Refused:
+    ) -> ModelAttempt | int | Refused:
         """A driver's first write. A number is the ledger of a batch that is committed already."""
         opening = self.opening(query, session, policy, life)
 
-        def first_write() -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        def first_write() -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
             opened = self.opened(self._ledgers[ledger], opening)
             return self.begun(opened, opening.session, batch, _nonce(opening.session, serial))
 
         return self._begun(first_write)
 
-    def begin(self, ledger: int, session: int, batch: int, serial: int) -> Attempt | int | Refused:
+    def begin(self, ledger: int, session: int, batch: int, serial: int) -> ModelAttempt | int | Refused:
         """A later attempt of a driver that has opened the state."""
         own = f"s{session}"
         return self._begun(lambda: self.begun(self.ledger(ledger), own, batch, _nonce(own, serial)))
 
-    def opened(self, ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         """See `transitions.open_ledger`."""
         return transitions.open_ledger(ledger, opening)
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
-    ) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         """See `transitions.begin`."""
         return transitions.begin(ledger, session, batch, nonce=nonce, plan=plan)
 
@@ -147,7 +138,7 @@ class Protocol:
         """See `transitions.rollback`."""
         return self._changed(lambda: transitions.rollback(self.ledger(ledger)))
 
-    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> Attempt | int | Refused:
+    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
         """See `transitions.begin_vacuum`."""
         return self._begun(
             lambda: transitions.begin_vacuum(self.ledger(ledger), f"vacuum{session}", take_over=take_over)
@@ -171,15 +162,15 @@ class Protocol:
         return self._changed(lambda: transitions.commit_vacuum(self.ledger(ledger), txid, fenced=fenced))
 
     def _begun(
-        self, transition: Callable[[], tuple[LedgerRecord, Begun | AlreadyCommitted]]
-    ) -> Attempt | int | Refused:
+        self, transition: Callable[[], tuple[LedgerRecord, Attempt | AlreadyCommitted]]
+    ) -> ModelAttempt | int | Refused:
         try:
             after, begun = transition()
         except MapStateError as error:
             return Refused(type(error).__name__)
         if isinstance(begun, AlreadyCommitted):
             return self.number(after)
-        return Attempt(self.number(after), begun.txid, self._view_number(begun.view), begun.token)
+        return ModelAttempt(self.number(after), begun.txid, self._view_number(begun.view), begun.token)
 
     def _changed(self, transition: Callable[[], LedgerRecord]) -> int | Refused:
         try:
@@ -193,7 +184,7 @@ class Protocol:
         """The number of what counts, as of a ledger."""
         return self._view_number(self.ledger(ledger).view())
 
-    def _view_number(self, view: Committed) -> int:
+    def _view_number(self, view: CommitView) -> int:
         if view not in self._view_numbers:
             self._view_numbers[view] = len(self._views)
             self._views.append(view)

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from mapstate.protocol.transitions import BatchPlan, StateType
-from model.protocol import Attempt, Protocol, Record, Refused
+from mapstate.protocol.transitions import BatchPlan
+from mapstate.schema import StateType
+from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.together import TogetherProtocol
 from model.world import Label, ViolationError, with_item
 
@@ -91,7 +92,7 @@ class _Driver(NamedTuple):
     at: int = 0
     entry: tuple[int, int, int, int] = (0, 0, 0, 0)
     known: tuple[int, ...] = ()
-    begun: tuple[Attempt | None, ...] = ()
+    begun: tuple[ModelAttempt | None, ...] = ()
     opened: int = 0
 
     def gone(self) -> _Driver:
@@ -347,7 +348,7 @@ class ReplansSteps:
         used = state.used._replace(vacuums=state.used.vacuums + 1)
         for place, ledger in enumerate(state.ledgers):
             begun = self.protocol.begin_vacuum(ledger, used.vacuums, take_over=True) if ledger else None
-            if not isinstance(begun, Attempt):
+            if not isinstance(begun, ModelAttempt):
                 continue
             record = state.records[place]
             swept = record and self.protocol.swept(begun.view, begun.txid, record, everything=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from model.protocol import Protocol, Refused
 from model.world import Driver, Label, State, Try, World, with_item
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.protocol import transitions
-from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, LedgerRecord, OnNewOwner, Opening, StateType
-from model.protocol import Attempt, Protocol, Record, Refused
+from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, LedgerRecord, OpenRequest
+from mapstate.schema import OnNewOwner, StateType
+from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.world import Drivers, Label, ViolationError, with_item
 
 __all__ = ["Together", "TogetherProtocol", "TogetherSteps"]
@@ -88,7 +89,7 @@ class _Driver(NamedTuple):
     phase: str = "open"
     at: int = 0
     known: tuple[int, ...] = ()
-    begun: tuple[Attempt | None, ...] = ()
+    begun: tuple[ModelAttempt | None, ...] = ()
     adds: int = 0
 
     def gone(self) -> _Driver:
@@ -115,7 +116,7 @@ class TogetherProtocol(Protocol):
     opens_all_first = True
     commits_one_store_at_once = True
 
-    def open_one(self, ledger: int, opening: Opening) -> int | Refused:
+    def open_one(self, ledger: int, opening: OpenRequest) -> int | Refused:
         """See `transitions.open_ledger`."""
         return self._changed(lambda: self.opened(self._ledgers[ledger], opening))
 
@@ -127,7 +128,7 @@ class TogetherProtocol(Protocol):
         batch: int,
         nonce: str,
         plan: BatchPlan | None = None,
-    ) -> list[tuple[Attempt | int, bool]] | Refused:
+    ) -> list[tuple[ModelAttempt | int, bool]] | Refused:
         """What begins in a group of states, where these are the ledgers of all; and which are rolled back before."""
         before = [self.ledger(one) for one in ledgers]
         try:
@@ -135,18 +136,18 @@ class TogetherProtocol(Protocol):
             begun = [self.begun(even[state], f"s{session}", batch, nonce, plan) for state in group]
         except MapStateError as error:
             return Refused(type(error).__name__)
-        out: list[tuple[Attempt | int, bool]] = []
+        out: list[tuple[ModelAttempt | int, bool]] = []
         for state, (after, one) in zip(group, begun, strict=True):
             number, back = self.number(after), even[state] is not before[state]
             if isinstance(one, AlreadyCommitted):
                 out.append((number, back))
             else:
-                out.append((Attempt(number, one.txid, self._view_number(one.view), one.token), back))
+                out.append((ModelAttempt(number, one.txid, self._view_number(one.view), one.token), back))
         return out
 
     def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
-        """See `transitions.even_out` and `transitions.check_adopted`."""
-        even = transitions.even_out(ledgers, sessions, batch)
+        """See `transitions.reconcile` and `transitions.check_adopted`."""
+        even = transitions.reconcile(ledgers, sessions, batch)
         transitions.check_adopted(even, ["refuse"] * len(even))
         return even
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from mapstate.backing_map import FenceToken
-from mapstate.protocol.transitions import OnNewOwner, StateType
+from mapstate.capabilities import FenceToken
+from mapstate.schema import OnNewOwner, StateType
 from model.protocol import REMOVE, Record
 
 __all__ = [

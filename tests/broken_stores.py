@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from mapstate.backends.memory import MemoryStore
-from mapstate.backing_map import Fence, FenceToken, check_lengths
+from mapstate.backing_map import check_lengths
+from mapstate.capabilities import Fence, FenceToken
 from mapstate.errors import ConfigurationError, CorruptRecordError, FencedError, StoreUnavailableError, TooLargeError
 from mapstate.testing.contracts import StoreContract
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mapstate.keys import KeyField
-from mapstate.protocol.transitions import Field, Opening
+from mapstate.protocol.transitions import OpenRequest
+from mapstate.schema import Field, KeyField
 
 
-def opening(**changes: Any) -> Opening:
+def opening(**changes: Any) -> OpenRequest:
     """A driver that counts by a key, but for what is said."""
     counts = {
         "state": "visits",
@@ -19,4 +19,4 @@ def opening(**changes: Any) -> Opening:
         "owner": "q",
         "clock_txid": 1000,
     }
-    return Opening(**(counts | changes))
+    return OpenRequest(**(counts | changes))

@@ -427,10 +427,10 @@ class CuttingProxy(Forwarder):
         self._cut = None
 
     def hold(self, direction: str) -> None:
-        """Keeps what comes in this direction, until `let_go`."""
+        """Keeps what comes in this direction, until `close_if_possible`."""
         self._held = direction
 
-    def let_go(self) -> None:
+    def close_if_possible(self) -> None:
         """Passes on what was held, even if its sender is gone."""
         self._held = ""
 

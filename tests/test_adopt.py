@@ -24,12 +24,12 @@ from mapstate.errors import (
     StateOwnershipError,
     UsageError,
 )
-from mapstate.keys import KeyField
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.adopt import Adopted, adopt
 from mapstate.protocol.ledger import Ledger, clock_txid
-from mapstate.protocol.transitions import Begun, Commit, Field, Opening
+from mapstate.protocol.transitions import Attempt, Commit, OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
 pytestmark = pytest.mark.redis
@@ -76,10 +76,10 @@ def storm(request: Any, redis_server: GivenRedis) -> Iterator[Storm]:
     one.client.close()
 
 
-def job(url: str, kind: Any, on_new_owner: Any = "adopt") -> Iterator[Begun]:
+def job(url: str, kind: Any, on_new_owner: Any = "adopt") -> Iterator[Attempt]:
     """Two batches of one visit to every second user and to a new one."""
     store: Any = resolve(url).open("visits")
-    opening = Opening(
+    opening = OpenRequest(
         state="visits",
         type=kind,
         serializer="json",

@@ -26,14 +26,13 @@ from mapstate.backends import resolve
 from mapstate.backends.aerospike import AerospikeBackend
 from mapstate.backends.aerospike.checkup import judge
 from mapstate.backends.aerospike.store import CLAIMS, AerospikeStore
-from mapstate.backing_map import (
-    Backend,
+from mapstate.backing_map import Backend, IBackingMap
+from mapstate.capabilities import (
     Checkup,
     Claims,
     FencedWrites,
     FenceToken,
     FilteredWrites,
-    IBackingMap,
     LedgerStore,
     NativeRecords,
     Reports,
@@ -56,13 +55,14 @@ from mapstate.errors import (
     TooLargeError,
     UsageError,
 )
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec
 from mapstate.maps import NonTransactionalMap, OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, Field, Opening
+from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.task import BatchTask, TaskReport
 from mapstate.testing import FaultyStore
@@ -866,7 +866,7 @@ class Job:
         self.schema = (KeyField("k", keys),)
         self.ledger = Ledger.open(
             self.store,
-            Opening(
+            OpenRequest(
                 state=state,
                 type="opaque",
                 serializer="native",

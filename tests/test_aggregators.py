@@ -28,7 +28,7 @@ from mapstate.aggregators import (
 )
 from mapstate.aggregators.fields import NULL, results_of
 from mapstate.errors import AggregatorError, DataError, UnknownColumnError, UnsupportedTypeError, ValueOverflowError
-from mapstate.protocol.transitions import Field
+from mapstate.schema import Field
 
 NAN = math.nan
 COLUMNS = {

@@ -12,8 +12,8 @@ import pytest
 
 from mapstate import Count, Sum, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
-from mapstate.backing_map import FenceToken, Reports
 from mapstate.batch_report import BatchReport, encode_report, read_reports
+from mapstate.capabilities import FenceToken, Reports
 from mapstate.errors import CorruptRecordError, FencedError, StoreAuthError, StoreUnavailableError
 from mapstate.protocol.ledger import Ledger
 

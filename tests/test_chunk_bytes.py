@@ -12,11 +12,11 @@ from mapstate import CombinerAggregator, Max, Sum, opaque, open_reader
 from mapstate.aggregators.fields import Fields
 from mapstate.backends.memory import MemoryStore
 from mapstate.errors import ConfigurationError
-from mapstate.keys import KeyField
 from mapstate.maps.serialized import Room
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, Field, Opening
+from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask, slices
 
 KEYS = 2000
@@ -46,7 +46,7 @@ class Job:
         self.native = self.fields.native
         self.ledger = Ledger.open(
             self.spec.open(),
-            Opening(
+            OpenRequest(
                 state="s",
                 type="opaque",
                 serializer="json",

@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.backing_map import FenceToken
 from mapstate.batch_report import BatchReport, encode_report
+from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, MapStateError
-from mapstate.keys import KeyField
 from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.protocol.transitions import Field, Opening
+from mapstate.protocol.transitions import OpenRequest
+from mapstate.schema import Field, KeyField
 
 SECRET = "s3cret-p4ssword"
 ADOPT = ["adopt", "--type", "opaque"]
@@ -427,7 +427,7 @@ def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says
     place = checkpoint(folder / "c", range(4), range(3))
     store = job.store
     damaged = data.draw(_damaged(store.load()[0]))
-    opening = Opening(
+    opening = OpenRequest(
         state="s",
         type="opaque",
         serializer="json",

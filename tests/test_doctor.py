@@ -14,8 +14,8 @@ from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.sqlite import checkup as sqlite_checkup
-from mapstate.backing_map import Checkup
 from mapstate.batch_report import BatchReport, encode_report
+from mapstate.capabilities import Checkup
 from mapstate.errors import StateNotFoundError
 from mapstate.operations.doctor import examine
 from mapstate.protocol import ledger

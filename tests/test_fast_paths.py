@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mapstate import Avg, Count, Max, Sum
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.net import NetAvg, NetRows, NetSum
+from mapstate.aggregators.net import NetAvg, NetRows, RetractableSum
 from mapstate.backends.redis.layout import HashLayout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.scripts import _GET_FIELDS, _PUT_FIELDS
@@ -28,9 +28,9 @@ from mapstate.errors import (
     TooLargeError,
     ValueOverflowError,
 )
-from mapstate.keys import _SPECIAL, KeyCodec, KeyField, _escape
-from mapstate.protocol.records import Committed
-from mapstate.protocol.transitions import Field
+from mapstate.keys import _SPECIAL, KeyCodec, _escape
+from mapstate.protocol.records import CommitView
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(["\r\n$", "a\r\n$3\r\nb", "é"])
@@ -88,7 +88,7 @@ def test_a_subclass_that_combines_in_its_own_way_is_not_passed_by():
         rows.combine_all([1, 3], [-2, 1])
 
 
-@pytest.mark.parametrize("one", [NetSum("x"), NetAvg("x")])
+@pytest.mark.parametrize("one", [RetractableSum("x"), NetAvg("x")])
 def test_a_net_total_that_could_not_be_taken_back_any_more_is_refused(one):
     with pytest.raises(ValueOverflowError, match="cannot be taken back"):
         one.combine_all([(1.5, 1), (1e308, 1)], [(1.5, 1), (1e308, 1)])
@@ -133,7 +133,7 @@ txids = st.integers(0, 30)
 ranges = st.lists(st.tuples(txids, txids).map(sorted).map(tuple), max_size=2).map(
     lambda found: [one for at, one in enumerate(sorted(found)) if not at or one[0] > sorted(found)[at - 1][1]]
 )
-views = st.builds(Committed, st.none() | txids, ranges, st.integers(0, 5), st.integers(0, 8))
+views = st.builds(CommitView, st.none() | txids, ranges, st.integers(0, 5), st.integers(0, 8))
 
 
 @given(views, st.lists(st.none() | st.tuples(txids, st.none() | longs, st.none() | longs), max_size=6), txids)

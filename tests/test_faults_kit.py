@@ -17,7 +17,8 @@ from openings import opening
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, Claims, FencedWrites, FenceToken, IBackingMap, LedgerReads, LedgerStore, Scan
+from mapstate.backing_map import Backend, IBackingMap
+from mapstate.capabilities import Claims, FencedWrites, FenceToken, LedgerReads, LedgerStore, Scan
 from mapstate.errors import (
     ConfigurationError,
     FencedError,

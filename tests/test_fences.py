@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openings import opening
 
-from mapstate.backing_map import Fence, FenceToken, SpreadFences
+from mapstate.capabilities import Fence, FenceToken, SpreadFences
 from mapstate.errors import (
     FencedError,
     MissingBatchesError,
@@ -16,7 +16,7 @@ from mapstate.errors import (
     StoreUnavailableError,
 )
 from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
 
 
 class Spread:
@@ -57,14 +57,14 @@ def store() -> Spread:
     return Spread()
 
 
-def start(store: Spread, batch_id: int, on_gap: Any = "refuse", **options: Any) -> tuple[Ledger, Begun]:
+def start(store: Spread, batch_id: int, on_gap: Any = "refuse", **options: Any) -> tuple[Ledger, Attempt]:
     ledger, begun = Ledger.open_and_begin(store, opening(**options), batch_id, on_gap)
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, Attempt)
     return ledger, begun
 
 
-def commit(ledger: Ledger, begun: Begun | AlreadyCommitted) -> None:
-    assert isinstance(begun, Begun)
+def commit(ledger: Ledger, begun: Attempt | AlreadyCommitted) -> None:
+    assert isinstance(begun, Attempt)
     ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="q"))
 
 

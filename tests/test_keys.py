@@ -13,7 +13,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
-from mapstate.keys import GLOBAL_KEY, KeyCodec, KeyField
+from mapstate.keys import GLOBAL_KEY, KeyCodec
+from mapstate.schema import KeyField
 
 NAN = math.nan
 NAIVE = dt.datetime(2026, 1, 2, 3)

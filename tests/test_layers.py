@@ -22,7 +22,9 @@ LAYERS = [
     ("errors",),
     ("retry",),
     ("findings",),
+    ("schema",),
     ("keys", "protocol.records", "backing_map"),
+    ("capabilities",),
     ("protocol.transitions",),
     ("batch_report",),
     ("serializers",),
@@ -146,13 +148,15 @@ def test_a_service_without_spark_and_drivers_reads():
         + """
 import mapstate, tempfile
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Opening, Field
+from mapstate.protocol.transitions import OpenRequest
+from mapstate.schema import Field
 from mapstate.backends import resolve
 with tempfile.TemporaryDirectory() as place:
     for url in ("memory://", f"sqlite:///{place}/visits.db"):
         store = resolve(url).open("s")
-        opening = Opening(state="s", type="opaque", serializer="json", keys=(), fields=(Field("n", "Count", "bigint"),),
-                          owner="q", clock_txid=1)
+        fields = (Field("n", "Count", "bigint"),)
+        opening = OpenRequest(state="s", type="opaque", serializer="json", keys=(), fields=fields, owner="q",
+                              clock_txid=1)
         Ledger.open(store, opening)
         with mapstate.open_reader(url, "s") as reader:
             print(reader.get(()), list(reader.scan()))

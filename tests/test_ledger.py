@@ -24,7 +24,6 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
 )
-from mapstate.keys import KeyField
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger import (
@@ -38,7 +37,8 @@ from mapstate.protocol.ledger import (
     read_ledger,
 )
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.transitions import AlreadyCommitted, Commit, Field, Opening
+from mapstate.protocol.transitions import AlreadyCommitted, Commit, OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
 START = 1000
@@ -80,7 +80,7 @@ def store(request, tmp_path):
 
 
 def opening(owner="query-1", session="", **changes):
-    return Opening(
+    return OpenRequest(
         **{
             "state": "s",
             "type": "opaque",

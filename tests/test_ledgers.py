@@ -22,7 +22,7 @@ from mapstate.errors import (
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger, now
 from mapstate.protocol.ledgers import Ledgers, places_of
-from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 
 NAMES = ("by_user", "by_page")
@@ -163,7 +163,7 @@ def test_a_store_that_was_restarted_behind_the_first_commit_has_the_batch_begun_
         ledgers.commit(commits(ledgers, begun))
     assert last(ledgers) == [0, None]
     again = ledgers.begin(0)
-    assert [type(one) for one in again] == [Begun, Begun]
+    assert [type(one) for one in again] == [Attempt, Attempt]
     assert last(ledgers) == [None, None]
     ledgers.commit(commits(ledgers, again))
     assert last(ledgers) == [0, 0]
@@ -209,7 +209,7 @@ def test_states_that_one_query_left_two_batches_apart_are_not_adopted(place, ahe
     accepted, begun = started(stores, 0, on_gaps, owner="new", on_new_owner="adopt")
     accepted.commit(commits(accepted, begun))
     _, begun = started(stores, 1, owner="new", on_new_owner="adopt")
-    assert [type(one) for one in begun] == [Begun, Begun]
+    assert [type(one) for one in begun] == [Attempt, Attempt]
 
 
 def test_states_that_two_queries_kept_are_adopted_wherever_each_ended(together):
@@ -255,7 +255,7 @@ def test_one_state_rolled_back_by_hand_takes_the_others_back_with_it(together):
     ledgers.commit(commits(ledgers, begun))
     Ledger(together[1], NAMES[1]).rollback()
     again, begun = started(together, 0)
-    assert [type(one) for one in begun] == [Begun, Begun]
+    assert [type(one) for one in begun] == [Attempt, Attempt]
     assert last(again) == [None, None]
 
 

@@ -14,7 +14,7 @@ from mapstate import open_reader
 from mapstate.aggregators import Avg, Count, Sum
 from mapstate.backends.memory import MemoryBackend
 from mapstate.backends.sqlite import SqliteBackend
-from mapstate.backing_map import Scan
+from mapstate.capabilities import Scan
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -25,13 +25,14 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger import LEDGER_KEY, Ledger, ledger_store
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.transitions import Commit, Field, Opening
+from mapstate.protocol.transitions import Commit, OpenRequest
 from mapstate.reader import StateReader
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
 START = 1000
@@ -88,7 +89,7 @@ class Job:
         self.keys = KeyCodec(keys)
         self.ledger = Ledger.open(
             self.store,
-            Opening(
+            OpenRequest(
                 **{
                     "state": STATE,
                     "type": kind,

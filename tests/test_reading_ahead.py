@@ -17,10 +17,10 @@ from redis.exceptions import ConnectionError as Unreachable
 from mapstate import Count, errors, transactional
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
-from mapstate.backing_map import FenceToken, ReadsAhead, SpreadFences
-from mapstate.keys import KeyField
+from mapstate.capabilities import FenceToken, ReadsAhead, SpreadFences
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Field, Opening
+from mapstate.protocol.transitions import OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask
 
 pytestmark = pytest.mark.redis
@@ -455,7 +455,7 @@ def test_a_task_ends_when_its_last_put_is_done_also_where_it_skips_chunks_after_
     """A replay of a transactional batch: the second chunk was applied by the try before, the first is put now."""
     spec = transactional(place[0], "replayed", chunk_size=2)
     store = spec.open()
-    opening = Opening(
+    opening = OpenRequest(
         state="replayed",
         type="transactional",
         serializer=spec.serializer,

@@ -28,9 +28,7 @@ from servers import CuttingProxy, GivenRedis, TlsFront, free_port, wait_until
 from mapstate import opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisBackend, RedisStore, connection
-from mapstate.backing_map import (
-    FenceToken,
-)
+from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -564,7 +562,7 @@ def test_a_put_that_arrives_after_the_fence_moved_is_not_applied(proxy, redis_ur
     with pytest.raises(StoreUnavailableError):
         one.multi_put(["a"], [b"mine"])
     move(looking, LATER)
-    proxy.let_go()
+    proxy.close_if_possible()
     wait_until(lambda: proxy.late.endswith((b"*-1\r\n", b"$-1\r\n")), "EXEC says that it did nothing")
     assert looking.multi_get(["a"]) == [None]
 
@@ -645,7 +643,7 @@ def test_a_server_that_never_answers_is_reported_in_bounded_time(proxy):
         with pytest.raises(StoreUnavailableError):
             call()
         assert 0.2 < time.monotonic() - start < 10
-    proxy.let_go()
+    proxy.close_if_possible()
     assert store.load() is not None
 
 
@@ -949,7 +947,7 @@ def test_a_fork_after_use_shares_no_connection_with_its_parent(store, redis_url)
     code = """
 import os, signal, sys, threading
 from mapstate.backends.redis import RedisBackend
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 
 store = RedisBackend.from_url(sys.argv[1]).open("visits")

@@ -23,13 +23,12 @@ from mapstate.backends import resolve
 from mapstate.backends.redis import RedisClusterBackend, RedisClusterStore
 from mapstate.backends.redis.buckets import in_groups
 from mapstate.backends.redis.topology import slot_of
-from mapstate.backing_map import (
-    Backend,
+from mapstate.backing_map import Backend, IBackingMap
+from mapstate.capabilities import (
     Checkup,
     Claims,
     FencedWrites,
     FenceToken,
-    IBackingMap,
     LedgerReads,
     LedgerStore,
     Reports,
@@ -55,7 +54,7 @@ from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Begun, Commit
+from mapstate.protocol.transitions import Attempt, Commit
 from mapstate.serializers import RecordCodec, serializer
 
 pytestmark = pytest.mark.redis
@@ -99,7 +98,7 @@ def scanned(store: RedisClusterStore, page_size: int = 1000) -> set[str]:
     return {key for page in store.scan(page_size) for key in page}
 
 
-def count(store: Any, ledger: Ledger, begun: Begun, keys: list[str]) -> None:
+def count(store: Any, ledger: Ledger, begun: Attempt, keys: list[str]) -> None:
     """What a task does: adds one to each key."""
     codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
     state = OpaqueMap(SerializedMap(store.writer(begun.token), codec), begun.view, written_once=True)
@@ -110,7 +109,7 @@ def count(store: Any, ledger: Ledger, begun: Begun, keys: list[str]) -> None:
         state.multi_combine(chunk, [1] * len(chunk), add)
 
 
-def commit(ledger: Ledger, begun: Begun) -> None:
+def commit(ledger: Ledger, begun: Attempt) -> None:
     ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="q"))
 
 

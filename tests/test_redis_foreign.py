@@ -12,7 +12,7 @@ from redis.connection import Connection
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis.buckets import in_groups
-from mapstate.backing_map import FenceToken, SpreadFences
+from mapstate.capabilities import FenceToken, SpreadFences
 from mapstate.errors import CorruptRecordError
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap

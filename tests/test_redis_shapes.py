@@ -15,7 +15,7 @@ from servers import GivenRedis
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisSentinelBackend, RedisUnixBackend
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     ConfigurationError,
     FencedError,
@@ -30,7 +30,7 @@ from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Begun, Commit
+from mapstate.protocol.transitions import Attempt, Commit
 from mapstate.serializers import RecordCodec, serializer
 
 pytestmark = pytest.mark.redis
@@ -45,7 +45,7 @@ def move(store: Any, fence: FenceToken) -> None:
     assert store.swap(f"ledger at {fence}".encode(), None if found is None else found[1], fence) is not None
 
 
-def count(store: Any, ledger: Ledger, begun: Begun, keys: list[str]) -> None:
+def count(store: Any, ledger: Ledger, begun: Attempt, keys: list[str]) -> None:
     codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
     state: Any = OpaqueMap(SerializedMap(store.writer(begun.token), codec), begun.view, written_once=True)
     state.begin_commit(begun.txid)
@@ -54,7 +54,7 @@ def count(store: Any, ledger: Ledger, begun: Begun, keys: list[str]) -> None:
     )
 
 
-def commit(ledger: Ledger, begun: Begun) -> None:
+def commit(ledger: Ledger, begun: Attempt) -> None:
     ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="q"))
 
 

@@ -23,7 +23,7 @@ from mapstate.errors import (
     UnsupportedTypeError,
 )
 from mapstate.protocol.records import OpaqueValue, TransactionalValue
-from mapstate.protocol.transitions import Field
+from mapstate.schema import Field
 from mapstate.serializers import JsonSerializer, MessagePackSerializer, RecordCodec, serializer
 
 FORMATS = ["json", "msgpack", "native"]

@@ -23,7 +23,8 @@ from test_vacuum import Job
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend, SqliteStore
-from mapstate.backing_map import Backend, FenceToken
+from mapstate.backing_map import Backend
+from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     ConfigurationError,
     CorruptLedgerError,
@@ -39,11 +40,11 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-from mapstate.keys import KeyField
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, Field, Opening
+from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.schema import Field, KeyField
 
 TOKEN = FenceToken(1, 5)
 CLOSED = FenceToken(1, 5, closed=True)
@@ -320,7 +321,7 @@ def test_a_file_that_was_replaced_is_the_one_that_is_read(backend, store, path, 
 
 def opening(session="one", **changes):
     fields = {"state": "s", "type": "opaque", "serializer": "json", "keys": (), "fields": (), "owner": "q"}
-    return Opening(**(fields | {"clock_txid": 1000, "session": session} | changes))
+    return OpenRequest(**(fields | {"clock_txid": 1000, "session": session} | changes))
 
 
 def test_an_attempt_is_not_committed_to_a_copy_that_was_put_in_its_place(store, path):
@@ -527,7 +528,7 @@ def test_processes_that_start_on_no_file_at_once_all_write(path):
 FENCED = """
 import sys
 from mapstate.backends.sqlite import SqliteBackend
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 writer = SqliteBackend(sys.argv[1]).open("s").writer(FenceToken(1, 1000, nonce=sys.stdin.readline().strip()))
 for line in sys.stdin:
@@ -564,9 +565,10 @@ def test_two_drivers_of_two_processes_are_told_apart(store, path):
 import sys
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Opening
+from mapstate.protocol.transitions import OpenRequest
 store = SqliteBackend(sys.argv[1]).open("s")
-Ledger.open(store, Opening(state="s", type="opaque", serializer="json", keys=(), fields=(), owner="q", clock_txid=1000))
+schema = {"type": "opaque", "serializer": "json", "keys": (), "fields": ()}
+Ledger.open(store, OpenRequest(state="s", **schema, owner="q", clock_txid=1000))
 print("opened")
 sys.stdin.readline()
 """
@@ -749,7 +751,7 @@ def test_a_locked_file_is_reported_in_bounded_time_with_who_may_hold_it(path):
 
 
 def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eight(path):
-    opening = Opening(
+    opening = OpenRequest(
         state="s",
         type="opaque",
         serializer="json",
@@ -780,10 +782,10 @@ def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eig
 def test_a_lock_that_is_let_go_in_time_is_waited_for(store, path):
     store.multi_put(["a"], [b"1"])
     with locked(path) as db:
-        let_go = threading.Timer(0.1, lambda: db.execute("ROLLBACK"))
-        let_go.start()
+        close_if_possible = threading.Timer(0.1, lambda: db.execute("ROLLBACK"))
+        close_if_possible.start()
         store.multi_put(["a"], [b"2"])
-        let_go.join()
+        close_if_possible.join()
     assert store.multi_get(["a"]) == [b"2"]
 
 

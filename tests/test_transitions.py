@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     FencedError,
     MapStateError,
@@ -20,17 +20,15 @@ from mapstate.errors import (
     StateSchemaError,
     UsageError,
 )
-from mapstate.keys import KeyField
 from mapstate.protocol.ledger import decode_ledger, encode_ledger
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.transitions import (
     AlreadyCommitted,
+    Attempt,
     BatchPlan,
-    Begun,
     Commit,
-    Field,
     LedgerRecord,
-    Opening,
+    OpenRequest,
     begin,
     begin_vacuum,
     check_follower,
@@ -40,6 +38,7 @@ from mapstate.protocol.transitions import (
     open_ledger,
     rollback,
 )
+from mapstate.schema import Field, KeyField
 
 START = 1000
 VISITS = Field("visits", "Count", "bigint")
@@ -58,7 +57,7 @@ def opening(kind="opaque", owner="query-1", session="session-1", **changes):
         "session": session,
         "clock_txid": START,
     }
-    return Opening(**(fields | changes))
+    return OpenRequest(**(fields | changes))
 
 
 def opened(kind="opaque", ledger=None, **changes):
@@ -67,7 +66,7 @@ def opened(kind="opaque", ledger=None, **changes):
 
 def began(ledger, batch_id, **options):
     after, result = begin(ledger, ledger.session, batch_id, **options)
-    assert isinstance(result, Begun), result
+    assert isinstance(result, Attempt), result
     return after, result
 
 
@@ -573,7 +572,7 @@ def test_vacuum_takes_over_where_the_driver_is_gone_and_fences_it_where_it_is_no
     ledger = commit_vacuum(ledger, vacuum.txid)
     assert (ledger.dead, ledger.last_txid, ledger.committed) == ((), vacuum.txid, before.committed)
     ledger = opened(ledger=ledger)
-    assert isinstance(begin(ledger, ledger.session, 1)[1], Begun)  # the batch that was left behind is still due
+    assert isinstance(begin(ledger, ledger.session, 1)[1], Attempt)  # the batch that was left behind is still due
 
 
 def test_rewrites_count_from_the_begin_of_a_vacuum_because_it_purges_before_its_end():

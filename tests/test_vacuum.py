@@ -11,7 +11,7 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.store import RedisStore
-from mapstate.backing_map import FencedWrites, Rewrites
+from mapstate.capabilities import FencedWrites, Rewrites
 from mapstate.errors import (
     FencedError,
     LedgerLostError,
@@ -20,14 +20,14 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.keys import KeyField
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.doctor import recount
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import Vacuumed, vacuum
 from mapstate.protocol.ledger import LEDGER_KEY, Ledger
-from mapstate.protocol.transitions import Commit, Field, Opening
+from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
 START = 1000
@@ -53,7 +53,7 @@ class Job:
         asked = {"type": "opaque", "owner": "q"} | changes
         self.ledger = Ledger.open(
             self.store,
-            Opening(
+            OpenRequest(
                 state="s", serializer="json", keys=(KeyField("k", "string"),), fields=fields, clock_txid=START, **asked
             ),
         )

@@ -22,13 +22,13 @@ from mapstate.maps import (
     TransactionalMap,
     TransactionStatus,
 )
-from mapstate.protocol.records import Committed, OpaqueValue, TransactionalValue, any_none
-from mapstate.protocol.transitions import Field
+from mapstate.protocol.records import CommitView, OpaqueValue, TransactionalValue, contains_none
+from mapstate.schema import Field
 
 
 @given(st.lists(st.sampled_from([None, 0, 0.0, False, "", b"", (), b"record", (1, None, None), 7])))
 def test_whether_a_chunk_has_nones_is_told_from_what_is_false(items):
-    assert any_none(items) == any(one is None for one in items)
+    assert contains_none(items) == any(one is None for one in items)
 
 
 class DictMap:
@@ -80,9 +80,9 @@ def test_zero_is_a_txid_like_any_other():
         assert get(state) == 0
     assert opaque.records == {"a": (0, 0, None)}
     assert transactional.records == {"a": (0, 0)}
-    assert 0 in Committed(0)
-    assert 0 not in Committed(None)
-    assert Committed(0).values([OpaqueValue(0, 0, 7)], 1) == [0]
+    assert 0 in CommitView(0)
+    assert 0 not in CommitView(None)
+    assert CommitView(0).values([OpaqueValue(0, 0, 7)], 1) == [0]
 
 
 def test_a_replay_of_batch_zero_starts_from_nothing():
@@ -130,7 +130,7 @@ def test_the_one_rule_agrees_with_its_table(view, txids):
     last, dead, floor, first, newest = view
     records = [None if t is None else OpaqueValue(t, ("curr", at), ("prev", at)) for at, t in enumerate(txids)]
     wanted = [slow_value(record, view) for record in records]
-    committed = Committed(last, dead, floor, first)
+    committed = CommitView(last, dead, floor, first)
     failure = next((one for one in wanted if isinstance(one, type)), None)
     if failure is None:
         assert committed.values(records, newest) == wanted
@@ -145,7 +145,7 @@ def test_the_one_rule_agrees_with_its_table(view, txids):
 
 @given(views())
 def test_a_view_travels_unchanged(view):
-    committed = Committed(*view[:4])
+    committed = CommitView(*view[:4])
     again = pickle.loads(pickle.dumps(committed))
     assert again == committed
     assert hash(again) == hash(committed)
@@ -153,18 +153,18 @@ def test_a_view_travels_unchanged(view):
 
 
 def test_a_dead_record_reads_as_its_previous_value_for_ever():
-    view = Committed(9, dead=[(3, 5), (7, 7)])
+    view = CommitView(9, dead=[(3, 5), (7, 7)])
     assert [t in view for t in range(11)] == [True] * 3 + [False] * 3 + [True, False, True, True, False]
     assert view.values([OpaqueValue(4, "curr", "prev")], 100) == ["prev"]
 
 
 def test_replay_that_omits_a_key_leaves_no_phantom():
     backing = DictMap()
-    for txid, view, keys in ((0, Committed(None), "ab"), (1, Committed(0), "ab"), (2, Committed(0), "b")):
+    for txid, view, keys in ((0, CommitView(None), "ab"), (1, CommitView(0), "ab"), (2, CommitView(0), "b")):
         state = OpaqueMap(backing, view)
         state.begin_commit(txid)
         state.multi_update(list(keys), [plus(1)] * len(keys))  # txid 1 dies; txid 2 has no "a" any more
-    view = Committed(2, dead=[(1, 1)])
+    view = CommitView(2, dead=[(1, 1)])
     state = OpaqueMap(backing, view)
     assert state.multi_get(["a", "b"]) == [1, 2]
     state.begin_commit(3)
@@ -256,7 +256,7 @@ def test_no_keys_are_no_error(kind):
 
 def test_a_second_update_knows_what_was_written_from_what_it_wrote_and_not_from_the_txid():
     backing = DictMap(a=OpaqueValue(7, 100, 1))  # another try of this attempt wrote it
-    state = OpaqueMap(backing, Committed(6))
+    state = OpaqueMap(backing, CommitView(6))
     state.begin_commit(7)
     assert add(state, 1) == 2
     assert add(state, 1) == 3
@@ -277,7 +277,7 @@ def test_a_put_that_failed_leaves_nothing_to_build_on():
 
 def test_a_map_that_was_promised_one_write_per_key_remembers_nothing():
     backing = DictMap()
-    state = OpaqueMap(backing, Committed(None), written_once=True)
+    state = OpaqueMap(backing, CommitView(None), written_once=True)
     state.begin_commit(0)
     assert add(state, 1) == 1
     assert add(state, 2) == 2  # the promise was broken; the record is still one attempt's
@@ -315,11 +315,11 @@ def test_a_removed_key_leaves_a_tombstone_that_still_knows_the_value_before():
 
 def test_records_below_the_floor_are_absent_and_those_older_than_the_ledger_are_refused():
     for kind, old in ((OpaqueMap, OpaqueValue(5, 50, 40)), (TransactionalMap, TransactionalValue(5, 50))):
-        state = kind(DictMap(a=old), Committed(None, floor=10))
+        state = kind(DictMap(a=old), CommitView(None, floor=10))
         state.begin_commit(10)
         assert get(state) is None
         assert add(state, 1) == 1
-        state = kind(DictMap(a=old), Committed(None, first_txid=10))
+        state = kind(DictMap(a=old), CommitView(None, first_txid=10))
         state.begin_commit(10)
         with pytest.raises(LedgerLostError):
             get(state)
@@ -374,7 +374,7 @@ def test_an_opaque_map_holds_the_sum_of_the_attempts_that_were_committed(attempt
     backing, wanted, last, dead = DictMap(), {}, None, []
     counting = Fields([Field("n", "Count", "bigint")], {"n": Count()})
     for txid, (commits, keys) in enumerate(attempts):
-        state = OpaqueMap(backing, Committed(last, dead), written_once=True)
+        state = OpaqueMap(backing, CommitView(last, dead), written_once=True)
         state.begin_commit(txid)
         folded = {key: keys.count(key) for key in keys}
         state.multi_combine(list(folded), list(folded.values()), counting.combine_all)
@@ -383,7 +383,7 @@ def test_an_opaque_map_holds_the_sum_of_the_attempts_that_were_committed(attempt
             dead, last = dead + ([(low, txid - 1)] if low < txid else []), txid
             for key, count in folded.items():
                 wanted[key] = wanted.get(key, 0) + count
-        read = OpaqueMap(backing, Committed(last, dead)).multi_get(list("abc"))
+        read = OpaqueMap(backing, CommitView(last, dead)).multi_get(list("abc"))
         assert read == [wanted.get(key) for key in "abc"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mapstate.backing_map import Reports
+from mapstate.capabilities import Reports
 from mapstate.errors import CorruptRecordError
 from mapstate.protocol.records import cut
 from mapstate.protocol.transitions import Commit

@@ -28,9 +28,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError
-from mapstate.protocol.records import any_none, cut, shown
+from mapstate.protocol.records import contains_none, cut, shown
+from mapstate.schema import KeyField
 
-__all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "KeyField", "StoreKey"]
+__all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "StoreKey"]
 
 Key = tuple[Any, ...]
 StoreKey = str | int
@@ -69,13 +70,6 @@ class DistinctKeys:
 
 
 _PARTS = 256  # only one of them is a set at one time, which takes ten times the memory
-
-
-class KeyField(NamedTuple):
-    """One grouping column: its name, and its Spark type as ``DataType.simpleString()`` writes it."""
-
-    name: str
-    type: str
 
 
 class KeyCodec:
@@ -129,7 +123,7 @@ class KeyCodec:
     def _encode_column(self, at: int, column: Sequence[Any]) -> list[str]:
         to_text = self._types[at].to_text
         try:
-            if any_none(column):
+            if contains_none(column):
                 return ["\\N" if value is None else text for value, text in _around_nulls(column, to_text)]
             return to_text(column)
         except (TypeError, ValueError, ArithmeticError) as error:

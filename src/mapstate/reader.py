@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple, Self
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields, results_of
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, LedgerReads, Scan, let_go
+from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports
+from mapstate.capabilities import LedgerReads, Scan, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -25,7 +26,7 @@ from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
-from mapstate.protocol.records import Committed, any_none, newer_than_ledger, newer_txids
+from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
 from mapstate.protocol.transitions import LedgerRecord
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
@@ -198,7 +199,7 @@ class StateReader:
 
     def close(self) -> None:
         """Lets the store's connection go. Closing twice is no error."""
-        let_go(self._store)
+        close_if_possible(self._store)
 
     def __enter__(self) -> Self:
         return self
@@ -259,7 +260,11 @@ class StateReader:
                 if self._changed(opened):
                     continue  # of a field that was added meanwhile
                 raise
-            if not any_none(data) or before == after or _purged(self._with(after).ledger) == _purged(opened.ledger):
+            if (
+                not contains_none(data)
+                or before == after
+                or _purged(self._with(after).ledger) == _purged(opened.ledger)
+            ):
                 return opened, values
         raise StaleBatchError(
             f"state {self._state!r}: a batch began within each of {_TRIES} reads in a row, because batches come faster "
@@ -278,7 +283,7 @@ class StateReader:
             raise StaleBatchError(f"a record is newer than txid {newest}")
         return [None if one is None or not view.check_age(one[0]) else one[1] for one in records]
 
-    def _view(self, ledger: LedgerRecord) -> Committed:
+    def _view(self, ledger: LedgerRecord) -> CommitView:
         """What counts; without the last batch where the state is to be read as it was before it."""
         done = ledger.committed
         if self._before is None or ledger.type != "opaque" or done is None:
@@ -295,7 +300,7 @@ class StateReader:
                 "keep one value before the current one. Restore the store as it was before that; or ask this once with "
                 "consistency='latest', which answers with what is there now."
             )
-        return Committed(done.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
+        return CommitView(done.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
 
     def _changed(self, opened: _Opened) -> bool:
         found = ledger_store(self._store).load()
@@ -309,7 +314,7 @@ class StateReader:
         ledger = ledger_store(store)
         before = ledger.load()
         data = store.multi_get(texts)
-        after = ledger.load() if any_none(data) else before
+        after = ledger.load() if contains_none(data) else before
         return (before and before[0], data, after and after[0])
 
 
@@ -354,7 +359,9 @@ class _KeyCount:
     def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
         """One more page."""
         self.look(ledger)
-        self.keys.update(list(compress(page, [value is not None for value in values])) if any_none(values) else page)
+        self.keys.update(
+            list(compress(page, [value is not None for value in values])) if contains_none(values) else page
+        )
 
 
 def _check_missing(state: str, counted: CountedKeys) -> None:

@@ -15,7 +15,7 @@ from mapstate.backends import LIKE_A_URL, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.maps.serialized import CHUNK_BYTES
-from mapstate.protocol.transitions import OnGap, OnNewOwner, StateType
+from mapstate.schema import OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
 
 __all__ = ["CHUNK_SIZE", "ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]

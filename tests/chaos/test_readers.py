@@ -25,12 +25,13 @@ from spark_fixtures import run_job
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StateNotFoundError
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger, decode_ledger
-from mapstate.protocol.transitions import Begun, Commit, Field, LedgerRecord, Opening
+from mapstate.protocol.transitions import Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
 STATE = "visits"
@@ -70,7 +71,7 @@ def write_for_ever(url: str, seed: int) -> None:
     """A driver: one batch after the other, with attempts that die and vacuums between them."""
     chance = random.Random(seed)
     backend = resolve(url)
-    opening = Opening(
+    opening = OpenRequest(
         state=STATE, type="opaque", serializer="json", keys=USER, fields=FIELDS, owner="query", clock_txid=1000
     )
     ledger = Ledger.open(backend.open(STATE), opening)
@@ -86,14 +87,14 @@ def write_for_ever(url: str, seed: int) -> None:
             vacuum(backend, STATE, page_size=CHUNK)
 
 
-def attempt(backend: Any, ledger: Ledger, begun: Begun, batch: list[Change]) -> None:
+def attempt(backend: Any, ledger: Ledger, begun: Attempt, batch: list[Change]) -> None:
     """All tasks of an attempt, chunk by chunk by turns."""
     tasks = [task(backend, ledger.record, begun, at, batch[at::TASKS]) for at in range(TASKS)]
     for _ in itertools.zip_longest(*tasks):
         pass
 
 
-def task(backend: Any, record: LedgerRecord, begun: Begun, partition: int, batch: list[Change]) -> Iterator[None]:
+def task(backend: Any, record: LedgerRecord, begun: Attempt, partition: int, batch: list[Change]) -> Iterator[None]:
     store = backend.open(STATE)
     assert store.claim(begun.txid, partition, "holder") == "holder"
     writer = store.writer(begun.token)

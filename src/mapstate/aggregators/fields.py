@@ -18,7 +18,7 @@ from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, Nati
 from mapstate.aggregators.net import NetRows
 from mapstate.errors import AggregatorError, MapStateError
 from mapstate.protocol.records import cut
-from mapstate.protocol.transitions import Field
+from mapstate.schema import Field
 from mapstate.serializers.value_types import check_type
 
 __all__ = ["NULL", "Fields", "Folding", "results_of", "shown_as"]

@@ -17,7 +17,7 @@ from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverfl
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["SIGN", "NetAvg", "NetCount", "NetRows", "NetSum", "net_of"]
+__all__ = ["SIGN", "NetAvg", "NetCount", "NetRows", "RetractableSum", "net_of"]
 
 SIGN = "__mapstate_sign"
 
@@ -27,7 +27,7 @@ def net_of(name: str, one: Aggregator, *, grouped: bool) -> Aggregator:
     if type(one) is Count:
         return NetCount(one.column) if one.column is not None or not grouped else NetRows()
     if type(one) is Sum:
-        return NetSum(one.column)
+        return RetractableSum(one.column)
     if type(one) is Avg:
         return NetAvg(one.column)
     raise ConfigurationError(
@@ -126,7 +126,7 @@ class NetAvg(Avg):
         )
 
 
-class NetSum(NetAvg):
+class RetractableSum(NetAvg):
     """The sum of a column over the rows that are there now; stored as sum and count."""
 
     def bind(self, columns: Mapping[str, str]) -> str:

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import ConfigurationError, FencedError
 from mapstate.findings import Finding
 

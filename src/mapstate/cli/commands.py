@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mapstate.backends import LIKE_A_URL, resolve
-from mapstate.backing_map import let_go
 from mapstate.batch_report import BatchReport
+from mapstate.capabilities import close_if_possible
 from mapstate.cli.group import Command, CommandGroup
 from mapstate.cli.show import say, show_findings, show_ledger, show_reports
 from mapstate.errors import CorruptRecordError, StoreError, UsageError
-from mapstate.keys import KeyField
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
 from mapstate.operations.adopt import adopt as adopt_state
 from mapstate.operations.checkpoint import query_of
@@ -33,8 +32,8 @@ from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.protocol import transitions
 from mapstate.protocol.ledger import Ledger, read_ledger
 from mapstate.protocol.records import shown
-from mapstate.protocol.transitions import Field, StateType
 from mapstate.reader import StateReader, open_reader
+from mapstate.schema import Field, KeyField, StateType
 from mapstate.spec import check_state_name
 
 __all__ = ["app"]
@@ -204,7 +203,7 @@ def rollback(*, url: Url = None, state: State, yes: Yes = False) -> None:
             typer.confirm("Take it back?", abort=True)
         after = Ledger(store, state).rollback(last.txid)
     finally:
-        let_go(store)
+        close_if_possible(store)
     say(f"Done: the state waits for batch {after.owners[after.owner]}.")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mapstate.backing_map import IBackingMap, check_lengths
-from mapstate.protocol.transitions import Field
+from mapstate.schema import Field
 from mapstate.serializers.serializer import RecordCodec
 
 __all__ = ["CHUNK_BYTES", "Room", "SerializedMap"]

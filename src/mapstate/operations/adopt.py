@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, Scan, let_go
+from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports
+from mapstate.capabilities import Scan, close_if_possible
 from mapstate.errors import KeyEncodingError, UsageError
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger import clock_txid, decode_ledger, encode_ledger, ledger_store, record_pages
 from mapstate.protocol.records import shown
-from mapstate.protocol.transitions import Commit, Field, LedgerRecord, StateType
+from mapstate.protocol.transitions import Commit, LedgerRecord
+from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
 from mapstate.spec import check_state_name
@@ -99,7 +101,7 @@ def adopt(
             _make_ledger(store, msgspec.structs.replace(_with_history(ledger, history), serializer=serializer))
         return found
     finally:
-        let_go(store)
+        close_if_possible(store)
 
 
 class _History(NamedTuple):

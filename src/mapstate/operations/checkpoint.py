@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, let_go
+from mapstate.backing_map import Backend
+from mapstate.capabilities import close_if_possible
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.protocol.ledger import read_ledger
 from mapstate.protocol.transitions import LedgerRecord
@@ -50,7 +51,7 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
     try:
         ledger = read_ledger(store, state)
     finally:
-        let_go(store)
+        close_if_possible(store)
     try:
         return _rewound(ledger, _local(checkpoint), dry_run=dry_run)
     except OSError as error:

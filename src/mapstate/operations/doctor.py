@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, let_go
+from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports
+from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, close_if_possible
 from mapstate.errors import (
     CorruptRecordError,
     KeyEncodingError,
@@ -59,7 +60,7 @@ def examine(
             found += store.checkup(replay_horizon)
         return found
     finally:
-        let_go(store)
+        close_if_possible(store)
 
 
 def _capabilities(store: Any) -> Iterator[Finding]:
@@ -139,7 +140,7 @@ def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False)
         if not dry_run:
             ledger.recount(counted.ledger, counted.found)
     finally:
-        let_go(store)
+        close_if_possible(store)
     return counted
 
 

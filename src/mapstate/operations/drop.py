@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, Drops, Scan, SpreadFences, let_go
+from mapstate.backing_map import Backend
+from mapstate.capabilities import Drops, Scan, SpreadFences, close_if_possible
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
 from mapstate.findings import named_in
 from mapstate.protocol.fences import Fences
@@ -62,7 +63,7 @@ def drop(
             )
         return _drop(store, state, force=force, dry_run=dry_run, on_page=on_page)
     finally:
-        let_go(store)
+        close_if_possible(store)
 
 
 def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callable[[Dropped], None] | None) -> Dropped:
@@ -94,7 +95,7 @@ def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callab
             state=state,
         )
     if fences is not None:
-        fences.raise_to(after.fence(), None)
+        fences.advance_to(after.fence(), None)
     try:
         for records in store.drop(version, after.fence()):
             done = done._replace(records=done.records + records)

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, FencedWrites, FilteredWrites, Rewrites, Scan, let_go, writer_of
+from mapstate.backing_map import Backend
+from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan, close_if_possible, writer_of
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger import Ledger, check_page_size, read_ledger, record_pages
-from mapstate.protocol.records import Committed, any_none, newer_than_ledger, newer_txids
+from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
 from mapstate.protocol.transitions import LedgerRecord, begin_vacuum, check_vacuum, has_last_batch
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
@@ -74,7 +75,7 @@ def vacuum(
     try:
         return _vacuum(store, state, page_size, take_over=take_over, beside=beside, on_page=on_page)
     finally:
-        let_go(store)
+        close_if_possible(store)
 
 
 def _vacuum(
@@ -133,7 +134,7 @@ def _vacuum(
             if on_page is not None:
                 on_page(done)
     finally:
-        let_go(writer)
+        close_if_possible(writer)
     held = None if unreadable.count else len(held_keys)
     ledger.commit_vacuum(begun.txid, fenced=fenced, held=held)
     _say_missing(record, held)
@@ -158,7 +159,7 @@ def _reading(
     def read(keys: list[StoreKey]) -> list[Any]:
         data = records.multi_get(keys)
         room.learn(data)
-        if any_none(data):  # listed, and no record: gone meanwhile, or of another type, of which the store's get tells
+        if contains_none(data):  # a listed key without a record is gone, or of another type: the store's get tells
             store.multi_get([key for key, one in zip(keys, data, strict=True) if one is None])
         found = codec.loads(keys, data)
         if newer_txids(keys, found, newest):
@@ -198,7 +199,7 @@ def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, st
         try:
             other = read_ledger(store, name)
         finally:
-            let_go(store)
+            close_if_possible(store)
         if not has_last_batch(ledger, other):
             raise UsageError(
                 f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}: the next "
@@ -209,7 +210,7 @@ def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, st
 
 
 def _due(
-    page: list[StoreKey], records: list[Any], view: Committed, txid: int, *, everything: bool
+    page: list[StoreKey], records: list[Any], view: CommitView, txid: int, *, everything: bool
 ) -> tuple[list[StoreKey], list[Any], list[StoreKey]]:
     """The keys that have to be written, and their values by the one rule; then the keys that have a value.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mapstate.backing_map import Fence, FenceToken, SpreadFences
+from mapstate.capabilities import Fence, FenceToken, SpreadFences
 from mapstate.errors import FencedError, MissingBatchesError, StaleBatchError, StoreRestartedError
 
 __all__ = ["Fences"]
@@ -48,7 +48,7 @@ class Fences:
                 )
         self._check_closed(self._found, last)
 
-    def raise_to(self, token: FenceToken, last: int | None) -> None:
+    def advance_to(self, token: FenceToken, last: int | None) -> None:
         """After that write: each fence moves up to ``token``. ``last`` as in `look`.
 
         Raises FencedError where a fence is higher already, and MissingBatchesError as `look` does.

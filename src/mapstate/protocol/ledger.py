@@ -15,8 +15,9 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from mapstate.backing_map import FenceToken, IBackingMap, JointLedgers, LedgerStore, Scan, SpreadFences, Swap
+from mapstate.backing_map import IBackingMap
 from mapstate.batch_report import is_time
+from mapstate.capabilities import FenceToken, JointLedgers, LedgerStore, Scan, SpreadFences, Swap
 from mapstate.errors import (
     CorruptLedgerError,
     FencedError,
@@ -30,27 +31,18 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec
 from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.records import cut, shown
-from mapstate.protocol.transitions import (
-    AlreadyCommitted,
-    BatchPlan,
-    Begun,
-    Commit,
-    Field,
-    LedgerRecord,
-    OnGap,
-    Opening,
-    StateType,
-)
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.schema import Field, KeyField, OnGap, StateType
 from mapstate.serializers import RecordCodec, serializer
 
 __all__ = [
     "LEDGER_KEY",
-    "KeptByPut",
     "Ledger",
+    "UnconditionalLedger",
     "change_all",
     "check_page_size",
     "clock_txid",
@@ -214,7 +206,7 @@ def has_records(store: Scan) -> bool:
     return next(record_pages(store, _LOOK), None) is not None
 
 
-class KeptByPut:
+class UnconditionalLedger:
     """A ledger kept through get and put, for a store that offers no compare-and-set.
 
     Missing guarantee: two drivers that open the state at the same moment are not told apart.
@@ -238,7 +230,7 @@ class KeptByPut:
 
 def ledger_store(store: Any) -> LedgerStore:
     """The store's own ledger, or one kept by get and put."""
-    return store if isinstance(store, LedgerStore) else KeptByPut(store)
+    return store if isinstance(store, LedgerStore) else UnconditionalLedger(store)
 
 
 class Ledger:
@@ -258,7 +250,7 @@ class Ledger:
         self._begun: tuple[LedgerRecord, Any] | None = None
 
     @classmethod
-    def open(cls, store: Any, opening: Opening) -> Ledger:
+    def open(cls, store: Any, opening: OpenRequest) -> Ledger:
         """Takes the state for the query ``opening.owner``; fences every driver before it.
 
         Raises the errors of `transitions.open_ledger`, and StoreError.
@@ -270,18 +262,18 @@ class Ledger:
 
     @classmethod
     def open_and_begin(
-        cls, store: Any, opening: Opening, batch_id: int, on_gap: OnGap = "refuse", plan: BatchPlan | None = None
-    ) -> tuple[Ledger, Begun | AlreadyCommitted]:
+        cls, store: Any, opening: OpenRequest, batch_id: int, on_gap: OnGap = "refuse", plan: BatchPlan | None = None
+    ) -> tuple[Ledger, Attempt | AlreadyCommitted]:
         """`open` and `begin` in one write: a batch that is refused leaves everything as it was."""
         self = cls(store, opening.state)
         opened, nonce, at = self.opening(opening), self.nonce(), now()
 
-        def first_write(found: LedgerRecord | None) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        def first_write(found: LedgerRecord | None) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
             return transitions.begin(opened(found)[0], self.session, batch_id, on_gap, nonce, at=at, plan=plan)
 
         return self, self._begin(first_write, accept_loss=on_gap == "accept", may_create=True)
 
-    def opening(self, opening: Opening) -> Callable[[LedgerRecord | None], tuple[LedgerRecord, None]]:
+    def opening(self, opening: OpenRequest) -> Callable[[LedgerRecord | None], tuple[LedgerRecord, None]]:
         """See `transitions.open_ledger`, under a session of this driver's own."""
         self.session = opening.session or secrets.token_hex(8)
         own = msgspec.structs.replace(opening, session=self.session)
@@ -297,14 +289,16 @@ class Ledger:
         """The ledger as this driver last read or wrote it."""
         return self._current()[0]
 
-    def begin(self, batch_id: int, on_gap: OnGap = "refuse", plan: BatchPlan | None = None) -> Begun | AlreadyCommitted:
+    def begin(
+        self, batch_id: int, on_gap: OnGap = "refuse", plan: BatchPlan | None = None
+    ) -> Attempt | AlreadyCommitted:
         """Starts an attempt: one small write. See `transitions.begin` for what it refuses.
 
         Raises StoreLostError when the ledger is gone.
         """
         nonce, at = self.nonce(), now()
 
-        def begin(found: LedgerRecord) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+        def begin(found: LedgerRecord) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
             self.check_not_put_back(found, batch_id)
             return transitions.begin(found, self.session, batch_id, on_gap, nonce, at=at, plan=plan)
 
@@ -325,8 +319,8 @@ class Ledger:
     def has_begun(self, begun: object, *, accept_loss: bool) -> None:
         """After the ledger's write: which ledger the commit has to find, and the fences that are apart from it."""
         self._begun = self._known
-        if self._fences is not None and isinstance(begun, Begun):
-            self._fences.raise_to(begun.token, None if accept_loss else begun.view.last)
+        if self._fences is not None and isinstance(begun, Attempt):
+            self._fences.advance_to(begun.token, None if accept_loss else begun.view.last)
 
     def commit(self, done: Commit) -> None:
         """Makes the attempt ``done.txid`` count, all of it at once: one small write.
@@ -387,7 +381,7 @@ class Ledger:
 
         return self._change(taken_back)
 
-    def begin_vacuum(self, *, take_over: bool = False, seen: LedgerRecord | None = None) -> Begun:
+    def begin_vacuum(self, *, take_over: bool = False, seen: LedgerRecord | None = None) -> Attempt:
         """See `transitions.begin_vacuum`."""
         session, at = secrets.token_hex(8), now()
         return self._begin(

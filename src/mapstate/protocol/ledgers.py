@@ -19,11 +19,12 @@ from typing import Any
 
 import msgspec
 
-from mapstate.backing_map import JointLedgers
+from mapstate.capabilities import JointLedgers
 from mapstate.errors import MissingBatchesError
 from mapstate.protocol import transitions
 from mapstate.protocol.ledger import Ledger, change_all, now
-from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, Begun, Commit, LedgerRecord, OnGap, Opening
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.schema import OnGap
 
 __all__ = ["Ledgers", "places_of"]
 
@@ -45,7 +46,7 @@ class Ledgers:
     Sequences of arguments and results are in the order of the states.
     """
 
-    def __init__(self, stores: Sequence[Any], openings: Sequence[Opening], on_gaps: Sequence[OnGap]) -> None:
+    def __init__(self, stores: Sequence[Any], openings: Sequence[OpenRequest], on_gaps: Sequence[OnGap]) -> None:
         self.ledgers = [Ledger(store, one.state) for store, one in zip(stores, openings, strict=True)]
         self._groups = places_of(stores)
         self._on_gaps = on_gaps
@@ -55,11 +56,11 @@ class Ledgers:
     def open_and_begin(
         cls,
         stores: Sequence[Any],
-        openings: Sequence[Opening],
+        openings: Sequence[OpenRequest],
         batch_id: int,
         on_gaps: Sequence[OnGap],
         plan: BatchPlan | None = None,
-    ) -> tuple[Ledgers, list[Begun | AlreadyCommitted]]:
+    ) -> tuple[Ledgers, list[Attempt | AlreadyCommitted]]:
         """Takes all states, and begins a batch in all of them or in none, see `begin`.
 
         One write where all ledgers are of one place; else two for each place. Of one place, a batch that is refused
@@ -86,8 +87,8 @@ class Ledgers:
         """The ledgers as this driver last read or wrote them."""
         return [one.record for one in self.ledgers]
 
-    def begin(self, batch_id: int, plan: BatchPlan | None = None) -> list[Begun | AlreadyCommitted]:
-        """Starts an attempt in all states, all of them `Begun` or all `AlreadyCommitted`: one write for each place.
+    def begin(self, batch_id: int, plan: BatchPlan | None = None) -> list[Attempt | AlreadyCommitted]:
+        """Starts an attempt in all states, all of them `Attempt` or all `AlreadyCommitted`: one write for each place.
 
         A state that is a batch ahead, or that counts the batch with another plan, is rolled back in the same write.
         Raises as `Ledger.begin` does, and RollbackError.
@@ -117,10 +118,10 @@ class Ledgers:
 
     def _begin(
         self, batch_id: int, opens: Sequence[_Open] | None, plan: BatchPlan | None
-    ) -> list[Begun | AlreadyCommitted]:
+    ) -> list[Attempt | AlreadyCommitted]:
         nonces, at = [one.nonce() for one in self.ledgers], now()
         accept_loss = [one == "accept" for one in self._on_gaps]
-        begun: dict[int, Begun | AlreadyCommitted] = {}
+        begun: dict[int, Attempt | AlreadyCommitted] = {}
         for group in self._groups:
 
             def begin(found: list[Any], group: list[int] = group) -> list[tuple[LedgerRecord, Any]]:
@@ -150,12 +151,12 @@ class Ledgers:
         *,
         nonces: Sequence[str] = (),
         at: str = "",
-    ) -> list[tuple[LedgerRecord, Begun | AlreadyCommitted]]:
+    ) -> list[tuple[LedgerRecord, Attempt | AlreadyCommitted]]:
         """What begins in a group of states, or in all, where these are the ledgers of all. Writes nothing."""
         sessions = [one.session for one in self.ledgers]
         for one, record in zip(self.ledgers, records, strict=True):
             one.check_not_put_back(record, batch_id)
-        even = transitions.even_out(records, sessions, batch_id)
+        even = transitions.reconcile(records, sessions, batch_id)
         transitions.check_adopted(even, self._on_gaps)
         names = nonces or [""] * len(even)
         begun = [
@@ -206,7 +207,7 @@ class Ledgers:
         return [None if one is None else one[0] for one in found]
 
 
-def _opened(ledger: Ledger, opening: Opening) -> _Open:
+def _opened(ledger: Ledger, opening: OpenRequest) -> _Open:
     """See `Ledger.opening`."""
     opened = ledger.opening(opening)
     return lambda found: opened(found)[0]

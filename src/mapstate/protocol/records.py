@@ -14,10 +14,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from mapstate.errors import LedgerLostError, StaleBatchError
 
 __all__ = [
-    "Committed",
+    "CommitView",
     "OpaqueValue",
     "TransactionalValue",
-    "any_none",
+    "contains_none",
     "cut",
     "newer_than_ledger",
     "newer_txids",
@@ -29,7 +29,7 @@ V = TypeVar("V")
 _MOST_SHOWN = 100
 
 
-def any_none(items: Collection[object]) -> bool:
+def contains_none(items: Collection[object]) -> bool:
     """Whether None is among them. Nothing is compared where all are true, as records are: a fifth of the time."""
     return not all(items) and None in items
 
@@ -90,7 +90,7 @@ _TXID: Any = itemgetter(0)
 _CURR: Any = itemgetter(1)
 
 
-class Committed:
+class CommitView:
     """The one rule: ``t in committed`` is true if txid ``t`` counts.
 
     A view of the ledger at one moment. It is small, immutable and picklable: it travels with each
@@ -120,7 +120,7 @@ class Committed:
         self._starts = [low for low, _ in self.dead]
 
     @classmethod
-    def before(cls, txid: int) -> Committed:
+    def before(cls, txid: int) -> CommitView:
         """The view of batch ``txid`` when there is no ledger: all earlier batches count."""
         return cls(txid - 1)
 
@@ -142,7 +142,7 @@ class Committed:
         """
         last = -1 if self.last is None else self.last
         start = max(self.floor, self.first_txid)
-        present = [record for record in records if record is not None] if any_none(records) else records
+        present = [record for record in records if record is not None] if contains_none(records) else records
         if not present:
             return [None] * len(records)
         txids = set(map(_TXID, present))
@@ -186,17 +186,17 @@ class Committed:
             )
         return True
 
-    def __reduce__(self) -> tuple[type[Committed], tuple[object, ...]]:
-        return Committed, (self.last, self.dead, self.floor, self.first_txid)
+    def __reduce__(self) -> tuple[type[CommitView], tuple[object, ...]]:
+        return CommitView, (self.last, self.dead, self.floor, self.first_txid)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Committed) and self.__reduce__() == other.__reduce__()
+        return isinstance(other, CommitView) and self.__reduce__() == other.__reduce__()
 
     def __hash__(self) -> int:
         return hash((self.last, self.dead, self.floor, self.first_txid))
 
     def __repr__(self) -> str:
-        return f"Committed({self.last}, dead={self.dead}, floor={self.floor}, first_txid={self.first_txid})"
+        return f"CommitView({self.last}, dead={self.dead}, floor={self.floor}, first_txid={self.first_txid})"
 
 
 def stale(found: int, own: int) -> StaleBatchError:

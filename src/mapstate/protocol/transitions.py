@@ -13,11 +13,11 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     FencedError,
     MissingBatchesError,
@@ -28,23 +28,19 @@ from mapstate.errors import (
     StateSchemaError,
     UsageError,
 )
-from mapstate.keys import KeyField
-from mapstate.protocol.records import Committed, cut
+from mapstate.protocol.records import CommitView, cut
+from mapstate.schema import Field, KeyField, OnGap, OnNewOwner, StateType
 
 __all__ = [
     "DROPPER",
     "AlreadyCommitted",
+    "Attempt",
     "BatchPlan",
-    "Begun",
     "Commit",
-    "Field",
     "InFlight",
     "LedgerRecord",
-    "OnGap",
-    "OnNewOwner",
-    "Opening",
+    "OpenRequest",
     "PlanDigest",
-    "StateType",
     "begin",
     "begin_drop",
     "begin_vacuum",
@@ -54,7 +50,6 @@ __all__ = [
     "check_vacuum",
     "commit",
     "commit_vacuum",
-    "even_out",
     "forget_dead",
     "give_up",
     "has_last_batch",
@@ -62,27 +57,17 @@ __all__ = [
     "is_replanned",
     "missing_batches",
     "open_ledger",
+    "reconcile",
     "recount",
     "rollback",
 ]
 
-StateType = Literal["non-transactional", "transactional", "opaque"]
-OnNewOwner = Literal["refuse", "adopt", "reset"]
-OnGap = Literal["refuse", "accept"]
 
 FORMAT = 1
 _NEVER = 1 << 63  # above all batch ids
 
 DROPPER = "mapstate drop"
 """The owner in the ledger of a state that is being removed. No query has such an id."""
-
-
-class Field(NamedTuple):
-    """One aggregate of the state: its name, its aggregator's name and the type it accumulates."""
-
-    name: str
-    aggregator: str
-    type: str
 
 
 class PlanDigest(msgspec.Struct, frozen=True):
@@ -213,9 +198,9 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Equal for two ledgers under which an opaque state has the same committed values, and no vacuum between."""
         return self.first_txid, self.floor, self.last_txid, self.dead, self.rewrites
 
-    def view(self) -> Committed:
+    def view(self) -> CommitView:
         """What counts, as of this ledger."""
-        return Committed(self.last_txid, self.dead, self.floor, self.first_txid)
+        return CommitView(self.last_txid, self.dead, self.floor, self.first_txid)
 
     def fence(self) -> FenceToken:
         """Who may write under this ledger. Open only for an attempt begun in this epoch."""
@@ -226,7 +211,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
         return FenceToken(self.epoch, below - 1, closed=True)
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
+class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver brings to `open_ledger`. ``clock_txid`` is where a new ledger's txids start.
 
     ``has_ttl``: the driver's records have a ttl.
@@ -244,12 +229,12 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     has_ttl: bool = False
 
 
-class Begun(NamedTuple):
+class Attempt(NamedTuple):
     """An attempt: its txid and the view under which it judges what it reads."""
 
     batch_id: int
     txid: int
-    view: Committed
+    view: CommitView
     token: FenceToken
 
 
@@ -262,10 +247,10 @@ class AlreadyCommitted(NamedTuple):
 
     batch_id: int
     commit: Commit | None
-    view: Committed
+    view: CommitView
 
 
-def open_ledger(ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
+def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
     """A driver takes the state: a new epoch, which fences every driver before it.
 
     Raises StateSchemaError, StateOwnershipError, UsageError (reset of a non-transactional state).
@@ -302,7 +287,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: Opening) -> LedgerRecord:
     )
 
 
-def _with_fields(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
+def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
     """Checks the schema; fields that are new are added behind those that are there."""
     for what, found, asked in (
         ("type", ledger.type, opening.type),
@@ -342,7 +327,7 @@ def _with_fields(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
     return msgspec.structs.replace(ledger, fields=fields, layouts=(*ledger.layouts, (ledger.next_txid, len(fields))))
 
 
-def _with_owner(ledger: LedgerRecord, opening: Opening) -> LedgerRecord:
+def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
     """Hands the state to another streaming query, as its recipe asks, or where its owner has nothing in it."""
     owners = {opening.owner: 0} | ledger.owners
     gives_way = _gives_way(ledger)
@@ -440,7 +425,7 @@ def begin(
     *,
     at: str = "",
     plan: BatchPlan | None = None,
-) -> tuple[LedgerRecord, Begun | AlreadyCommitted]:
+) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
     """Starts an attempt at a batch. An opaque attempt always gets a txid of its own.
 
     ``plan`` is what Spark planned for the batch; None, of a batch that is given by hand, skips what is said here. A
@@ -481,7 +466,7 @@ def begin(
             plan=None if plan is None else plan.digest(),
         ),
     )
-    return after, Begun(batch_id, txid, ledger.view(), after.fence())
+    return after, Attempt(batch_id, txid, ledger.view(), after.fence())
 
 
 def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> bool:
@@ -792,7 +777,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     )
 
 
-def even_out(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int) -> list[LedgerRecord]:
+def reconcile(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int) -> list[LedgerRecord]:
     """The ledgers of one topology, and those that are a batch ahead of the others rolled back. Before `begin`.
 
     One is ahead where a driver died, or failed, between its commit and that of another store; or where an operator
@@ -807,7 +792,7 @@ def even_out(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id:
 def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> None:
     """Of the states of one topology, those that another query has kept last have to hold the same batches of it.
 
-    Behind `even_out`, before `begin`. Of states that came from different queries nobody can tell. Raises
+    Behind `reconcile`, before `begin`. Of states that came from different queries nobody can tell. Raises
     MissingBatchesError; not for a state whose ``on_gap`` is "accept".
     """
     for behind, on_gap in zip(ledgers, on_gaps, strict=True):
@@ -920,7 +905,7 @@ def _rolled_back(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord]) -> Ledge
 
 def begin_vacuum(
     ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = "", seen: LedgerRecord | None = None
-) -> tuple[LedgerRecord, Begun]:
+) -> tuple[LedgerRecord, Attempt]:
     """Starts an attempt that rewrites what does not count, with a txid of its own and through the fence.
 
     Only while nothing is in flight. A batch that begins meanwhile fences it, harmlessly. ``take_over``
@@ -948,7 +933,7 @@ def begin_vacuum(
         in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, nonce=session, at=at),
         rewrites=ledger.rewrites + 1,
     )
-    return after, Begun(-1, txid, ledger.view(), after.fence())
+    return after, Attempt(-1, txid, ledger.view(), after.fence())
 
 
 def check_vacuum(ledger: LedgerRecord) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from mapstate.errors import CorruptRecordError, SerializationError
-from mapstate.protocol.records import any_none, cut, shown
-from mapstate.protocol.transitions import Field, StateType
+from mapstate.protocol.records import contains_none, cut, shown
+from mapstate.schema import Field, StateType
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 
 __all__ = ["RecordCodec", "Serializer"]
@@ -29,7 +29,7 @@ class Serializer(ABC):
     """A wire format. Has no state; travels to executors by its ``name`` alone.
 
     ``float_words``: the format has no NaN and no infinities, so they are written as words. ``native``: not bytes but
-    values, for stores that declare `mapstate.backing_map.NativeRecords`. ``undecoded`` is the type of a part of
+    values, for stores that declare `mapstate.capabilities.NativeRecords`. ``undecoded`` is the type of a part of
     a document that is passed over.
     """
 
@@ -95,7 +95,7 @@ class RecordCodec:
                 return self._each(load, keys, data)
         decode, into = self._now.decode, self._now.into
         try:
-            if not any_none(data):  # no Python code per record, where none has to be converted
+            if not contains_none(data):  # no Python code per record, where none has to be converted
                 decoded = map(decode, data)
                 return list(decoded) if into is None else list(map(into, decoded))
             if into is None:

@@ -26,7 +26,8 @@ from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mapstate.backing_map import Backend, FenceToken, ReadsAhead, check_lengths
+from mapstate.backing_map import Backend, check_lengths
+from mapstate.capabilities import FenceToken, ReadsAhead
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreUnavailableError
 from mapstate.protocol.ledger import LEDGER_KEY
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psycopg
 
-from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError, TooLargeError
 from mapstate_postgresql.problems import problem_of
 

@@ -30,7 +30,8 @@ from mapstate.backends.aerospike.codes import (
     OK,
     meaning,
 )
-from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken
 from mapstate.errors import CorruptRecordError, FencedError, KeyEncodingError, MapStateError, StoreError, UsageError
 from mapstate.findings import MOST_NAMED, Finding
 from mapstate.keys import StoreKey

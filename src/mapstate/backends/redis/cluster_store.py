@@ -25,10 +25,11 @@ from mapstate.backends.redis.settings import shown_address
 from mapstate.backends.redis.store import Version, allowed, facts_of, overtaken, removed, sampled
 from mapstate.backends.redis.topology import Cluster, Reply, Request, slot_of
 from mapstate.backends.redis.wire import command, token_of, token_text
-from mapstate.backing_map import Fence, FenceToken, IBackingMap, check_lengths
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import Fence, FenceToken
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError
 from mapstate.findings import Finding
-from mapstate.protocol.records import any_none, cut
+from mapstate.protocol.records import contains_none, cut
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend
@@ -59,7 +60,7 @@ class RedisClusterStore:
         CorruptRecordError for such a key.
         """
         records = self._records(keys)
-        if any_none(records):
+        if contains_none(records):
             self._with_types_checked(keys, records, [])
         return records
 
@@ -80,7 +81,7 @@ class RedisClusterStore:
         ledger = command(b"GET", self._ledger)
         before = self._at_ledger(ledger)[0]
         records = self._records(keys)
-        if not any_none(records):
+        if not contains_none(records):
             return before, records, before
         (after,) = self._with_types_checked(keys, records, [Request(self._slot, (ledger,))])
         return before, records, after.found[0]

@@ -13,8 +13,9 @@ from mapstate.backends.redis.buckets import Bucket, Group, in_groups, put_togeth
 from mapstate.backends.redis.topology import Ahead, Cluster, Reply, Request
 from mapstate.backends.redis.wire import PackedKeys, token_text
 from mapstate.backends.redis.writer import MOST_AHEAD, fenced
-from mapstate.backing_map import FenceToken, check_lengths
-from mapstate.protocol.records import any_none
+from mapstate.backing_map import check_lengths
+from mapstate.capabilities import FenceToken
+from mapstate.protocol.records import contains_none
 
 __all__ = ["ClusterWriter"]
 
@@ -76,7 +77,7 @@ class ClusterWriter:
                 raise fenced(self._state, self._token, fence)
         found = [reply.found[1] for reply in replies]
         self._chunk = chunk
-        self._absent = [bytes(map(is_, one, repeat(None))) if any_none(one) else b"" for one in found]
+        self._absent = [bytes(map(is_, one, repeat(None))) if contains_none(one) else b"" for one in found]
         return put_together(chunk.groups, found, len(keys))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:

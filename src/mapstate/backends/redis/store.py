@@ -14,7 +14,8 @@ from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout, not
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
 from mapstate.backends.redis.writer import Writer
-from mapstate.backing_map import FenceToken, IBackingMap, Scan, Swap, check_lengths, let_go
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken, Scan, Swap, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -24,7 +25,7 @@ from mapstate.errors import (
     StoreUnavailableError,
 )
 from mapstate.findings import Finding, Unreadable
-from mapstate.protocol.records import any_none
+from mapstate.protocol.records import contains_none
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.backend import OneServer
@@ -239,7 +240,7 @@ class RedisStore:
         replies = self._server.ask(asked, 1 + 2 * bool(around) + bool(exist), optional=bool(exist))
         there = replies.pop() if exist else None
         records: list[bytes | None] = replies.pop(1 if around else 0)
-        if layout.reads_types_as_absent and any_none(records):
+        if layout.reads_types_as_absent and contains_none(records):
             absent = [key for key, record in zip(keys, records, strict=True) if record is None]
             if not exist:
                 there = self._server.ask(layout.exist(packed), 1, optional=1)[0]
@@ -289,7 +290,7 @@ def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, U
             writer.multi_rewrite(keys, [None] * len(keys))
             yield len(keys)
     finally:
-        let_go(writer)
+        close_if_possible(writer)
     return foreign
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 
 __all__ = [
     "DISCARD",

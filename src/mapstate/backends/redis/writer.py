@@ -13,9 +13,10 @@ from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import DRIVER_ERRORS
 from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text
-from mapstate.backing_map import FenceToken, check_lengths
+from mapstate.backing_map import check_lengths
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
-from mapstate.protocol.records import any_none
+from mapstate.protocol.records import contains_none
 
 __all__ = ["MOST_AHEAD", "Writer", "fenced"]
 
@@ -77,7 +78,7 @@ class Writer:
             asked = _Asked(self._layout.pack(list(keys)))
         self._packed = asked.packed
         records = self._server.retrying(lambda: self._read(asked))
-        guarded = self._layout.reads_types_as_absent and any_none(records)
+        guarded = self._layout.reads_types_as_absent and contains_none(records)
         self._absent = [record is None for record in records] if guarded else None
         return records
 

@@ -27,7 +27,8 @@ from urllib.parse import parse_qsl, quote
 from weakref import WeakSet
 
 from mapstate.backends.sqlite.checkup import judge
-from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,

@@ -15,12 +15,13 @@ import msgspec
 import pyarrow as pa
 
 from mapstate.aggregators.fields import Fields
-from mapstate.backing_map import Scan
+from mapstate.capabilities import Scan
 from mapstate.errors import UsageError
-from mapstate.keys import KeyCodec, KeyField, StoreKey
+from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger import record_pages
 from mapstate.protocol.transitions import Commit, LedgerRecord
+from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.plan import Plan
 from mapstate.spark.driver.query import configured
@@ -38,7 +39,7 @@ __all__ = [
     "OLD_COLUMN",
     "ONE_DRAW",
     "WAS_THERE",
-    "Applied",
+    "AttemptResult",
     "apply_on_driver",
     "apply_on_executors",
     "computed_once",
@@ -63,7 +64,7 @@ ONE_DRAW = {
 _AS_ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000", "spark.sql.session.timeZone": "UTC"}
 
 
-class Applied:
+class AttemptResult:
     """What an attempt came to: the tasks' reports and, where asked for, the new values.
 
     ``missing`` of the new values could not be read back, of a batch that was committed already.
@@ -89,7 +90,7 @@ class Applied:
             self._release = None
 
 
-def apply_on_executors(rows: DataFrame, task: BatchTask) -> Applied:
+def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
     """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors.
 
     ``rows`` are as `Plan.of` gives them.
@@ -102,18 +103,18 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> Applied:
         if task.new_values is None:
             line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
             lines = rows.mapInArrow(task, line_type).collect()
-            return Applied(_reports(line[0] for line in lines), None)
+            return AttemptResult(_reports(line[0] for line in lines), None)
         out, release = computed_once(rows.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
-    return Applied(
+    return AttemptResult(
         _reports(line[0] for line in lines),
         out.where(report.isNull()).drop(REPORT_COLUMN),
         release,
     )
 
 
-def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> Applied:
+def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult:
     """Aggregates on the executors and applies on the driver: for a store in its process, and for small batches.
 
     One row per key comes all at once, until a batch has more than ``spark.driver.maxResultSize`` of them: that one is
@@ -131,7 +132,7 @@ def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> Applied:
     new_values = None
     if task.new_values is not None:
         new_values = _frame(rows, task.new_values, out)
-    return Applied(_reports([line]), new_values)
+    return AttemptResult(_reports([line]), new_values)
 
 
 def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
@@ -180,7 +181,7 @@ def _nothing() -> None:
 
 def read_back(
     batch_df: DataFrame, spec: StateSpec, fields: Fields, ledger: LedgerRecord, commit: Commit | None, *, old: bool
-) -> Applied:
+) -> AttemptResult:
     """The new values of a batch that is committed already: the records that carry its txid.
 
     Scans the state, a page at a time. None where the batch's records cannot be told any more. ``old`` values are
@@ -215,7 +216,7 @@ def read_back(
                 batches.append(_page(schema, keys, fields, fresh, old=old))
         found = len(seen)
     missing = 0 if commit is None else commit.keys - found
-    return Applied([], _frame(batch_df, schema, batches), missing=missing)
+    return AttemptResult([], _frame(batch_df, schema, batches), missing=missing)
 
 
 def _page(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.backing_map import Reports, let_go
 from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
+from mapstate.capabilities import Reports, close_if_possible
 from mapstate.errors import (
     FencedError,
     IncompleteBatchError,
@@ -32,21 +32,27 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.keys import KeyField
 from mapstate.protocol.ledger import Ledger, clock_txid, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.transitions import (
     AlreadyCommitted,
+    Attempt,
     BatchPlan,
-    Begun,
     Commit,
-    Field,
     LedgerRecord,
-    Opening,
+    OpenRequest,
     check_follower,
 )
 from mapstate.retry import Patience
-from mapstate.spark.driver.apply import INSIDE, Applied, apply_on_driver, apply_on_executors, new_values_type, read_back
+from mapstate.schema import Field, KeyField
+from mapstate.spark.driver.apply import (
+    INSIDE,
+    AttemptResult,
+    apply_on_driver,
+    apply_on_executors,
+    new_values_type,
+    read_back,
+)
 from mapstate.spark.driver.offsets import offsets_of, plan_of
 from mapstate.spark.driver.plan import Plan
 from mapstate.spark.driver.query import QueryRun, check_running_increments
@@ -238,9 +244,9 @@ class BatchDriver:
                     expected=expected,
                 )
 
-    def _opening(self, query_id: str) -> Opening:
+    def _opening(self, query_id: str) -> OpenRequest:
         spec = self._spec
-        return Opening(
+        return OpenRequest(
             state=spec.state,
             type=spec.type,
             serializer=spec.serializer,
@@ -252,7 +258,7 @@ class BatchDriver:
             has_ttl=spec.ttl is not None,
         )
 
-    def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Begun, run: QueryRun) -> Applied:
+    def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Attempt, run: QueryRun) -> AttemptResult:
         """Attempts until one can be committed, at most as many as the recipe allows."""
         waits = 0
         for attempt in count(1):
@@ -304,13 +310,13 @@ class BatchDriver:
             batch_id=begun.batch_id,
         )
 
-    def _begin_anew(self, ledger: Ledger, begun: Begun) -> Begun:
+    def _begin_anew(self, ledger: Ledger, begun: Attempt) -> Attempt:
         again = self._patience.ask(lambda: ledger.begin(begun.batch_id, self._spec.on_gap, self._batch_plans.plan))
         if isinstance(again, AlreadyCommitted):
             raise FencedError(f"batch {begun.batch_id} was committed by another driver meanwhile")
         return again
 
-    def _attempt(self, batch_df: DataFrame, task: BatchTask, *, last: bool) -> Applied | None:
+    def _attempt(self, batch_df: DataFrame, task: BatchTask, *, last: bool) -> AttemptResult | None:
         """One attempt; None where it has to be begun anew. Raises what a task reported."""
         from py4j.protocol import Py4JError
         from pyspark.errors import AnalysisException, PySparkException
@@ -343,7 +349,7 @@ class BatchDriver:
             return None
         return applied
 
-    def _task(self, batch_df: DataFrame, record: LedgerRecord, begun: Begun) -> BatchTask:
+    def _task(self, batch_df: DataFrame, record: LedgerRecord, begun: Attempt) -> BatchTask:
         fields = Fields(record.fields, self._job.aggregators)
         vouched = None
         if self._committed is not None and self._committed[0] == begun.view.last:
@@ -457,7 +463,7 @@ class BatchDriver:
         if done.commit is not None:
             _log.warning("state %s: the new values of batch %d %s", self._spec.state, done.batch_id, lost)
 
-    def _new_values_downstream(self, applied: Applied, batch_id: int) -> None:
+    def _new_values_downstream(self, applied: AttemptResult, batch_id: int) -> None:
         try:
             if applied.new_values is not None:
                 inside = [name for name in applied.new_values.columns if name.startswith(INSIDE)]
@@ -495,7 +501,7 @@ def _ledger_of(spec: StateSpec) -> LedgerRecord | None:
     try:
         found = Ledger(store, spec.state).load()
     finally:
-        let_go(store)
+        close_if_possible(store)
     return None if found is None else found[0]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.aggregators.fields import Fields
-from mapstate.keys import KeyField
+from mapstate.schema import KeyField
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

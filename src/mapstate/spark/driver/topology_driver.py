@@ -39,9 +39,9 @@ from mapstate.errors import (
 from mapstate.protocol.ledger import now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.records import cut
-from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit, LedgerRecord
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit, LedgerRecord
 from mapstate.retry import Patience
-from mapstate.spark.driver.apply import ONE_DRAW, Applied, computed_once
+from mapstate.spark.driver.apply import ONE_DRAW, AttemptResult, computed_once
 from mapstate.spark.driver.batch import BatchDriver, BatchPlans, Job, give_up, keys_delta
 from mapstate.spark.driver.offsets import offsets_of
 from mapstate.spark.driver.quarantine import Quarantine
@@ -79,7 +79,7 @@ class _State(BatchDriver):
         """A foreachBatch call has come."""
         self._started = time.monotonic()
 
-    def attempt(self, frame: DataFrame, record: Any, begun: Begun, sent: int | None) -> _Done:
+    def attempt(self, frame: DataFrame, record: Any, begun: Attempt, sent: int | None) -> _Done:
         """One attempt at one state. Raises what failed, and IncompleteBatchError where a task ran twice."""
         self._check_columns(frame)
         task = self._task(frame, record, begun)
@@ -119,7 +119,7 @@ class _State(BatchDriver):
 class _Done:
     """What an attempt came to in one state; ``vouched`` is what the next batch's caches rest on."""
 
-    applied: Applied
+    applied: AttemptResult
     rows: int
     keys: int
     sent: int | None
@@ -178,7 +178,7 @@ class TopologyDriver:
             begun = self._patience.ask(lambda: ledgers.begin(batch_id, plan))
             opened = run.run_id is None  # called by hand, where another try of a batch is no other run
         if opened and self._quarantine is not None:
-            due = batch_id if isinstance(begun[0], Begun) else batch_id + 1
+            due = batch_id if isinstance(begun[0], Attempt) else batch_id + 1
             self._quarantine.forget(batch_df, run.query_id, due)
         if isinstance(begun[0], AlreadyCommitted):
             self._repeat(batch_df, ledgers, begun, run)  # type: ignore[arg-type]
@@ -221,7 +221,7 @@ class TopologyDriver:
                     self._downstream(done, begun[0].batch_id)
                     return
 
-    def _attempt(self, kept: DataFrame, ledgers: Ledgers, begun: Sequence[Begun]) -> list[_Done]:
+    def _attempt(self, kept: DataFrame, ledgers: Ledgers, begun: Sequence[Attempt]) -> list[_Done]:
         """One attempt at all states. What it came to is the caller's to release. Raises whatever fails."""
         done: list[_Done] = []
         complete = False
@@ -236,7 +236,12 @@ class TopologyDriver:
         return done
 
     def _commit(
-        self, batch_df: DataFrame, ledgers: Ledgers, begun: Sequence[Begun], run: QueryRun, done: Sequence[_Done] | None
+        self,
+        batch_df: DataFrame,
+        ledgers: Ledgers,
+        begun: Sequence[Attempt],
+        run: QueryRun,
+        done: Sequence[_Done] | None,
     ) -> list[Commit]:
         """All states, or an error: what was committed of them is rolled back by the next begin."""
         at, offsets = now(), dict[Any, str | None]()
@@ -266,7 +271,7 @@ class TopologyDriver:
             raise
         return commits
 
-    def _begin_anew(self, ledgers: Ledgers, begun: Sequence[Begun]) -> list[Begun]:
+    def _begin_anew(self, ledgers: Ledgers, begun: Sequence[Attempt]) -> list[Attempt]:
         again = self._patience.ask(lambda: ledgers.begin(begun[0].batch_id, self._batch_plans.plan))
         if any(isinstance(one, AlreadyCommitted) for one in again):
             raise FencedError(f"batch {begun[0].batch_id} was committed by another driver meanwhile")

@@ -21,13 +21,14 @@ import pyarrow.compute as pc
 from mapstate import errors
 from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.fields import Fields, Folding
-from mapstate.backing_map import Claims, FencedWrites, FenceToken, ReadsAhead, let_go, writer_of
-from mapstate.keys import KeyCodec, KeyField, StoreKey
+from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead, close_if_possible, writer_of
+from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import Room, SerializedMap
 from mapstate.protocol.ledger import read_ledger
-from mapstate.protocol.records import Committed, any_none, cut
+from mapstate.protocol.records import CommitView, contains_none, cut
+from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.cache_lease import lease
 from mapstate.spec import StateSpec
@@ -35,7 +36,7 @@ from mapstate.spec import StateSpec
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from mapstate.protocol.transitions import Begun
+    from mapstate.protocol.transitions import Attempt
 
 __all__ = [
     "REPORT_COLUMN",
@@ -115,7 +116,7 @@ class BatchTask:
         layouts: Sequence[tuple[int, int]],
         keys: Sequence[KeyField],
         partials: list[int] | None,
-        begun: Begun,
+        begun: Attempt,
         new_values: StructType | None,
         rows_of: Sequence[str] = (),
         committed: str | None = None,
@@ -128,7 +129,7 @@ class BatchTask:
         self.partials = partials
         self.batch_id = begun.batch_id
         self.txid = begun.txid
-        self.view: Committed = begun.view
+        self.view: CommitView = begun.view
         self.token: FenceToken = begun.token
         self.new_values = new_values
         self.old_values = old_values
@@ -187,7 +188,7 @@ class BatchTask:
                 report.keys_delta = None if report.skipped or wrote_before else delta
         finally:
             if writer is not store:
-                let_go(writer)
+                close_if_possible(writer)
 
     def _claimed(self, store: Any, report: TaskReport) -> bool:
         """Whether this try of its task is the one that may write."""
@@ -474,7 +475,7 @@ def _is_later_try() -> bool:
 
 
 def _nones(values: list[Any]) -> int:
-    return values.count(None) if any_none(values) else 0  # counting compares each with None
+    return values.count(None) if contains_none(values) else 0  # counting compares each with None
 
 
 def arrow_to_python(column: pa.Array, name: str) -> list[Any]:

@@ -18,12 +18,12 @@ import pyarrow as pa
 from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, NativeCombiner, Sum
 from mapstate.aggregators.fields import Folding, shown_as
 from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
-from mapstate.protocol.transitions import Field
+from mapstate.schema import Field
 from mapstate.spark.driver.plan import column_of
 from mapstate.spark.executor.task import arrow_schema, arrow_to_python
 from mapstate.spark.steps.state_query import Collector
 from mapstate.spark.streams.rows import Rows, Step, column_names
-from mapstate.spark.streams.stream import check_travels
+from mapstate.spark.streams.stream import ensure_picklable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,7 +95,7 @@ class Links:
         fields: list[Field] = []
         widths: list[int] = []
         for name, one in self.links:
-            check_travels(f"the aggregator {one!r}", one)
+            ensure_picklable(f"the aggregator {one!r}", one)
             if isinstance(one, BatchAggregator):
                 emitted: Any = StructType.fromDDL(one.output)
                 out += emitted.fields

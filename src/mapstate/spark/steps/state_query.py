@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields, results_of, shown_as
-from mapstate.backing_map import let_go
+from mapstate.capabilities import close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     DuplicateNameError,
@@ -24,14 +24,14 @@ from mapstate.errors import (
     UnknownColumnError,
     UsageError,
 )
-from mapstate.keys import KeyField
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
+from mapstate.schema import KeyField
 from mapstate.spark.driver.plan import column_of
 from mapstate.spark.driver.query import QueryRun
 from mapstate.spark.executor.task import arrow_schema, arrow_to_python, partition_id, slices
 from mapstate.spark.streams.rows import Rows, column_names
-from mapstate.spark.streams.stream import PersistentAggregate, Stream, check_travels
+from mapstate.spark.streams.stream import PersistentAggregate, Stream, ensure_picklable
 from mapstate.spec import CHUNK_SIZE, StateSpec
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def newStaticState(
             f"newStaticState needs a recipe such as opaque(url, name='...'), or an object with make_state(partition, "
             f"partitions), not a {getattr(state, '__name__', type(state).__name__)}"
         )
-    check_travels("the state to be queried", state)
+    ensure_picklable("the state to be queried", state)
     return StaticState(state, aggregators or {}, partitions)
 
 
@@ -262,7 +262,7 @@ class _Asks:
         query = query or (MapGet() if names else SnapshotGet())
         if isinstance(query, type) or not isinstance(query, QueryFunction):
             raise ConfigurationError(f"query is a QueryFunction, such as MapGet(), not {query!r}")
-        check_travels("the query function", query)
+        ensure_picklable("the query function", query)
         asked = _Known.of(state)
         if isinstance(query, MapGet | TupleCollectionGet):
             if isinstance(asked, StaticState):
@@ -423,7 +423,7 @@ class _QueryTask:
                 chunk = keys[start : start + self._chunk_size]
                 known.update(zip(map(_hashable, chunk), self._retrieve(state, chunk), strict=True))
         finally:
-            let_go(state)
+            close_if_possible(state)
         self._known = known
 
     @property
@@ -450,7 +450,7 @@ class _QueryTask:
                         opened = self._opened()
                     yield self._with_answers(opened, part)
         finally:
-            let_go(opened)
+            close_if_possible(opened)
 
     def _with_answers(self, state: Any, batch: pa.RecordBatch) -> pa.RecordBatch:
         names = self._asks.keys

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from mapstate.backing_map import let_go
+from mapstate.capabilities import close_if_possible
 from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.protocol.records import cut
@@ -38,7 +38,7 @@ from mapstate.spark.steps.state_query import Collector, StateFactory, StaticStat
 from mapstate.spark.streams.new_values import NewValuesStream
 from mapstate.spark.streams.rows import column_names, empty_frame, through
 from mapstate.spark.streams.startable import Startable
-from mapstate.spark.streams.stream import Stream, check_travels, check_unique
+from mapstate.spark.streams.stream import Stream, check_unique, ensure_picklable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -175,8 +175,8 @@ def partition_persist(
         if type(value) is not int or value < 1:
             raise ConfigurationError(f"{name} is an int from 1 up, not {value!r}")
     by = column_names(stream.schema, by, "partitionPersist")
-    check_travels("the state factory", state)
-    check_travels("the state updater", updater)
+    ensure_picklable("the state factory", state)
+    ensure_picklable("the state updater", updater)
     emitted: Any = StructType.fromDDL(updater.output) if updater.output else StructType([])
     check_unique(emitted.names)
     return PartitionPersist(stream, _UpdateTask(state, updater, emitted, partitions, chunk_size), by, ())
@@ -236,7 +236,7 @@ class _UpdateTask:
                     yield self._emitted(collector.emitted)
             state.commit(self._txid)
         finally:
-            let_go(state)
+            close_if_possible(state)
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[dict[str, Any]]]:
         empty = True

@@ -14,9 +14,9 @@ from mapstate.errors import (
     UnknownColumnError,
     UsageError,
 )
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec
 from mapstate.protocol.records import cut
-from mapstate.protocol.transitions import Field
+from mapstate.schema import Field, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.driver.apply import INSIDE, computed_once
 from mapstate.spark.driver.batch import BatchDriver, Downstream, Follower, Job, OnBatch
@@ -38,8 +38,8 @@ __all__ = [
     "GroupedStream",
     "PersistentAggregate",
     "Stream",
-    "check_travels",
     "check_unique",
+    "ensure_picklable",
     "grouped",
     "newStream",
 ]
@@ -231,9 +231,9 @@ class GroupedStream:
         fields = tuple(Field(name, one.describe(), one.bind(types)) for name, one in aggregates.items())
         for field in fields:
             wire_type(field.type, WireForm())
-        check_travels(f"the recipe of state {spec.state!r}", spec)
+        ensure_picklable(f"the recipe of state {spec.state!r}", spec)
         for name, one in aggregates.items():
-            check_travels(f"the aggregator {name}={one}", one)
+            ensure_picklable(f"the aggregator {name}={one}", one)
         read = {key.name: key.type for key in self._keys}
         for one in aggregates.values():
             names = one.columns() or self._all_unless_native(one)
@@ -388,7 +388,7 @@ def check_unique(names: Sequence[str]) -> None:
             )
 
 
-def check_travels(what: str, thing: Any) -> None:
+def ensure_picklable(what: str, thing: Any) -> None:
     """NotPicklableError, naming the attribute, unless ``thing`` can be sent to executors."""
     from pyspark.cloudpickle import dumps, loads
 

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mapstate.backing_map import (
-    Backend,
+from mapstate.backing_map import Backend, IBackingMap
+from mapstate.capabilities import (
     Claims,
     Drops,
     FencedWrites,
     FenceToken,
-    IBackingMap,
     JointLedgers,
     LedgerReads,
     LedgerStore,

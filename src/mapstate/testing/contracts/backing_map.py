@@ -11,10 +11,10 @@ import pytest
 
 from mapstate.backing_map import IBackingMap
 from mapstate.errors import TooLargeError, UsageError
-from mapstate.keys import KeyCodec, KeyField
+from mapstate.keys import KeyCodec
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger import LEDGER_KEY
-from mapstate.protocol.transitions import Field, StateType
+from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.capabilities import Contract, needs
 from mapstate.testing.contracts.side_door import SideDoor

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from mapstate.backing_map import FenceToken, IBackingMap
-from mapstate.keys import KeyField
+from mapstate.backing_map import IBackingMap
+from mapstate.capabilities import FenceToken
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
 from mapstate.protocol.ledger import Ledger, now
-from mapstate.protocol.transitions import AlreadyCommitted, Begun, Commit, Field, OnNewOwner, Opening, StateType
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit, OpenRequest
+from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
-__all__ = ["FIELDS", "Attempt", "CountingQuery", "HowToWrite", "opening"]
+__all__ = ["FIELDS", "CountingQuery", "HowToWrite", "RunningAttempt", "opening"]
 
 FIELDS = (Field("n", "Count", "bigint"),)
 _FIRST_TXID = 1000
@@ -34,9 +35,9 @@ class HowToWrite(Protocol):
 
 def opening(
     state: str, kind: StateType, serializer: str, owner: str = "query", on_new_owner: OnNewOwner = "refuse"
-) -> Opening:
+) -> OpenRequest:
     """What a driver brings that counts rows by a text."""
-    return Opening(
+    return OpenRequest(
         state=state,
         type=kind,
         serializer=serializer,
@@ -65,13 +66,13 @@ class CountingQuery:
         self._kind = kind
         self.ledger = Ledger.open(store, opening(how.state, kind, how.serializer, owner, on_new_owner))
 
-    def begin(self, batch_id: int) -> Attempt | None:
+    def begin(self, batch_id: int) -> RunningAttempt | None:
         """An attempt at a batch; None where it counts already."""
         begun = self.ledger.begin(batch_id)
         if isinstance(begun, AlreadyCommitted):
             return None
         writer = self._how.writer_of(self._store, begun.token)
-        return Attempt(self.ledger, begun, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind)
+        return RunningAttempt(self.ledger, begun, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind)
 
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
         """A whole batch."""
@@ -81,11 +82,11 @@ class CountingQuery:
             attempt.commit()
 
 
-class Attempt:
+class RunningAttempt:
     """One try at a batch: one task, which may add several chunks."""
 
     def __init__(
-        self, ledger: Ledger, begun: Begun, writer: Any, records: IBackingMap[str, Any], kind: StateType
+        self, ledger: Ledger, begun: Attempt, writer: Any, records: IBackingMap[str, Any], kind: StateType
     ) -> None:
         self._ledger = ledger
         self.begun = begun

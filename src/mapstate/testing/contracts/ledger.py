@@ -9,22 +9,13 @@ from typing import Any
 
 import pytest
 
-from mapstate.backing_map import (
-    Backend,
-    Claims,
-    FenceToken,
-    LedgerStore,
-    ReadsAhead,
-    Reports,
-    Scan,
-    SpreadFences,
-    Swap,
-)
+from mapstate.backing_map import Backend
+from mapstate.capabilities import Claims, FenceToken, LedgerStore, ReadsAhead, Reports, Scan, SpreadFences, Swap
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
 from mapstate.protocol.ledger import Ledger, now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.transitions import Begun, Commit
+from mapstate.protocol.transitions import Attempt, Commit
 from mapstate.testing.contracts.backend import BackendContract, closing, scanned
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import opening
@@ -727,7 +718,7 @@ class LedgerContract(BackendContract):
         with pytest.raises(FencedError):
             self._committed(first, attempt)
         self._committed(second, later)
-        assert isinstance(attempt, Begun)
+        assert isinstance(attempt, Attempt)
         assert second.record.dead == ((attempt.txid, attempt.txid),)
 
     @instead_of("conditional_writes")

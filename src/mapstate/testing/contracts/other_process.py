@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 
 __all__ = ["elsewhere", "forked_after_use", "put_and_get", "put_fenced", "swap_once"]

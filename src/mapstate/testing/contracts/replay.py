@@ -13,8 +13,8 @@ from mapstate.backing_map import Backend
 from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.transitions import StateType
 from mapstate.reader import open_reader
+from mapstate.schema import StateType
 from mapstate.testing.contracts.backend import BackendContract
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery

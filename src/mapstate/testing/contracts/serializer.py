@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mapstate.errors import CorruptRecordError, SerializationError
-from mapstate.protocol.transitions import Field, StateType
+from mapstate.schema import Field, StateType
 from mapstate.serializers import RecordCodec, Serializer
 from mapstate.testing.contracts.backing_map import VALUES, same
 
