@@ -59,7 +59,7 @@ class CountedState:
         task = BatchTask(
             spec=self.spec,
             fields=self._fields,
-            layouts=self.ledger.record.layouts,
+            field_counts=self.ledger.record.field_counts,
             keys=_KEYS,
             partials=[1],
             begun=begun,

@@ -39,7 +39,7 @@ def ask(keys: int = 1000, turns: int = 30) -> Answer:
             state.apply(arrow_batches(users))
         ledger = state.ledger.record
         store, codec = resolve(server.url).open(STATE), KeyCodec(ledger.keys)
-        records = RecordCodec(serializer("json"), STATE, "opaque", ledger.fields, ledger.layouts)
+        records = RecordCodec(serializer("json"), STATE, "opaque", ledger.fields, ledger.field_counts)
         texts = [codec.encode(user) for user in users]
         names = [f"{STATE}:{text}" for text in texts]
 

@@ -62,11 +62,11 @@ def counters(users: list[str], by: int) -> Callable[[str, redis.Redis], None]:
     return fill
 
 
-def times(users: list[str], layouts: dict[str, str]) -> dict[str, list[float]]:
+def times(users: list[str], field_counts: dict[str, str]) -> dict[str, list[float]]:
     """Seconds of a task in each layout, by turns, on one server."""
     batches = arrow_batches(users)
     with RedisServer().start() as server:
-        states = {way: CountedState(f"{server.url}?prefix={way}/&{layout}") for way, layout in layouts.items()}
+        states = {way: CountedState(f"{server.url}?prefix={way}/&{layout}") for way, layout in field_counts.items()}
         seconds = by_turns({way: partial(one.apply, batches) for way, one in states.items()}, TURNS, warm_up=2)
         for one in states.values():
             one.check(users, one.batches)

@@ -53,7 +53,7 @@ def ask(turns: int = 15) -> Answer:
         )
         with open_reader(server.url, "visits") as reader:
             assert reader.get("user-7") == {"n": count}
-            assert isinstance(reader.ledger().committed, Commit)
+            assert isinstance(reader.ledger().last_commit, Commit)
         spark.stop()
     return Answer(
         [

@@ -204,15 +204,15 @@ class Demo:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         with progress, self.reader(job) as reader:
-            last = reader.ledger().committed
+            last = reader.ledger().last_commit
             bar = progress.add_task("batches committed", total=BATCHES, completed=last.batch_id + 1 if last else 0)
             deadline = time.monotonic() + PATIENCE
             ended = False
             while not ended:
                 ended = job.poll() is not None  # asked first, so that the last batch is shown too
                 ledger = reader.ledger()
-                if ledger.committed is not None and ledger.committed != last:
-                    last = ledger.committed
+                if ledger.last_commit is not None and ledger.last_commit != last:
+                    last = ledger.last_commit
                     deadline = time.monotonic() + PATIENCE
                     user = reader.get("user-0042") or {"visits": 0}
                     console.print(

@@ -142,8 +142,8 @@ class _AdoptComparesBatchIds(Protocol):
 
     def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         after = super().opened(ledger, opening)
-        if ledger is not None and ledger.owner != opening.owner and after.committed is not None:
-            due = after.committed.batch_id + 1
+        if ledger is not None and ledger.owner != opening.owner and after.last_commit is not None:
+            due = after.last_commit.batch_id + 1
             return msgspec.structs.replace(after, owners=after.owners | {opening.owner: due})
         return after
 
@@ -169,9 +169,9 @@ class _RollbackAfterALaterAttempt(Protocol):
 
     def rollback(self, ledger: int) -> int | Refused:
         record = self.ledger(ledger)
-        if record.committed is None:
+        if record.last_commit is None:
             return Refused("RollbackError")
-        nothing_later = msgspec.structs.replace(record, in_flight=None, next_txid=record.committed.txid + 1)
+        nothing_later = msgspec.structs.replace(record, in_flight=None, next_txid=record.last_commit.txid + 1)
         after = super().rollback(self.number(nothing_later))
         if isinstance(after, Refused):
             return after
@@ -183,7 +183,7 @@ class _RollbackTwiceInARow(_RollbackAfterALaterAttempt):
 
     def rollback(self, ledger: int) -> int | Refused:
         record = self.ledger(ledger)
-        if record.committed is not None and record.previous is None and record.in_flight is None:
+        if record.last_commit is not None and record.previous is None and record.in_flight is None:
             return super().rollback(ledger)
         return Protocol.rollback(self, ledger)
 
@@ -317,8 +317,8 @@ class _EvensOutItsOwnBatchesAlone(TogetherProtocol):
     def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
         """Only where the last batch is of this query."""
         forgotten = [
-            msgspec.structs.replace(one, committed=None)
-            if one.committed is not None and one.committed.owner != one.owner
+            msgspec.structs.replace(one, last_commit=None)
+            if one.last_commit is not None and one.last_commit.owner != one.owner
             else one
             for one in ledgers
         ]
@@ -358,7 +358,7 @@ class _CountsAnewBehindAnother(TogetherProtocol):
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
-        last = ledger.committed
+        last = ledger.last_commit
         if last is not None and transitions.is_replanned(ledger, batch, plan):
             forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
             back = transitions.rollback(forgotten)

@@ -236,7 +236,7 @@ class ReplansSteps:
         plan = driver.plan
         if self.world.follows and driver.at:
             before = driver.begun[driver.at - 1]
-            commit = self.protocol.ledger(driver.known[driver.at - 1]).committed
+            commit = self.protocol.ledger(driver.known[driver.at - 1]).last_commit
             assert commit is not None
             plan = plan._replace(upstream_txid=commit.txid if before is None else before.txid)
         answers = self.protocol.begin_all(asked, places, at, driver.batch, nonce, plan)
@@ -246,7 +246,7 @@ class ReplansSteps:
         ledgers, held, begun = list(state.ledgers), list(state.held), list(driver.begun)
         for one, (answer, back) in zip(group, answers, strict=True):
             ledgers[one] = answer if isinstance(answer, int) else answer.ledger
-            was, now = self.protocol.ledger(known[one]).committed, self.protocol.ledger(ledgers[one]).committed
+            was, now = self.protocol.ledger(known[one]).last_commit, self.protocol.ledger(ledgers[one]).last_commit
             if back or was != now:
                 held[one] = held[one][:-1]
                 label = (*label, "which is rolled back in state", one)

@@ -242,7 +242,7 @@ class Job:
 
     def batches(self, name):
         with open_reader(self.store, name) as reader:
-            return reader.ledger().committed.batch_id + 1
+            return reader.ledger().last_commit.batch_id + 1
 
 
 @pytest.fixture

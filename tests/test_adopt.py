@@ -92,7 +92,7 @@ def job(url: str, kind: Any, on_new_owner: Any = "adopt") -> Iterator[Attempt]:
     maps = {"opaque": OpaqueMap, "transactional": TransactionalMap}
     ledger, begun = Ledger.open_and_begin(store, opening, 0)
     for batch_id in (0, 1):
-        codec = RecordCodec(serializer("json"), "visits", kind, FIELDS, ledger.record.layouts)
+        codec = RecordCodec(serializer("json"), "visits", kind, FIELDS, ledger.record.field_counts)
         records = SerializedMap(store.writer(begun.token), codec)
         state: Any = maps[kind](records, begun.view) if kind in maps else NonTransactionalMap(records)
         state.begin_commit(begun.txid)
@@ -265,7 +265,7 @@ class Reported(Job):
 
     def batch(self, *, report: bool = True, **values: Any) -> None:
         super().batch(**values)
-        done = self.ledger.record.committed
+        done = self.ledger.record.last_commit
         if report:
             self.store.keep_report(encode_report(BatchReport.of_commit(done)), 100)
 
@@ -299,7 +299,7 @@ def test_a_lost_ledger_is_made_anew_as_the_batch_reports_say(redis_url, redis_se
     with open_reader(redis_url, "s") as reader:
         after = reader.ledger()
     assert (after.owner, after.owners, after.last_txid) == ("q", {"q": 3}, before.last_txid)
-    assert (after.committed.batch_id, after.committed.keys) == (2, 1)
+    assert (after.last_commit.batch_id, after.last_commit.keys) == (2, 1)
     assert after.next_txid > before.next_txid
     again = Reported(redis_url)
     again.batch(b=3, phantom=1)
@@ -353,7 +353,7 @@ def test_a_transactional_attempt_that_was_cut_short_cannot_be_taken_back(redis_u
     begun = job.ledger.begin(0)
     store.writer(begun.token).multi_put(["a"], [b"[%d,1]" % begun.txid])
     job.ledger.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
-    store.keep_report(encode_report(BatchReport.of_commit(job.ledger.record.committed)), 100)
+    store.keep_report(encode_report(BatchReport.of_commit(job.ledger.record.last_commit)), 100)
     whole = job.ledger.record
     begun = job.ledger.begin(1)
     store.writer(begun.token).multi_put(["a"], [b"[%d,2]" % begun.txid])

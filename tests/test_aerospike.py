@@ -887,7 +887,7 @@ class Job:
     def put(self, begun: Any, values: Any, read: dict[str, Any] | None = None) -> None:
         """``read`` is what a late task has read, if it has."""
         record = self.ledger.record
-        codec = RecordCodec(serializer("native"), self.state, "opaque", record.fields, record.layouts)
+        codec = RecordCodec(serializer("native"), self.state, "opaque", record.fields, record.field_counts)
         writer = self.store.filtered_writer(begun.token)
         if read is not None:
             writer.multi_get = lambda keys: [read[key] for key in keys]
@@ -957,7 +957,7 @@ def try_of_a_task(backend: Any, begun: Any, holder: str) -> TaskReport:
     task = BatchTask(
         spec=opaque(backend, name="s"),
         fields=Fields((N,), {"n": Count()}),
-        layouts=((START, 1),),
+        field_counts=((START, 1),),
         keys=(KeyField("k", "string"),),
         partials=[1],
         begun=begun,

@@ -64,7 +64,7 @@ class Job:
         task = BatchTask(
             spec=self.spec,
             fields=self.fields,
-            layouts=self.ledger.record.layouts,
+            field_counts=self.ledger.record.field_counts,
             keys=self.ledger.record.keys,
             partials=[1] if self.native else None,
             begun=begun,

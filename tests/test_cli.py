@@ -334,9 +334,9 @@ def _with_escapes(url: str) -> None:
     job.batch(a=2)
     record, version = job.store.load()
     found = decode_ledger(record, "s")
-    at = msgspec.structs.replace(found.committed, offsets=ESCAPES, owner=ESCAPES)
+    at = msgspec.structs.replace(found.last_commit, offsets=ESCAPES, owner=ESCAPES)
     keys = tuple(one._replace(name=ESCAPES) for one in found.keys)
-    evil = msgspec.structs.replace(found, keys=keys, owner=ESCAPES, owners={ESCAPES: 3}, committed=at)
+    evil = msgspec.structs.replace(found, keys=keys, owner=ESCAPES, owners={ESCAPES: 3}, last_commit=at)
     job.store.swap(encode_ledger(evil), version, evil.fence())
 
 

@@ -51,7 +51,7 @@ def test_no_key_of_a_dropped_state_stays_in_redis(redis_url, redis_server, layou
         assert drop(url, "s", on_page=pages.append).records == 2500
         assert client.keys(f"{prefix}s*") == []
     assert pages[-1].records == 2500
-    assert pages[-1].ledger.committed.keys == 2500
+    assert pages[-1].ledger.last_commit.keys == 2500
 
 
 def test_a_state_with_an_attempt_in_flight_is_dropped_by_force_alone(url):
@@ -156,7 +156,7 @@ def test_a_ledger_that_cannot_be_read_is_dropped_by_force(url):
 def test_a_dry_run_changes_nothing_and_names_what_is_there(url):
     Job(url).batch(a=1)
     before = resolve(url).open("s").load()
-    assert drop(url, "s", dry_run=True).ledger.committed.keys == 1
+    assert drop(url, "s", dry_run=True).ledger.last_commit.keys == 1
     assert resolve(url).open("s").load() == before
 
 

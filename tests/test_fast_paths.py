@@ -216,11 +216,11 @@ def test_garbage_is_collected_again_after_a_chunk():
 
 
 @pytest.mark.parametrize(("state_type", "record"), [("opaque", [4, 3, 1]), ("transactional", [4, 1])])
-@pytest.mark.parametrize("layouts", [[(0, 1)], [(0, 1), (5, 2)]])
-def test_records_of_a_native_store_are_read_without_looking_at_their_types_again(state_type, record, layouts):
+@pytest.mark.parametrize("field_counts", [[(0, 1)], [(0, 1), (5, 2)]])
+def test_records_of_a_native_store_are_read_without_looking_at_their_types_again(state_type, record, field_counts):
     """typing hashes a type in Python. For each record that costs more than all the rest of reading it."""
-    fields = [Field("n", "Count()", "bigint"), Field("sum", "Sum(x)", "decimal(10,2)")][: layouts[-1][1]]
-    codec = RecordCodec(serializer("native"), "s", state_type, fields, layouts)
+    fields = [Field("n", "Count()", "bigint"), Field("sum", "Sum(x)", "decimal(10,2)")][: field_counts[-1][1]]
+    codec = RecordCodec(serializer("native"), "s", state_type, fields, field_counts)
     expected = codec.loads(["k"], [record])
     asked = []
     sys.setprofile(lambda frame, event, _: asked.append(event) if frame.f_code.co_filename == typing.__file__ else None)

@@ -380,9 +380,9 @@ def test_a_stream_over_a_store_that_failed_over_stops_and_does_not_count_on():
     ledger.commit(committed(begun))
     ledger.commit(committed(ledger.begin(1)))
     with open_reader(backend, "s") as reader:
-        assert reader.ledger().committed.batch_id == 1
+        assert reader.ledger().last_commit.batch_id == 1
         assert backend.lose() == 2
-        assert reader.ledger().committed.batch_id == 0
+        assert reader.ledger().last_commit.batch_id == 0
     with pytest.raises(MissingBatchesError):
         Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 2)
 

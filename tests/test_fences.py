@@ -211,7 +211,7 @@ def test_an_attempt_during_which_a_server_failed_over_is_not_committed(store, wh
         store.at[2] = None
     with pytest.raises(StoreRestartedError):
         commit(ledger, begun)
-    assert ledger.record.committed is None
+    assert ledger.record.last_commit is None
     again = ledger.begin(0)
     commit(ledger, again)
     assert ledger.record.dead == ((begun.txid, begun.txid),)
@@ -239,7 +239,7 @@ def test_a_commit_whose_reply_was_lost_is_said_twice(store):
     store.after_swap = lose
     ledger.commit(done)
     ledger.commit(done)
-    assert ledger.record.committed == done
+    assert ledger.record.last_commit == done
 
 
 def test_a_rolled_back_batch_can_be_begun_again(store):

@@ -76,7 +76,7 @@ def test_a_new_state_holds_nothing_and_each_batch_adds_and_removes(kind):
         ledger = done(ledger, delta)
         held.append(ledger.keys_held())
     assert held == [5, 5, 3, 6, 0]
-    assert ledger.committed.keys_held == 0
+    assert ledger.last_commit.keys_held == 0
     assert ledger.previous.keys_held == 6
 
 

@@ -121,7 +121,7 @@ def test_a_ledger_lives_in_its_store(store):
     assert run_batch(ledger, 1).txid == START + 1
     assert read_ledger(store, "s") == ledger.record
     again = opened(store)
-    assert (again.record.epoch, again.record.committed.batch_id) == (2, 1)
+    assert (again.record.epoch, again.record.last_commit.batch_id) == (2, 1)
     assert run_batch(again, 2).txid == START + 2
 
 
@@ -475,7 +475,7 @@ def test_a_ledger_put_back_from_an_older_copy_takes_no_commit(store):
         ledger.commit(done(attempt))
     assert stored(store) == copy
     ledger.commit(done(ledger.begin(1)))  # as a driver does
-    assert ledger.record.committed.batch_id == 1
+    assert ledger.record.last_commit.batch_id == 1
 
 
 def test_a_copy_of_before_the_driver_opened_is_no_second_driver(store):

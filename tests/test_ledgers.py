@@ -39,7 +39,7 @@ def commits(ledgers, begun):
 
 
 def last(ledgers):
-    return [one.committed and one.committed.batch_id for one in ledgers.records]
+    return [one.last_commit and one.last_commit.batch_id for one in ledgers.records]
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_queries_that_take_turns_and_leave_states_apart_are_evened_out(apart):
     left_apart(apart, 0, owner="q", on_new_owner="adopt")
     ledgers, begun = started(apart, 0, owner="new", on_new_owner="adopt")
     assert [type(one) for one in begun] == [AlreadyCommitted] * 2
-    assert [one.committed.owner for one in ledgers.records] == ["new", "new"]
+    assert [one.last_commit.owner for one in ledgers.records] == ["new", "new"]
 
 
 def further_alone(store, name, batches, owner="q"):

@@ -14,10 +14,9 @@ import pytest
 from mapstate import CombinerAggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends.sqlite import SqliteBackend
-from mapstate.errors import KeyEncodingError, MapStateError
+from mapstate.errors import KeyEncodingError, MapStateError, cut, shown
 from mapstate.keys import KeyCodec
 from mapstate.operations.adopt import adopt
-from mapstate.protocol.records import cut, shown
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.value_types import check_plain, check_type

@@ -112,7 +112,7 @@ class Job:
 
     def write(self, attempt, values, store=None):
         record = self.ledger.record
-        codec = RecordCodec(serializer("json"), STATE, self.kind, record.fields, record.layouts)
+        codec = RecordCodec(serializer("json"), STATE, self.kind, record.fields, record.field_counts)
         records = SerializedMap(store or self.store, codec)
         views = () if self.kind == "non-transactional" else (attempt.view,)
         state = MAPS[self.kind](records, *views)
@@ -700,7 +700,7 @@ def test_a_reader_shows_its_ledger(backend):
     job.commit(attempt, rows=9, keys=1, at="2026-11-21T10:00:00Z")
     with reading(backend) as reader:
         ledger = reader.ledger()
-        assert (ledger.owner, ledger.committed.rows, ledger.in_flight) == ("query-1", 9, None)
+        assert (ledger.owner, ledger.last_commit.rows, ledger.in_flight) == ("query-1", 9, None)
         job.attempt({"a": 1})
         assert reader.ledger().in_flight.txid == attempt.txid + 1
 

@@ -486,7 +486,7 @@ def done(spec, ledger, begun, users):
     task = BatchTask(
         spec=spec,
         fields=Fields(ledger.record.fields, {"n": Count()}),
-        layouts=ledger.record.layouts,
+        field_counts=ledger.record.field_counts,
         keys=ledger.record.keys,
         partials=[1],
         begun=begun,

@@ -81,7 +81,7 @@ def test_a_checkpoint_that_is_one_batch_older_loses_no_row(spark, visits, each_u
     assert contents(each_url, "visits") == visits.truth()
     days.day(("ann", 13))
     assert contents(each_url, "visits") == visits.truth()
-    assert ledger(each_url).committed.batch_id == 2
+    assert ledger(each_url).last_commit.batch_id == 2
 
 
 def test_the_newer_form_of_the_offset_log_is_read_too(spark, visits, tmp_path):
@@ -99,7 +99,7 @@ def test_the_newer_form_of_the_offset_log_is_read_too(spark, visits, tmp_path):
         spark.conf.set(setting, before)
     assert (days.checkpoint / "offsets" / "1").read_text().startswith("v2")
     assert contents(url, "visits") == visits.truth()
-    assert ledger(url).committed.plan.fingerprint is not None
+    assert ledger(url).last_commit.plan.fingerprint is not None
 
 
 def test_a_key_that_only_the_batch_rolled_back_had_is_absent_again(spark, visits, each_url):
@@ -243,7 +243,7 @@ def forget_plans(url: str) -> None:
     record = decode_ledger(found[0], "visits")
     commits = {
         name: msgspec.structs.replace(one, plan=None) if one is not None else None
-        for name, one in (("committed", record.committed), ("previous", record.previous))
+        for name, one in (("last_commit", record.last_commit), ("previous", record.previous))
     }
     older = msgspec.structs.replace(record, **commits)
     assert store.swap(encode_ledger(older), found[1], older.fence())

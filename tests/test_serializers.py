@@ -68,8 +68,8 @@ def fields(*types):
     return [Field(f"f{at}", "Own", kind) for at, kind in enumerate(types)]
 
 
-def codec(form, kind, types, layouts=None):
-    return RecordCodec(serializer(form), "visits", kind, fields(*types), layouts or [(0, len(types))])
+def codec(form, kind, types, field_counts=None):
+    return RecordCodec(serializer(form), "visits", kind, fields(*types), field_counts or [(0, len(types))])
 
 
 def record(kind, txid, curr, prev=None):
@@ -299,8 +299,8 @@ noise = st.one_of(
 @example("msgpack", "opaque", ["timestamp"], False, msgspec.msgpack.encode([1, "2026-01-01T00:00:00", None]))
 def test_damaged_records_are_never_taken_for_absent_ones(form, kind, types, later, noise):
     """Either a record of the right shape comes out, or CorruptRecordError with state and key."""
-    layouts = [(0, 1), (5, len(types))] if later and kind != "non-transactional" else None
-    at_work = codec(form, kind, types, layouts)
+    field_counts = [(0, 1), (5, len(types))] if later and kind != "non-transactional" else None
+    at_work = codec(form, kind, types, field_counts)
     good = at_work.dumps([record(kind, 7, None, None)])
     got = outcome(at_work, [*good, noise])
     if isinstance(got, CorruptRecordError):

@@ -126,7 +126,7 @@ def test_transactional_state_is_right_when_the_same_batch_is_replayed(url, spark
     run(count(visits, spark, url, transactional), visits)
     assert contents(url) == visits.truth()
     with open_reader(url, "visits") as reader:
-        assert reader.ledger().committed.txid == txid
+        assert reader.ledger().last_commit.txid == txid
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_a_crash_between_leaves_what_a_driver_leaves_that_died_there(url, spark,
     died = run_job(options)
     assert died.returncode == -signal.SIGKILL, died.stderr
     with open_reader(url, "visits") as reader:
-        assert reader.ledger().committed.batch_id == 1
+        assert reader.ledger().last_commit.batch_id == 1
     by_hand = count(visits, spark, f"sqlite:///{tmp_path}/other.db")
     run(by_hand, visits)
     assert crash_between(visits.checkpoint) == 1

@@ -61,7 +61,7 @@ def test_each_batch_says_how_many_keys_it_adds(recipe, options, each_url, spark)
     for batch_id, keys in enumerate([range(20), range(10, 30), range(5), [], ["more"]]):
         job(frame(spark, keys), batch_id)
         with open_reader(each_url, "s") as reader:
-            seen.append((reader.ledger().committed.keys_delta, held(each_url)))
+            seen.append((reader.ledger().last_commit.keys_delta, held(each_url)))
     assert seen == [(20, 20), (10, 30), (0, 30), (0, 30), (1, 31)]
     job(frame(spark, range(50)), 4)  # committed already
     assert held(each_url) == 31
@@ -164,7 +164,7 @@ def test_a_state_with_a_ttl_does_not_say(redis_url, spark):
     counts(spark, opaque(redis_url, ttl=3600))(frame(spark, range(9)), 0)
     assert held(redis_url) is None
     with open_reader(redis_url, "s") as reader:
-        assert (reader.ledger().has_had_ttl, reader.ledger().committed.keys_delta) == (True, 9)
+        assert (reader.ledger().has_had_ttl, reader.ledger().last_commit.keys_delta) == (True, 9)
 
 
 def test_each_state_of_a_topology_has_its_own_number_and_a_batch_in_quarantine_changes_none(url, spark, tmp_path):

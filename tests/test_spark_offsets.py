@@ -43,7 +43,7 @@ def contents(url: str) -> dict[Any, Any]:
 
 def offsets(url: str) -> str:
     with open_reader(url, "visits") as reader:
-        return reader.ledger().committed.offsets
+        return reader.ledger().last_commit.offsets
 
 
 def put(visits: Visits, name: str, rows: list[tuple[str, int]], ms: int) -> str:

@@ -65,8 +65,8 @@ def test_every_key_is_right_after_several_batches(recipe, url, spark, visits):
     finish(counts_of(visits, spark, recipe(url, chunk_size=3)).start(visits.checkpoint, trigger=AVAILABLE))
     assert contents(url, "visits") == visits.truth()
     with open_reader(url, "visits") as reader:
-        assert reader.ledger().committed.batch_id == 3
-        assert reader.ledger().committed.rows == 50
+        assert reader.ledger().last_commit.batch_id == 3
+        assert reader.ledger().last_commit.rows == 50
         assert reader.get("user-0") == visits.truth()[("user-0",)]
         assert reader.multi_get([("nobody",), ("user-1",)]) == [None, visits.truth()[("user-1",)]]
 
@@ -464,7 +464,7 @@ def test_an_empty_batch_is_committed_and_changes_nothing(url, spark):
         job(frame.where("i > 5"), 1)
         assert contents(url, state) == before
         with open_reader(url, state) as reader:
-            assert (reader.ledger().committed.batch_id, reader.ledger().committed.rows) == (1, 0)
+            assert (reader.ledger().last_commit.batch_id, reader.ledger().last_commit.rows) == (1, 0)
 
 
 def test_new_values_come_after_the_commit_and_using_them_twice_writes_once(url, spark, visits):
@@ -472,7 +472,7 @@ def test_new_values_come_after_the_commit_and_using_them_twice_writes_once(url, 
 
     def downstream(new_values: DataFrame, batch_id: int) -> None:
         with open_reader(url, "visits") as reader:
-            assert reader.ledger().committed.batch_id == batch_id
+            assert reader.ledger().last_commit.batch_id == batch_id
         assert new_values.columns == ["user_id", "visits", "bytes"]
         assert new_values.count() == new_values.count()
         got.append((batch_id, {row["user_id"]: (row["visits"], row["bytes"]) for row in new_values.collect()}))

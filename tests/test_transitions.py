@@ -95,7 +95,7 @@ def test_the_first_opening_makes_a_ledger_that_is_due_batch_zero(kind):
     ledger = opened(kind)
     assert (ledger.epoch, ledger.owner, ledger.owners) == (1, "query-1", {"query-1": 0})
     assert (ledger.first_txid, ledger.next_txid, ledger.last_txid) == (START, START, None)
-    assert ledger.layouts == ((START, 1),)
+    assert ledger.field_counts == ((START, 1),)
     assert ledger.fence().closed
     assert ledger.fence() < FenceToken(1, START)
     _, attempt = began(ledger, 0)
@@ -193,7 +193,7 @@ def test_an_adopter_starts_at_batch_zero_above_what_is_there(kind):
     ledger = with_batches(3, kind)
     after = opened(kind, ledger=ledger, owner="query-2", on_new_owner="adopt")
     assert after.owners == {"query-1": 3, "query-2": 0}
-    assert after.committed == ledger.committed
+    assert after.last_commit == ledger.last_commit
     assert after.last_txid == ledger.last_txid
     after, attempt = began(after, 0)
     assert attempt.txid == START + 3
@@ -238,7 +238,7 @@ def test_reset_starts_empty_by_the_floor_and_keeps_the_txids_going(kind):
     ledger, _ = began(with_batches(2, kind), 2)
     after = opened(kind, ledger=ledger, owner="query-2", on_new_owner="reset")
     assert (after.floor, after.next_txid) == (START + 3, START + 3)
-    assert (after.last_txid, after.committed, after.previous, after.in_flight, after.dead) == (None,) * 4 + ((),)
+    assert (after.last_txid, after.last_commit, after.previous, after.in_flight, after.dead) == (None,) * 4 + ((),)
     after = committed(after, 0)
     assert after.last_txid == START + 3
     assert after.view().values([(START + 1, "old", "older")], after.next_txid) == [None]
@@ -296,9 +296,9 @@ def test_fields_are_added_behind_those_that_are_there():
     ledger = with_batches(2)
     after = opened(ledger=ledger, fields=(BYTES, VISITS))
     assert after.fields == (VISITS, BYTES)
-    assert after.layouts == ((START, 1), (START + 2, 2))
+    assert after.field_counts == ((START, 1), (START + 2, 2))
     again = opened(ledger=after, fields=(VISITS, BYTES))
-    assert (again.fields, again.layouts) == (after.fields, after.layouts)
+    assert (again.fields, again.field_counts) == (after.fields, after.field_counts)
     with pytest.raises(StateSchemaError):
         opened(ledger=after, fields=(VISITS,))
 
@@ -306,7 +306,7 @@ def test_fields_are_added_behind_those_that_are_there():
 def test_an_opaque_attempt_that_was_in_flight_when_fields_were_added_keeps_its_own_layout():
     ledger, left = began(with_batches(1), 1)
     after = opened(ledger=ledger, fields=(VISITS, BYTES))
-    assert after.layouts[-1] == (left.txid + 1, 2)
+    assert after.field_counts[-1] == (left.txid + 1, 2)
     _, attempt = began(after, 1)
     assert attempt.txid == left.txid + 1
 
@@ -361,7 +361,7 @@ def test_a_batch_that_is_committed_already_is_never_redone(kind):
     ledger = with_batches(2, kind)
     after, result = begin(ledger, ledger.session, 1)
     assert after is ledger
-    assert result == AlreadyCommitted(1, ledger.committed, ledger.view())
+    assert result == AlreadyCommitted(1, ledger.last_commit, ledger.view())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -414,16 +414,16 @@ def test_what_another_owner_committed_since_is_not_given_out_as_the_batchs_own()
 
 def test_commit_makes_the_attempt_count_with_what_is_known_of_it():
     ledger = with_batches(2)
-    assert ledger.committed.batch_id == 1
+    assert ledger.last_commit.batch_id == 1
     assert ledger.previous.batch_id == 0
     assert (ledger.last_txid, ledger.next_txid, ledger.in_flight) == (START + 1, START + 2, None)
     assert ledger.owners == {"query-1": 2}
-    assert (ledger.committed.rows, ledger.committed.keys) == (3, 2)
+    assert (ledger.last_commit.rows, ledger.last_commit.keys) == (3, 2)
 
 
 def test_commit_said_twice_is_no_error_and_no_change():
     ledger = with_batches(2)
-    assert commit(ledger, ledger.session, ledger.committed) is ledger
+    assert commit(ledger, ledger.session, ledger.last_commit) is ledger
 
 
 def test_only_the_attempt_in_flight_can_be_committed():
@@ -449,7 +449,7 @@ def test_an_attempt_of_an_older_epoch_cannot_be_committed_by_the_new_one():
 
 def test_rollback_takes_the_last_batch_back_and_is_due_it_again():
     ledger = rollback(with_batches(3))
-    assert ledger.committed.batch_id == 1
+    assert ledger.last_commit.batch_id == 1
     assert (ledger.previous, ledger.last_txid, ledger.owners) == (None, START + 1, {"query-1": 2})
     assert START + 2 not in ledger.view()
     ledger, attempt = began(ledger, 2)
@@ -460,7 +460,7 @@ def test_rollback_takes_the_last_batch_back_and_is_due_it_again():
 
 def test_rollback_of_the_only_batch_leaves_an_empty_state():
     ledger = rollback(with_batches(1))
-    assert (ledger.committed, ledger.last_txid, ledger.owners) == (None, None, {"query-1": 0})
+    assert (ledger.last_commit, ledger.last_txid, ledger.owners) == (None, None, {"query-1": 0})
     ledger = committed(ledger, 0)
     assert ledger.dead == ((START, START),)
 
@@ -485,12 +485,14 @@ def test_rollback_leaves_what_counted_before_the_batch(before):
     batch_id = ledger.owners[ledger.owner]
     after = rollback(committed(began(ledger, batch_id)[0], batch_id))
     assert after.view() == ledger.view()
-    assert (after.committed, after.owners) == (ledger.committed, ledger.owners)
+    assert (after.last_commit, after.owners) == (ledger.last_commit, ledger.owners)
 
 
 def test_a_commit_of_an_older_mapstate_is_rolled_back_to_the_commit_before_it():
     ledger = with_batches(2)
-    older = msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, last_txid_before=None))
+    older = msgspec.structs.replace(
+        ledger, last_commit=msgspec.structs.replace(ledger.last_commit, last_txid_before=None)
+    )
     assert rollback(older).last_txid == ledger.previous.txid
 
 
@@ -538,10 +540,10 @@ def test_vacuum_is_an_attempt_with_a_txid_of_its_own_after_which_nothing_is_dead
     assert START + 1 not in attempt.view
     ledger = commit_vacuum(ledger, attempt.txid)
     assert (ledger.dead, ledger.rewrites, ledger.last_txid) == ((), 1, attempt.txid)
-    assert (ledger.committed, ledger.owners) == (before.committed, before.owners)
+    assert (ledger.last_commit, ledger.owners) == (before.last_commit, before.owners)
     assert ledger.fence().closed
     assert commit_vacuum(ledger, attempt.txid) is ledger
-    assert begin(ledger, ledger.session, 1)[1].commit == before.committed
+    assert begin(ledger, ledger.session, 1)[1].commit == before.last_commit
     assert committed(ledger, 2).dead == ()
 
 
@@ -570,7 +572,7 @@ def test_vacuum_takes_over_where_the_driver_is_gone_and_fences_it_where_it_is_no
     with pytest.raises(FencedError):
         commit(ledger, before.session, done(attempt.txid, 1))
     ledger = commit_vacuum(ledger, vacuum.txid)
-    assert (ledger.dead, ledger.last_txid, ledger.committed) == ((), vacuum.txid, before.committed)
+    assert (ledger.dead, ledger.last_txid, ledger.last_commit) == ((), vacuum.txid, before.last_commit)
     ledger = opened(ledger=ledger)
     assert isinstance(begin(ledger, ledger.session, 1)[1], Attempt)  # the batch that was left behind is still due
 
@@ -701,7 +703,7 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule()
     def rollback(self):
-        last = self.ledger.committed
+        last = self.ledger.last_commit
         if self.attempt(lambda: rollback(self.ledger)) is not None:
             assert self.counts, "something was rolled back that never counted"
             self.counts.discard(last.txid)
@@ -797,7 +799,7 @@ def test_a_committed_batch_with_the_plan_that_it_had_is_a_replay():
         ledger = with_plans(FIRST, SECOND, kind=kind)
         after, begun = begin(ledger, ledger.session, 1, plan=SECOND)
         assert after is ledger
-        assert begun == AlreadyCommitted(1, ledger.committed, ledger.view())
+        assert begun == AlreadyCommitted(1, ledger.last_commit, ledger.view())
 
 
 @pytest.mark.parametrize("end", [6, 8, 9])
@@ -808,7 +810,7 @@ def test_a_committed_batch_that_is_planned_anew_is_rolled_back_and_begun_in_one_
     assert ledger.last_txid not in begun.view
     assert after == began(rollback(ledger), 1, plan=planned(3, 5, end, after=1))[0]
     again = committed(opened(ledger=after), 1, plan=planned(3, 5, end, after=1))
-    assert again.committed.plan == planned(3, 5, end, after=1).digest()
+    assert again.last_commit.plan == planned(3, 5, end, after=1).digest()
     assert ledger.last_txid not in again.view()
 
 
@@ -886,7 +888,7 @@ def test_without_a_plan_in_the_ledger_offsets_are_compared_and_the_time_of_the_c
 def test_a_commit_without_plan_and_offsets_is_judged_by_its_time():
     """As `mapstate adopt` makes it for a state that lost its ledger."""
     ledger = older(with_batches(2), at="2026-11-21T00:00:00+00:00")
-    ledger = msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, offsets=None))
+    ledger = msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(ledger.last_commit, offsets=None))
     before = BatchPlan("[5]", "[8]", 1_795_000_000_000)
     assert isinstance(begin(ledger, ledger.session, 1, plan=before)[1], AlreadyCommitted)
     with pytest.raises(ReplannedBatchError, match="do not start at the same"):

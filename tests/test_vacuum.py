@@ -57,7 +57,7 @@ class Job:
                 state="s", serializer="json", keys=(KeyField("k", "string"),), fields=fields, clock_txid=START, **asked
             ),
         )
-        self.codec = RecordCodec(serializer("json"), "s", asked["type"], fields, self.ledger.record.layouts)
+        self.codec = RecordCodec(serializer("json"), "s", asked["type"], fields, self.ledger.record.field_counts)
         self.next = self.ledger.record.owners[asked["owner"]]
 
     def attempt(self, **values: Any) -> Any:
@@ -117,7 +117,7 @@ def test_values_are_the_same_and_nothing_is_dead_any_more(url):
     assert len(pages) > 1 or "redis" in str(url)
     with open_reader(url, "s") as reader:
         ledger = reader.ledger()
-    assert (ledger.dead, ledger.in_flight, ledger.last_txid, ledger.committed.batch_id) == ((), None, txid, 2)
+    assert (ledger.dead, ledger.in_flight, ledger.last_txid, ledger.last_commit.batch_id) == ((), None, txid, 2)
 
 
 def test_a_second_vacuum_changes_no_record(url):

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from mapstate.capabilities import Reports
-from mapstate.errors import CorruptRecordError
-from mapstate.protocol.records import cut
+from mapstate.errors import CorruptRecordError, cut
 from mapstate.protocol.transitions import Commit
 
 __all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "is_time", "read_reports"]

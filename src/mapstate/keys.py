@@ -27,8 +27,8 @@ from decimal import Context, Decimal
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from mapstate.errors import KeyEncodingError, UnsupportedTypeError
-from mapstate.protocol.records import contains_none, cut, shown
+from mapstate.errors import KeyEncodingError, UnsupportedTypeError, cut, shown
+from mapstate.protocol.records import contains_none
 from mapstate.schema import KeyField
 
 __all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "StoreKey"]

@@ -285,7 +285,7 @@ class StateReader:
 
     def _view(self, ledger: LedgerRecord) -> CommitView:
         """What counts; without the last batch where the state is to be read as it was before it."""
-        done = ledger.committed
+        done = ledger.last_commit
         if self._before is None or ledger.type != "opaque" or done is None:
             return ledger.view()
         query_id, batch_id = self._before
@@ -386,11 +386,11 @@ class _Opened:
     ) -> None:
         self.data = data
         self.ledger = ledger
-        same = last if last is not None and last.ledger.layouts == ledger.layouts else None
+        same = last if last is not None and last.ledger.field_counts == ledger.field_counts else None
         form = serializer(ledger.serializer)
         self.keys: KeyCodec = same.keys if same else KeyCodec(ledger.keys, native=form.native)
         self.codec: RecordCodec = (
-            same.codec if same else RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.layouts)
+            same.codec if same else RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
         )
         self.fields: Fields = same.fields if same else results_of(ledger.fields, aggregators)
 

@@ -168,7 +168,7 @@ class Chain:
             return
         with reader:
             ledger = reader.ledger()
-            due = 0 if ledger.committed is None else ledger.committed.batch_id + 1
+            due = 0 if ledger.last_commit is None else ledger.last_commit.batch_id + 1
             assert ledger.owners == {self._query_id(): due}, when
             assert max(least, self.due) <= due <= most, f"{when}: batch {due} is due, {self.due} was before"
             keys = [(user,) for user in sorted(self._ever)]

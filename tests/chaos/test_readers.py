@@ -112,7 +112,7 @@ def add(bases: list[Any], amounts: list[Any]) -> list[Any]:
 
 
 def codec(record: LedgerRecord) -> RecordCodec:
-    return RecordCodec(serializer("json"), STATE, "opaque", record.fields, record.layouts)
+    return RecordCodec(serializer("json"), STATE, "opaque", record.fields, record.field_counts)
 
 
 # The readers
@@ -279,7 +279,7 @@ def committed(url: str) -> int:
     """How many batches count."""
     try:
         with open_reader(url, STATE) as reader:
-            last = reader.ledger().committed
+            last = reader.ledger().last_commit
     except StateNotFoundError:
         return 0
     return 0 if last is None else last.batch_id + 1

@@ -16,8 +16,7 @@ import msgspec
 from mapstate.aggregators import built_in, net
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
 from mapstate.aggregators.net import NetRows
-from mapstate.errors import AggregatorError, MapStateError
-from mapstate.protocol.records import cut
+from mapstate.errors import AggregatorError, MapStateError, cut
 from mapstate.schema import Field
 from mapstate.serializers.value_types import check_type
 

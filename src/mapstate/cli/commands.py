@@ -19,7 +19,7 @@ from mapstate.batch_report import BatchReport
 from mapstate.capabilities import close_if_possible
 from mapstate.cli.group import Command, CommandGroup
 from mapstate.cli.show import say, show_findings, show_ledger, show_reports
-from mapstate.errors import CorruptRecordError, StoreError, UsageError
+from mapstate.errors import CorruptRecordError, StoreError, UsageError, shown
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
 from mapstate.operations.adopt import adopt as adopt_state
 from mapstate.operations.checkpoint import query_of
@@ -31,7 +31,6 @@ from mapstate.operations.vacuum import Vacuumed
 from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.protocol import transitions
 from mapstate.protocol.ledger import Ledger, read_ledger
-from mapstate.protocol.records import shown
 from mapstate.reader import StateReader, open_reader
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.spec import check_state_name
@@ -167,10 +166,10 @@ def drop(
     found = drop_state(place, state, force=force, dry_run=True).ledger
     if found is None:
         say(f"State {state!r} has no ledger that can be read. All records under its name will be removed.")
-    elif found.committed is None:
+    elif found.last_commit is None:
         say(f"State {state!r} of query {found.owner} will be removed. It counts no batch.")
     else:
-        last = found.committed
+        last = found.last_commit
         say(f"State {state!r} of query {found.owner} will be removed: batch {last.batch_id} was committed {last.at}.")
     say("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.")
     if not yes:
@@ -195,7 +194,7 @@ def rollback(*, url: Url = None, state: State, yes: Yes = False) -> None:
     try:
         found = read_ledger(store, state)
         transitions.rollback(found)  # says what is in the way before anybody is asked
-        last = found.committed
+        last = found.last_commit
         assert last is not None  # noqa: S101  or it would have been refused
         say(f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count.")
         say("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")

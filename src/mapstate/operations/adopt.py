@@ -18,11 +18,10 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.capabilities import Scan, close_if_possible
-from mapstate.errors import KeyEncodingError, UsageError
+from mapstate.errors import KeyEncodingError, UsageError, shown
 from mapstate.keys import KeyCodec
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger import clock_txid, decode_ledger, encode_ledger, ledger_store, record_pages
-from mapstate.protocol.records import shown
 from mapstate.protocol.transitions import Commit, LedgerRecord
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
@@ -175,7 +174,7 @@ def _with_history(ledger: LedgerRecord, history: _History | None) -> LedgerRecor
         owners={history.owner: last.batch_id + 1},
         next_txid=max(ledger.next_txid, last.txid + 1),
         last_txid=None if ledger.type == "non-transactional" else last.txid,
-        committed=commit,
+        last_commit=commit,
         dead=() if ledger.type == "non-transactional" else history.dead,
     )
 
@@ -218,7 +217,7 @@ def _ledger(
         serializer="json",
         keys=keys,
         fields=fields,
-        layouts=((0, len(fields)),),
+        field_counts=((0, len(fields)),),
         owner=FORMER_OWNER,
         owners={FORMER_OWNER: 0},
         epoch=1,

@@ -98,7 +98,7 @@ def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
     if at is None or at.epoch != ledger.epoch:
         return Finding("ok", "in flight", "nothing", expected)
     what = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
-    since = at.at or (ledger.committed.at if ledger.committed is not None else "")
+    since = at.at or (ledger.last_commit.at if ledger.last_commit is not None else "")
     if not since:
         return Finding("ok", "in flight", f"{what}; nothing tells since when", expected)
     age = (dt.datetime.now(dt.UTC) - _time(since)).total_seconds()
@@ -229,7 +229,7 @@ def _read(store: Any, ledger: LedgerRecord, keys: list[StoreKey]) -> list[Any]:
 
 
 def _codec(ledger: LedgerRecord) -> RecordCodec:
-    return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.layouts)
+    return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.field_counts)
 
 
 def _look_at_txids(

@@ -111,10 +111,10 @@ def _vacuum(
             _say_missing(seen, held)
             return done
     _check_beside(seen, beside)
-    apart = seen.committed is not None and seen.committed.apart_from
+    apart = seen.last_commit is not None and seen.last_commit.apart_from
     begun = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
-    codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.layouts)
+    codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.field_counts)
     writer = writer_of(store, begun.token)
     done, held_keys, unreadable = Vacuumed(0, 0, 0, begun.txid), DistinctKeys(), Unreadable(state)
     room = Room(record.fields)
@@ -154,7 +154,7 @@ def _reading(
     store: Any, records: Any, ledger: LedgerRecord, newest: int, room: Room
 ) -> Callable[[list[StoreKey]], list[Any]]:
     """What reads records of listed keys. Its errors name the keys that hold no record of this state."""
-    codec = RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.layouts)
+    codec = RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.field_counts)
 
     def read(keys: list[StoreKey]) -> list[Any]:
         data = records.multi_get(keys)
@@ -192,7 +192,7 @@ def _scanned_in_vain(
 
 def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]]) -> None:
     """The states that are committed apart have the last batch too. Raises UsageError."""
-    if ledger.committed is not None and not set(ledger.committed.apart_from) <= {name for _, name in beside}:
+    if ledger.last_commit is not None and not set(ledger.last_commit.apart_from) <= {name for _, name in beside}:
         check_vacuum(ledger)
     for backend_or_url, name in beside:
         store: Any = resolve(backend_or_url).open(check_state_name(name))

@@ -30,11 +30,12 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
     UsageError,
+    cut,
+    shown,
 )
 from mapstate.keys import KeyCodec
 from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.records import cut, shown
 from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.schema import Field, KeyField, OnGap, StateType
 from mapstate.serializers import RecordCodec, serializer
@@ -99,7 +100,9 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             f"format {transitions.FORMAT} was expected. Nothing was written.",
             state=state,
         )
-    flaw = _flaw(record) or _schema_flaw(record.serializer, record.type, record.keys, record.fields, record.layouts)
+    flaw = _flaw(record) or _schema_flaw(
+        record.serializer, record.type, record.keys, record.fields, record.field_counts
+    )
     if flaw is not None:
         raise _corrupt(state, flaw)
     return record
@@ -116,12 +119,12 @@ def _corrupt(state: str, why: str) -> CorruptLedgerError:
 def _flaw(record: LedgerRecord) -> str | None:
     """What in a ledger's numbers no event can have left there; None where all is well."""
     last, at, next_txid = record.last_txid, record.in_flight, record.next_txid
-    commits = [one for one in (record.committed, record.previous) if one is not None]
+    commits = [one for one in (record.last_commit, record.previous) if one is not None]
     numbers = [record.epoch, record.first_txid, next_txid, record.floor, record.rewrites, *record.owners.values()]
     numbers += [number for one in commits for number in (one.txid, one.batch_id)]
     numbers += [] if at is None else [at.txid, at.epoch, at.batch_id or 0]
     bounds = [bound for span in record.dead for bound in span]
-    counts = [count for _, count in record.layouts]
+    counts = [count for _, count in record.field_counts]
     begun = [one.txid for one in (*commits, at) if one is not None] + ([] if last is None else [last])
     times = ["" if at is None else at.at, *(one.at for one in commits)]
     for flaw, what in (
@@ -131,8 +134,8 @@ def _flaw(record: LedgerRecord) -> str | None:
         (bounds != sorted(bounds) or any(low > high for low, high in record.dead), "its dead txids are in disorder"),
         (bool(bounds) and (last is None or bounds[0] < 0 or bounds[-1] >= last), "a dead txid is above the last one"),
         (len(set(record.fields)) < len(record.fields), "a field is there twice"),
-        (not counts or counts != sorted(counts) or counts[0] < 0, "its layouts are in disorder"),
-        (bool(counts) and counts[-1] != len(record.fields), "its last layout does not have all fields"),
+        (not counts or counts != sorted(counts) or counts[0] < 0, "its field counts are in disorder"),
+        (bool(counts) and counts[-1] != len(record.fields), "its last field count is not that of its fields"),
         (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
     ):
         if flaw:
@@ -146,13 +149,13 @@ def _schema_flaw(
     state_type: StateType,
     keys: tuple[KeyField, ...],
     fields: tuple[Field, ...],
-    layouts: tuple[tuple[int, int], ...],
+    field_counts: tuple[tuple[int, int], ...],
 ) -> str | None:
     """Why nobody can read keys or records of this schema; None where all is well."""
     try:
         chosen = serializer(form)
         KeyCodec(keys, native=chosen.native)
-        RecordCodec(chosen, "", state_type, fields, layouts)
+        RecordCodec(chosen, "", state_type, fields, field_counts)
     except (MapStateError, ValueError, TypeError, RecursionError) as error:
         return cut(error)
     return None

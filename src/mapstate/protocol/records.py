@@ -18,34 +18,16 @@ __all__ = [
     "OpaqueValue",
     "TransactionalValue",
     "contains_none",
-    "cut",
     "newer_than_ledger",
     "newer_txids",
-    "shown",
 ]
 
 V = TypeVar("V")
-
-_MOST_SHOWN = 100
 
 
 def contains_none(items: Collection[object]) -> bool:
     """Whether None is among them. Nothing is compared where all are true, as records are: a fifth of the time."""
     return not all(items) and None in items
-
-
-def shown(value: object) -> str:
-    """A key, a value or a record as a message shows it: at most a hundred characters of its repr."""
-    try:
-        return cut(repr(value[: _MOST_SHOWN + 1] if isinstance(value, str | bytes | bytearray) else value))
-    except Exception:  # noqa: BLE001  an int of 5,000 digits has no repr, nor may an object of a user's
-        return f"a value of type {type(value).__name__}"
-
-
-def cut(text: object) -> str:
-    """At most a hundred characters of a text that may hold a value, such as another library's error."""
-    text = str(text)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 class TransactionalValue(NamedTuple, Generic[V]):

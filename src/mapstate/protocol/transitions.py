@@ -27,8 +27,9 @@ from mapstate.errors import (
     StateOwnershipError,
     StateSchemaError,
     UsageError,
+    cut,
 )
-from mapstate.protocol.records import CommitView, cut
+from mapstate.protocol.records import CommitView
 from mapstate.schema import Field, KeyField, OnGap, OnNewOwner, StateType
 
 __all__ = [
@@ -151,15 +152,18 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
     plan: PlanDigest | None = None
 
 
-class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The state's own record: who owns it, what is committed, in flight, dead.
+_STORED_NAMES = {"last_commit": "committed", "field_counts": "layouts"}
+
+
+class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
+    """The state's own record: who owns it, what is committed, in flight, dead. `_STORED_NAMES` are the JSON's.
 
     ``owners``     each query id that ever owned the state, and the batch id it must bring next
     ``session``    a random name of the opening that made this epoch
     ``last_txid``  the highest committed txid, of a batch or a vacuum; None if nothing counts
-    ``committed``  the last committed batch; ``previous`` the one before it
+    ``last_commit``  the last committed batch; ``previous`` the one before it
     ``dead``       txids below ``last_txid`` that do not count, as inclusive ranges
-    ``layouts``    pairs (txid, n): from this txid on, records hold n fields
+    ``field_counts``    pairs (txid, n): from this txid on, records hold n fields
     ``rewrites``   how many vacuums have begun: since then records may have been purged
     ``initial_keys`` how many keys the state held before its first batch, None if unknown
     ``has_had_ttl``   no commit knows how many keys such a state holds
@@ -171,7 +175,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     serializer: str
     keys: tuple[KeyField, ...]
     fields: tuple[Field, ...]
-    layouts: tuple[tuple[int, int], ...]
+    field_counts: tuple[tuple[int, int], ...]
     owner: str
     owners: dict[str, int]
     epoch: int
@@ -179,7 +183,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_txid: int
     next_txid: int
     last_txid: int | None = None
-    committed: Commit | None = None
+    last_commit: Commit | None = None
     previous: Commit | None = None
     in_flight: InFlight | None = None
     dead: tuple[tuple[int, int], ...] = ()
@@ -192,7 +196,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The number of keys with a committed value. None if unknown; see docs/operating.md#how-many-keys."""
         if self.has_had_ttl:
             return None
-        return self.initial_keys if self.committed is None else self.committed.keys_held
+        return self.initial_keys if self.last_commit is None else self.last_commit.keys_held
 
     def contents(self) -> tuple[Any, ...]:
         """Equal for two ledgers under which an opaque state has the same committed values, and no vacuum between."""
@@ -262,7 +266,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             serializer=opening.serializer,
             keys=opening.keys,
             fields=opening.fields,
-            layouts=((opening.clock_txid, len(opening.fields)),),
+            field_counts=((opening.clock_txid, len(opening.fields)),),
             owner=opening.owner,
             owners={opening.owner: 0},
             epoch=1,
@@ -324,7 +328,9 @@ def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             state=ledger.state,
         )
     fields = ledger.fields + added
-    return msgspec.structs.replace(ledger, fields=fields, layouts=(*ledger.layouts, (ledger.next_txid, len(fields))))
+    return msgspec.structs.replace(
+        ledger, fields=fields, field_counts=(*ledger.field_counts, (ledger.next_txid, len(fields)))
+    )
 
 
 def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
@@ -359,13 +365,13 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             in_flight=None,
             floor=ledger.next_txid,
             last_txid=None,
-            committed=None,
+            last_commit=None,
             previous=None,
             dead=(),
             initial_keys=0,
             has_had_ttl=False,
         )
-    last, at = ledger.committed, ledger.in_flight
+    last, at = ledger.last_commit, ledger.in_flight
     if ledger.last_txid is None and not any(ledger.owners.values()):
         began = "its batches were rolled back" if at is None else f"txid {at.txid} is in flight since {at.at or '?'}"
         way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
@@ -555,7 +561,7 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
 
 def _check_age(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
     """A batch that was committed before another query took the state was not planned after that one's commit."""
-    last = ledger.committed
+    last = ledger.last_commit
     if plan is None or last is None or last.owner == ledger.owner or not _is_younger(plan, last):
         return
     raise ReplannedBatchError(
@@ -574,7 +580,7 @@ def _check_repeated(ledger: LedgerRecord, repeat: InFlight, plan: BatchPlan | No
     """A transactional attempt is begun again under its txid only with the plan that it had."""
     if plan is None or repeat.plan is None or _is_same(repeat.plan, plan.digest()):
         return
-    last = ledger.committed
+    last = ledger.last_commit
     raise ReplannedBatchError(
         f"state {ledger.state!r} is transactional and has batch {repeat.batch_id} in flight, which begins at "
         f"{'the start' if last is None else _cut(last.offsets)}. Spark planned it anew, from {_cut(plan.start)} to "
@@ -610,7 +616,7 @@ def _check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) 
 
 def _last_own(ledger: LedgerRecord) -> Commit | None:
     """The last commit, if it is the present owner's: batch ids and offsets of another query say nothing here."""
-    last = ledger.committed
+    last = ledger.last_commit
     return last if last is not None and last.owner == ledger.owner else None
 
 
@@ -654,7 +660,7 @@ def _cut(offsets: str | None) -> str:
 
 
 def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> AlreadyCommitted:
-    last = ledger.committed
+    last = ledger.last_commit
     own = last is not None and last.owner == ledger.owner
     if batch_id < due - 1 or (own and last is not None and last.batch_id < batch_id):
         raise StaleBatchError(
@@ -713,7 +719,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
     Saying it twice is no error: a lost reply is asked again. Raises FencedError.
     """
     _check_session(ledger, session)
-    if ledger.committed is not None and ledger.committed.txid == done.txid:
+    if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
         return ledger
     at = _check_in_flight(ledger, done.txid)
     if at.batch_id != done.batch_id:
@@ -722,8 +728,8 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     return msgspec.structs.replace(
         ledger,
-        committed=msgspec.structs.replace(done, plan=at.plan, keys_held=held, last_txid_before=ledger.last_txid),
-        previous=ledger.committed,
+        last_commit=msgspec.structs.replace(done, plan=at.plan, keys_held=held, last_txid_before=ledger.last_txid),
+        previous=ledger.last_commit,
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
         last_txid=done.txid,
@@ -744,7 +750,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     be rewound with it. ``txid`` is that of the batch that is meant; None: whichever is the last. Raises
     RollbackError, also where another batch is the last one.
     """
-    last = ledger.committed
+    last = ledger.last_commit
     if ledger.type != "opaque":
         raise RollbackError(f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before")
     if last is None or ledger.in_flight is not None or ledger.next_txid != last.txid + 1:
@@ -769,7 +775,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
         low = previous.txid  # a commit of an older mapstate
     return msgspec.structs.replace(
         ledger,
-        committed=previous,
+        last_commit=previous,
         previous=None,
         last_txid=low,
         dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
@@ -796,12 +802,12 @@ def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> 
     MissingBatchesError; not for a state whose ``on_gap`` is "accept".
     """
     for behind, on_gap in zip(ledgers, on_gaps, strict=True):
-        last = behind.committed
+        last = behind.last_commit
         if last is None or last.owner == behind.owner or on_gap == "accept":
             continue
         for ahead in ledgers:
-            if ahead.committed is not None and ahead.committed.owner == last.owner:
-                _check_no_further(ahead, ahead.committed, behind, last)
+            if ahead.last_commit is not None and ahead.last_commit.owner == last.owner:
+                _check_no_further(ahead, ahead.last_commit, behind, last)
 
 
 def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord, last: Commit) -> None:
@@ -838,7 +844,7 @@ def check_follower(
     if follower is not None and its_due > due:
         if first is not None and plan is not None and follower.owner == query:
             anew = plan._replace(upstream_txid=first.next_txid)
-            known = None if follower.committed is None else follower.committed.plan
+            known = None if follower.last_commit is None else follower.last_commit.plan
             # Overtaken, if the first was put back and gives out its txids again.
             if is_replanned(follower, batch_id, anew) and not _is_overtaken(known, anew.upstream_txid):
                 check_replanned(follower, batch_id, anew)
@@ -854,7 +860,8 @@ def check_follower(
     if any(one is not None and one.owner == query for one in found):
         return plan and plan._replace(upstream_txid=None)
     last, its_last = (
-        None if one is None or how == "reset" else one.committed for one, how in zip(found, on_new_owners, strict=True)
+        None if one is None or how == "reset" else one.last_commit
+        for one, how in zip(found, on_new_owners, strict=True)
     )
     can_tell = last is None or its_last is None or last.owner == its_last.owner
     if can_tell and _place(last) != _place(its_last):
@@ -869,7 +876,7 @@ def check_follower(
 
 
 def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
-    last = ledger.committed
+    last = ledger.last_commit
     if last is None:
         return False
     if last.owner == ledger.owner:
@@ -878,7 +885,7 @@ def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: i
     # What another query left behind: its batch ids say nothing of this one's. A state that this query never kept, or
     # that had its batch and was reset since, lacks nothing, though it is empty as the other was before its first batch.
     return any(
-        _place(other.committed) == _place(ledger.previous) and other.owners.get(last.owner, _NEVER) <= last.batch_id
+        _place(other.last_commit) == _place(ledger.previous) and other.owners.get(last.owner, _NEVER) <= last.batch_id
         for other in ledgers
         if other is not ledger
     )
@@ -893,7 +900,7 @@ def _rolled_back(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord]) -> Ledge
         return rollback(ledger)
     except RollbackError as error:
         names = ", ".join(repr(other.state) for other in ledgers if other is not ledger)
-        last = ledger.committed
+        last = ledger.last_commit
         raise RollbackError(
             f"state {ledger.state!r} is ahead of the other states of its topology ({names}): it counts batch "
             f"{None if last is None else last.batch_id}, and not all of them do. To be even it would have to be rolled "
@@ -924,7 +931,7 @@ def begin_vacuum(
                 "driver that began it is gone, take the state over (that fences it)"
             )
         ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
-    if seen is not None and seen.committed != ledger.committed:
+    if seen is not None and seen.last_commit != ledger.last_commit:
         raise _changed_meanwhile(ledger)
     txid = ledger.next_txid
     after = msgspec.structs.replace(
@@ -942,7 +949,7 @@ def check_vacuum(ledger: LedgerRecord) -> None:
     A batch that a topology commits in several writes is rolled back where the driver died between them, and a
     vacuum's txid stands in the way of that. Raises UsageError.
     """
-    last = ledger.committed
+    last = ledger.last_commit
     if last is None or not last.apart_from or ledger.next_txid != last.txid + 1:
         return  # what began later began in all of them
     names = ", ".join(map(repr, last.apart_from))
@@ -956,7 +963,7 @@ def check_vacuum(ledger: LedgerRecord) -> None:
 
 def has_last_batch(ledger: LedgerRecord, other: LedgerRecord) -> bool:
     """Whether ``other``, of the same topology, counts the last batch of ``ledger``."""
-    last, its_last = ledger.committed, other.committed
+    last, its_last = ledger.last_commit, other.last_commit
     return _place(last) == _place(its_last)
 
 
@@ -1038,9 +1045,9 @@ def _with_found_keys(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
 
 
 def _with_keys_held(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
-    if ledger.committed is None:
+    if ledger.last_commit is None:
         return msgspec.structs.replace(ledger, initial_keys=held)
-    return msgspec.structs.replace(ledger, committed=msgspec.structs.replace(ledger.committed, keys_held=held))
+    return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(ledger.last_commit, keys_held=held))
 
 
 def _after_a_failed_attempt(ledger: LedgerRecord) -> LedgerRecord:
@@ -1065,7 +1072,7 @@ def begin_drop(
             serializer="json",
             keys=(KeyField("unknown", "string"),),
             fields=(Field("unknown", "Count", "bigint"),),
-            layouts=((clock_txid, 1),),
+            field_counts=((clock_txid, 1),),
             owner=DROPPER,
             owners={DROPPER: 0},
             epoch=0,
@@ -1088,7 +1095,7 @@ def begin_drop(
         session=session,
         next_txid=txid + 1,
         last_txid=None,
-        committed=None,
+        last_commit=None,
         previous=None,
         in_flight=InFlight(txid=txid, epoch=epoch, batch_id=None, nonce=session, at=at),
         dead=(),

@@ -32,10 +32,17 @@ from mapstate.backends.aerospike.codes import (
 )
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken
-from mapstate.errors import CorruptRecordError, FencedError, KeyEncodingError, MapStateError, StoreError, UsageError
+from mapstate.errors import (
+    CorruptRecordError,
+    FencedError,
+    KeyEncodingError,
+    MapStateError,
+    StoreError,
+    UsageError,
+    shown,
+)
 from mapstate.findings import MOST_NAMED, Finding
 from mapstate.keys import StoreKey
-from mapstate.protocol.records import shown
 
 if TYPE_CHECKING:
     from mapstate.backends.aerospike import AerospikeBackend

@@ -27,9 +27,9 @@ from mapstate.backends.redis.topology import Cluster, Reply, Request, slot_of
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken
-from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError
+from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError, cut
 from mapstate.findings import Finding
-from mapstate.protocol.records import contains_none, cut
+from mapstate.protocol.records import contains_none
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend

@@ -13,9 +13,8 @@ from typing import ClassVar
 
 from mapstate.backends.redis.scripts import rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
-from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
+from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError, shown
 from mapstate.findings import MOST_NAMED
-from mapstate.protocol.records import shown
 
 __all__ = ["HashLayout", "Layout", "StringLayout", "escaped", "not_listed", "texts_of"]
 

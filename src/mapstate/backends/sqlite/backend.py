@@ -40,9 +40,10 @@ from mapstate.errors import (
     StoreFullError,
     StoreUnavailableError,
     TooLargeError,
+    cut,
+    shown,
 )
 from mapstate.findings import MOST_NAMED, Finding
-from mapstate.protocol.records import cut, shown
 
 __all__ = ["SqliteBackend", "SqliteStore"]
 

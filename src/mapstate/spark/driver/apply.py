@@ -201,7 +201,7 @@ def read_back(
             )
         backing: Any = store
         form = serializer(spec.serializer)
-        codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.layouts)
+        codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.field_counts)
         keys = KeyCodec(ledger.keys, native=form.native)
         seen: set[StoreKey] = set()  # a scan may give a key twice
         room = Room(ledger.fields)

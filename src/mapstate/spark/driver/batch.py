@@ -282,7 +282,9 @@ class BatchDriver:
                     rows=rows,
                     keys=keys,
                     at=now(),
-                    offsets=offsets_of(batch_df, self._batch_plans.plan, ledger.record.owner, ledger.record.committed),
+                    offsets=offsets_of(
+                        batch_df, self._batch_plans.plan, ledger.record.owner, ledger.record.last_commit
+                    ),
                     run=run.run_id,
                     keys_delta=keys_delta(applied.reports),
                 )
@@ -357,7 +359,7 @@ class BatchDriver:
         return BatchTask(
             spec=self._spec,
             fields=fields,
-            layouts=record.layouts,
+            field_counts=record.field_counts,
             keys=self._job.keys,
             partials=self._planned(batch_df, fields).partials,
             begun=begun,

@@ -35,10 +35,10 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
     UsageError,
+    cut,
 )
 from mapstate.protocol.ledger import now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.records import cut
 from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit, LedgerRecord
 from mapstate.retry import Patience
 from mapstate.spark.driver.apply import ONE_DRAW, AttemptResult, computed_once
@@ -248,7 +248,7 @@ class TopologyDriver:
         for record in ledgers.records:  # mostly all build on the same ones, and each reading asks the JVM
             if _offsets_before(record) not in offsets:
                 offsets[_offsets_before(record)] = offsets_of(
-                    batch_df, self._batch_plans.plan, record.owner, record.committed
+                    batch_df, self._batch_plans.plan, record.owner, record.last_commit
                 )
         commits = [
             Commit(
@@ -405,7 +405,7 @@ class TopologyDriver:
 
 def _offsets_before(record: LedgerRecord) -> tuple[str, str | None] | None:
     """What `offsets_of` builds on."""
-    return None if record.committed is None else (record.committed.owner, record.committed.offsets)
+    return None if record.last_commit is None else (record.last_commit.owner, record.last_commit.offsets)
 
 
 def _is_of_the_batch(error: Exception) -> bool:

@@ -22,12 +22,13 @@ from mapstate import errors
 from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.fields import Fields, Folding
 from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead, close_if_possible, writer_of
+from mapstate.errors import cut
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import Room, SerializedMap
 from mapstate.protocol.ledger import read_ledger
-from mapstate.protocol.records import CommitView, contains_none, cut
+from mapstate.protocol.records import CommitView, contains_none
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.cache_lease import lease
@@ -113,7 +114,7 @@ class BatchTask:
         *,
         spec: StateSpec,
         fields: Fields,
-        layouts: Sequence[tuple[int, int]],
+        field_counts: Sequence[tuple[int, int]],
         keys: Sequence[KeyField],
         partials: list[int] | None,
         begun: Attempt,
@@ -124,7 +125,7 @@ class BatchTask:
     ) -> None:
         self.spec = spec
         self.fields = fields
-        self.layouts = layouts
+        self.field_counts = field_counts
         self.keys = keys
         self.partials = partials
         self.batch_id = begun.batch_id
@@ -204,7 +205,7 @@ class BatchTask:
     def _records(self, writer: Any, room: Room, report: TaskReport) -> Iterator[Any]:
         """The records behind the writer, through the worker's cache where there is one."""
         spec = self.spec
-        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.layouts)
+        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.field_counts)
         records = SerializedMap(writer, codec, room)
         if self.spread is None:
             yield records

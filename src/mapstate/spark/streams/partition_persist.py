@@ -17,9 +17,8 @@ import msgspec
 import pyarrow as pa
 
 from mapstate.capabilities import close_if_possible
-from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError
+from mapstate.errors import ConfigurationError, IncompleteBatchError, MapStateError, UpdaterError, cut
 from mapstate.maps.serialized import CHUNK_BYTES
-from mapstate.protocol.records import cut
 from mapstate.spark.driver.apply import computed_once
 from mapstate.spark.driver.batch import Downstream
 from mapstate.spark.driver.plan import column_of

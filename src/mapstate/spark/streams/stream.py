@@ -13,9 +13,9 @@ from mapstate.errors import (
     NotPicklableError,
     UnknownColumnError,
     UsageError,
+    cut,
 )
 from mapstate.keys import KeyCodec
-from mapstate.protocol.records import cut
 from mapstate.schema import Field, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.driver.apply import INSIDE, computed_once

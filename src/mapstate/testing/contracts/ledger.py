@@ -235,7 +235,7 @@ class LedgerContract(BackendContract):
         first, begun = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
         self._committed(first.ledgers[0], begun[0])
         second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
-        assert [one.committed for one in second.records] == [None, None]
+        assert [one.last_commit for one in second.records] == [None, None]
         assert all(one.in_flight is not None for one in second.records)
 
     # The fence
@@ -690,8 +690,8 @@ class LedgerContract(BackendContract):
             self._committed(first, first.begin(batch_id))
         second = Ledger.open(other, opening(self.state, "opaque", self.serializer))
         assert second.record.epoch == first.record.epoch + 1
-        assert second.record.committed is not None
-        assert second.record.committed.batch_id == 1
+        assert second.record.last_commit is not None
+        assert second.record.last_commit.batch_id == 1
         with pytest.raises(FencedError):
             first.begin(2)
         self._committed(second, second.begin(2))
