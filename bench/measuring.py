@@ -14,7 +14,7 @@ import msgspec
 __all__ = ["ROOT", "Answer", "Goal", "Row", "by_turns", "ratios", "spread", "timed"]
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # where the servers are
+sys.path.insert(0, str(ROOT / "tests/fixtures"))  # where the servers are
 
 
 class Goal(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     """Runs them one after the other, all of them, and says which failed."""
     failed = []
     for name, environment, modules in runs(defaults()):
-        files = [f"tests/test_{module}.py" for module in modules]
+        files = [str(found) for module in modules for found in (ROOT / "tests").rglob(f"test_{module}.py")]
         print(f"== {name}: {', '.join(files)}", flush=True)
         command = [sys.executable, "-m", "pytest", *files, *arguments]
         environment |= {"CI": "true"}  # nothing is skipped for want of a server

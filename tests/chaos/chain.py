@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from processes import TESTS, job
+from processes import FIXTURES, job
 
 from mapstate import errors, open_reader
 from mapstate.testing import wait_for
@@ -245,7 +245,7 @@ class Chain:
             "checkpoint": str(self._folder / "checkpoint"),
             "conf": {"spark.sql.adaptive.coalescePartitions.enabled": "false"},  # two tasks, however small
         }
-        return job(TESTS / "visits_job.py", options, self._log)
+        return job(FIXTURES / "visits_job.py", options, self._log)
 
     def _kill_at_random(self, process: subprocess.Popen[bytes], folder: Path, batch: int) -> None:
         """Within the life of a batch, as this very driver has it, after the begin of ``batch + 1``."""

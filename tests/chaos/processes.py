@@ -17,7 +17,7 @@ from servers import free_port
 
 from mapstate.testing import wait_for
 
-TESTS = Path(__file__).parents[1]
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -72,7 +72,7 @@ def job(script: Path, options: dict[str, Any], log: Path) -> Iterator[subprocess
             stdout=out,
             stderr=out,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(TESTS)},
+            env=os.environ | {"PYTHONPATH": str(FIXTURES)},
         )
     try:
         yield process

@@ -41,7 +41,7 @@ def show_ledger(console: Console, ledger: LedgerRecord) -> None:
         ("state", f"{ledger.state}, {ledger.type}, {ledger.serializer}"),
         ("keys", f"({keys})"),
         ("fields", fields),
-        ("field counts", "; ".join(f"{count} fields from txid {txid} on" for txid, count in ledger.field_counts)),
+        ("widths", "; ".join(f"{count} fields from txid {txid} on" for txid, count in ledger.field_counts)),
         ("owner", f"{ledger.owner}, next batch {ledger.owners[ledger.owner]}"),
         *(("", f"before: {one}, next batch {due}") for one, due in ledger.owners.items() if one != ledger.owner),
         ("epoch", str(ledger.epoch)),

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # the job whose driver dies: see the end
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
+
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession

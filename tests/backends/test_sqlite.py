@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_vacuum import Job
+from states import Job
 
 from mapstate import open_reader
 from mapstate.backends import resolve

@@ -25,7 +25,7 @@ from mapstate.serializers import RecordCodec, serializer
 
 pytestmark = pytest.mark.redis
 
-DOCS = (Path(__file__).resolve().parents[1] / "docs" / "redis.md").read_text()
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "redis.md").read_text()
 ADMIN = {
     "acl",
     "config",

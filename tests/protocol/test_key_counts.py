@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from openings import opening
 from side_doors import RedisClusterSideDoor, RedisPackedSideDoor
-from test_adopt import FIELDS, KEYS
-from test_vacuum import Job, messy
+from states import Job, messy
 
 from mapstate import open_reader
 from mapstate.backends import memory, resolve
@@ -38,6 +37,7 @@ from mapstate.protocol.transitions import (
     rollback,
 )
 from mapstate.protocol.transitions import recount as recounted
+from mapstate.schema import Field, KeyField
 
 # The arithmetic, as of the ledger alone
 
@@ -501,7 +501,8 @@ def test_an_adopted_state_knows_its_keys_when_they_were_counted(url):
     """Not before: what storm-redis wrote may expire."""
     store = resolve(url).open("s")
     store.multi_put(["a", "b", "gone"], [b"[5,1,null]", b"[7,2,1]", b"[6,null,3]"])
-    adopt(url, "s", type="opaque", keys=KEYS, fields=FIELDS)
+    keys, fields = (KeyField("user_id", "string"),), (Field("visits", "Count", "bigint"),)
+    adopt(url, "s", type="opaque", keys=keys, fields=fields)
     with open_reader(url, "s") as reader:
         assert reader.key_count() is None
         recount(url, "s")

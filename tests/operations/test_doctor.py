@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_vacuum import Bare, Job
+from states import Bare, Job
 
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from openings import opening
-from test_vacuum import Job, contents
+from states import Job, contents
 
 from mapstate import open_reader
 from mapstate.backends import resolve

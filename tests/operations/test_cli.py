@@ -16,8 +16,8 @@ import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from states import Job, contents, messy
 from test_checkpoint import checkpoint, files
-from test_vacuum import Job, contents, messy
 from typer.testing import CliRunner
 
 from mapstate import open_reader

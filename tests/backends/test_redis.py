@@ -1241,7 +1241,7 @@ def test_a_server_that_is_killed_comes_back_with_what_it_kept(start_redis):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_a_server_ends_with_the_process_that_started_it(tmp_path):
     code = "from servers import RedisServer; import time; print(RedisServer().start().port, flush=True); time.sleep(60)"
-    command, here = [sys.executable, "-c", code], Path(__file__).parent
+    command, here = [sys.executable, "-c", code], Path(__file__).parents[1] / "fixtures"
     environment = os.environ | {"TMPDIR": str(tmp_path)}  # nobody is left to remove its files
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=here, env=environment) as starter:
         port = int(starter.stdout.readline())

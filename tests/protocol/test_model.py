@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model import MUTANTS, SMALL, WIDE, World, explore, steps_of, walk
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 by_name = {"ids": lambda one: one.name}
 
 

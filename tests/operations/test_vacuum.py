@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from states import Bare, Job, N, contents, messy, stored
 
 from mapstate import open_reader
 from mapstate.backends import resolve
@@ -20,18 +21,10 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.maps import OpaqueMap
-from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.doctor import recount
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import Vacuumed, vacuum
-from mapstate.protocol.ledger import LEDGER_KEY, Ledger
-from mapstate.protocol.transitions import Commit, OpenRequest
-from mapstate.schema import Field, KeyField
-from mapstate.serializers import RecordCodec, serializer
-
-START = 1000
-N = Field("n", "Sum(n)", "bigint")
+from mapstate.schema import Field
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -42,62 +35,6 @@ def url(request: Any, tmp_path: Any) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/state.db"
     return request.getfixturevalue("redis_url")
-
-
-class Job:
-    """A driver with its tasks, step by step."""
-
-    def __init__(self, backend: Any, **changes: Any) -> None:
-        fields = changes.pop("fields", (N,))
-        self.store = resolve(backend).open("s", ttl=changes.pop("ttl", None))
-        asked = {"type": "opaque", "owner": "q"} | changes
-        self.ledger = Ledger.open(
-            self.store,
-            OpenRequest(
-                state="s", serializer="json", keys=(KeyField("k", "string"),), fields=fields, clock_txid=START, **asked
-            ),
-        )
-        self.codec = RecordCodec(serializer("json"), "s", asked["type"], fields, self.ledger.record.field_counts)
-        self.next = self.ledger.record.owners[asked["owner"]]
-
-    def attempt(self, **values: Any) -> Any:
-        """Writes, and does not commit."""
-        begun = self.ledger.begin(self.next)
-        writer = self.store.writer(begun.token)
-        records = OpaqueMap(SerializedMap(writer, self.codec), begun.view)
-        records.begin_commit(begun.txid)
-        self.delta = records.multi_get(list(values)).count(None) - list(values.values()).count(None)
-        records.multi_put(list(values), list(values.values()))
-        return begun
-
-    def batch(self, **values: Any) -> None:
-        begun = self.attempt(**values)
-        done = Commit(batch_id=self.next, txid=begun.txid, owner=self.ledger.record.owner, rows=1, keys=len(values))
-        self.ledger.commit(msgspec.structs.replace(done, keys_delta=self.delta))
-        self.next += 1
-
-
-def contents(url: Any) -> dict[str, Any]:
-    with open_reader(url, "s") as reader:
-        return {key[0]: value["n"] for key, value in reader.scan()}
-
-
-def stored(url: Any) -> dict[str, bytes]:
-    store = resolve(url).open("s")
-    keys = sorted({key for page in store.scan(100) for key in page} - {LEDGER_KEY})
-    return dict(zip(keys, store.multi_get(keys), strict=True))
-
-
-def messy(url: Any) -> dict[str, int]:
-    """Records of every kind: committed, dead with and without a value before, tombstones, left behind."""
-    job = Job(url)
-    job.batch(kept=1, dead=2, gone=3, touched=0)
-    job.attempt(dead=20, phantom=5, gone=None)
-    job.batch(gone=None, touched=1)
-    job.attempt(left=1, touched=9)
-    job.attempt(left=2)
-    job.batch(kept=4)
-    return {"kept": 4, "dead": 2, "touched": 1}
 
 
 def test_values_are_the_same_and_nothing_is_dead_any_more(url):
@@ -385,19 +322,6 @@ def test_a_phantom_of_just_before_its_begin_is_found_where_the_scan_lists_at_onc
     store.before_swap = race
     assert vacuum(store, "s").dropped == 2
     assert contents(store) == {"a": 3}
-
-
-class Bare:
-    """A backend whose store offers only some of what the memory store does."""
-
-    shared_between_processes = False
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-        self.store = MemoryStore()
-
-    def open(self, state: str, *, ttl: float | None = None) -> Any:
-        return type("Some", (), {name: staticmethod(getattr(self.store, name)) for name in self.names})()
 
 
 def test_a_store_that_cannot_fence_or_scan_is_refused_with_the_reason():

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from spark_fixtures import Visits
-from test_vacuum import Job
+from states import Job
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve, sqlite

@@ -9,7 +9,7 @@ import pytest
 
 from mapstate import open_reader
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 AVAILABLE = {"availableNow": True}
 
 pytestmark = pytest.mark.spark

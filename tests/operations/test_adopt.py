@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from servers import GivenRedis
-from test_vacuum import Job, contents
+from states import Job, contents
 from typer.testing import CliRunner
 
 from mapstate import open_reader

@@ -15,7 +15,7 @@ import pytest
 from needed_servers import without_server
 from postgresql_server import find_postgresql, running_postgresql
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "mapstate-postgresql"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mapstate-postgresql"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ import pytest
 
 from mapstate import open_reader
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MADE_UP = ROOT / "tests/data/access_log/made_up.log"
 REAL = ROOT.parent / "shared/data/apache_logs"
 
