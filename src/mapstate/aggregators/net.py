@@ -86,7 +86,7 @@ class NetAvg(Avg):
 
     def describe(self) -> str:
         """See `Aggregator.describe`."""
-        return f"{type(self).__name__}({self.column})"
+        return f"NetAvg({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:
         """See `NativeCombiner.partials`. The sum, how many rows more there are, and how many came."""
@@ -133,6 +133,10 @@ class RetractableSum(NetAvg):
         """See `Aggregator.bind`. As wide as a `Sum`."""
         column_type(columns, self.column, self)
         return f"struct<sum:{Sum(self.column).bind(columns)},count:bigint>"
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`. Ledgers hold this name."""
+        return f"NetSum({self.column})"
 
     def result(self, value: Any) -> Any:
         """The sum; null where there was nothing but nulls."""
