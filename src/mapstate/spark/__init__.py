@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mapstate.spark.driver.offsets import files_not_counted
-    from mapstate.spark.steps.batch_aggregate import BatchAggregator, ChainedAggregate, FirstN
-    from mapstate.spark.steps.state_query import (
+    from mapstate.spark.interfaces import (
+        BatchAggregator,
         Collector,
         MapGet,
         QueryFunction,
         SnapshotGet,
+        State,
         StateFactory,
-        StaticState,
+        StateUpdater,
         TupleCollectionGet,
-        newStaticState,
-        stateQuery,
     )
-    from mapstate.spark.streams.new_values import NewValuesStream
-    from mapstate.spark.streams.partition_persist import PartitionPersist, State, StateUpdater
-    from mapstate.spark.streams.stream import GroupedStream, PersistentAggregate, Stream, newStream
-    from mapstate.spark.streams.topology import Topology, TopologyState, TopologyStream
+    from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
+    from mapstate.spark.streams.chained_aggregate import ChainedAggregate
+    from mapstate.spark.streams.first_n import FirstN
+    from mapstate.spark.streams.grouped import GroupedStream
+    from mapstate.spark.streams.partition_persist import PartitionPersist
+    from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+    from mapstate.spark.streams.stream import Stream, newStream
+    from mapstate.spark.streams.topology import Topology
 
 __all__ = [
     "BatchAggregator",
@@ -43,8 +46,6 @@ __all__ = [
     "StaticState",
     "Stream",
     "Topology",
-    "TopologyState",
-    "TopologyStream",
     "TupleCollectionGet",
     "files_not_counted",
     "newStaticState",
@@ -52,43 +53,30 @@ __all__ = [
     "stateQuery",
 ]
 
-_NAMES = {
-    "steps.batch_aggregate": (
-        "BatchAggregator",
-        "ChainedAggregate",
-        "FirstN",
-    ),
-    "streams.new_values": ("NewValuesStream",),
-    "driver.offsets": ("files_not_counted",),
-    "streams.partition_persist": (
-        "PartitionPersist",
-        "State",
-        "StateUpdater",
-    ),
-    "steps.state_query": (
-        "Collector",
-        "MapGet",
-        "QueryFunction",
-        "SnapshotGet",
-        "StateFactory",
-        "StaticState",
-        "TupleCollectionGet",
-        "newStaticState",
-        "stateQuery",
-    ),
-    "streams.stream": (
-        "GroupedStream",
-        "PersistentAggregate",
-        "Stream",
-        "newStream",
-    ),
-    "streams.topology": (
-        "Topology",
-        "TopologyState",
-        "TopologyStream",
-    ),
+_HOMES = {
+    "files_not_counted": "driver.offsets",
+    "BatchAggregator": "interfaces",
+    "Collector": "interfaces",
+    "MapGet": "interfaces",
+    "QueryFunction": "interfaces",
+    "SnapshotGet": "interfaces",
+    "State": "interfaces",
+    "StateFactory": "interfaces",
+    "StateUpdater": "interfaces",
+    "TupleCollectionGet": "interfaces",
+    "StaticState": "steps.state_query",
+    "newStaticState": "steps.state_query",
+    "stateQuery": "steps.state_query",
+    "ChainedAggregate": "streams.chained_aggregate",
+    "FirstN": "streams.first_n",
+    "GroupedStream": "streams.grouped",
+    "PartitionPersist": "streams.partition_persist",
+    "NewValuesStream": "streams.persistent_aggregate",
+    "PersistentAggregate": "streams.persistent_aggregate",
+    "Stream": "streams.stream",
+    "newStream": "streams.stream",
+    "Topology": "streams.topology",
 }
-_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,67 +7,32 @@ executor that holds a part of it dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 
-from mapstate.aggregators.fields import Fields
-from mapstate.capabilities import Scan
-from mapstate.errors import UsageError
-from mapstate.keys import KeyCodec, StoreKey
-from mapstate.maps.serialized import Room
-from mapstate.protocol.ledger import record_pages
-from mapstate.protocol.transitions import Commit, LedgerRecord
-from mapstate.schema import KeyField
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.driver.frames import ONE_DRAW, computed_once
+from mapstate.spark.driver.new_values import new_values_frame
 from mapstate.spark.driver.plan import Plan
 from mapstate.spark.driver.query import configured
-from mapstate.spark.executor.cache_lease import fixed_partitions, spread_of
-from mapstate.spark.executor.task import REPORT_COLUMN, BatchTask, TaskReport, arrow_schema
+from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
+from mapstate.spark.executor.task import BatchTask
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
-__all__ = [
-    "INSIDE",
-    "IS_THERE",
-    "OLD_COLUMN",
-    "ONE_DRAW",
-    "WAS_THERE",
-    "AttemptResult",
-    "apply_on_driver",
-    "apply_on_executors",
-    "computed_once",
-    "new_values_type",
-    "read_back",
-]
-
-INSIDE = "__mapstate_"
-OLD_COLUMN = f"{INSIDE}old_"
-WAS_THERE = f"{INSIDE}was_there"
-IS_THERE = f"{INSIDE}is_there"
-_PAGE = 5000
-# Where an executor dies, Spark computes again what it held of the shuffle; of an input that is not deterministic that
-# is another draw. Tasks that have ended took the first: with these (Spark 4.1) the job fails and is not mixed.
-ONE_DRAW = {
-    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-}
-
-
-# How PySpark takes a table: 0 records a batch is no bound for Spark, and an error here; instants are in UTC already.
-_AS_ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000", "spark.sql.session.timeZone": "UTC"}
+__all__ = ["AttemptResult", "apply_on_driver", "apply_on_executors"]
 
 
 class AttemptResult:
-    """What an attempt came to: the tasks' reports and, where asked for, the new values.
+    """What an attempt came to in one state: the tasks' reports and, where asked for, the new values.
 
-    ``missing`` of the new values could not be read back, of a batch that was committed already.
+    ``name`` is the attempt's own, on which the next batch's caches rest. ``rows_sent`` were counted in front of the
+    shuffle, None where nobody counted.
     """
 
     def __init__(
@@ -76,15 +41,32 @@ class AttemptResult:
         new_values: DataFrame | None,
         release: Callable[[], None] | None = None,
         *,
-        missing: int = 0,
+        name: str,
     ) -> None:
         self.reports = reports
         self.new_values = new_values
-        self.missing = missing
+        self.name = name
+        self.rows_sent: int | None = None
         self._release = release
 
+    @property
+    def rows(self) -> int:
+        """How many rows are in."""
+        return sum(report.rows_done for report in self.reports)
+
+    @property
+    def keys(self) -> int:
+        """How many keys the tasks have written or found written."""
+        return sum(report.keys for report in self.reports)
+
+    @property
+    def keys_delta(self) -> int | None:
+        """How many keys the attempt added, less those that it removed; None if one of its tasks cannot tell."""
+        deltas = [report.keys_delta for report in self.reports]
+        return None if None in deltas else sum(delta for delta in deltas if delta is not None)
+
     def release(self) -> None:
-        """Lets the storage of the new values go."""
+        """Releases the storage of the new values."""
         if self._release is not None:
             self._release()
             self._release = None
@@ -98,19 +80,20 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
-    with configured(rows, ONE_DRAW), fixed_partitions(rows, task.spec):
-        task.spread = spread_of(rows) if task.spec.cache_size else None
+    with configured(rows, ONE_DRAW), _fixed_partitions(rows, task.spec):
+        task.spread = _spread_of(rows) if task.spec.cache_size else None
         if task.new_values is None:
             line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
             lines = rows.mapInArrow(task, line_type).collect()
-            return AttemptResult(_reports(line[0] for line in lines), None)
+            return AttemptResult(reports_of(line[0] for line in lines), None, name=task.attempt)
         out, release = computed_once(rows.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
     return AttemptResult(
-        _reports(line[0] for line in lines),
+        reports_of(line[0] for line in lines),
         out.where(report.isNull()).drop(REPORT_COLUMN),
         release,
+        name=task.attempt,
     )
 
 
@@ -131,8 +114,8 @@ def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResu
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
     new_values = None
     if task.new_values is not None:
-        new_values = _frame(rows, task.new_values, out)
-    return AttemptResult(_reports([line]), new_values)
+        new_values = new_values_frame(rows, task.new_values, out)
+    return AttemptResult(reports_of([line]), new_values, name=task.attempt)
 
 
 def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
@@ -167,89 +150,8 @@ def _by_partition(rows: DataFrame) -> Iterator[Iterator[pa.RecordBatch]]:
         release()
 
 
-def computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
-    """The frame, computed, in two replicas and never again, and what lets it go."""
-    from pyspark import StorageLevel
-
-    kept = frame.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
-    return kept, lambda: kept._jdf.queryExecution().logical().rdd().unpersist(False)
-
-
 def _nothing() -> None:
-    """There is nothing to let go."""
-
-
-def read_back(
-    batch_df: DataFrame, spec: StateSpec, fields: Fields, ledger: LedgerRecord, commit: Commit | None, *, old: bool
-) -> AttemptResult:
-    """The new values of a batch that is committed already: the records that carry its txid.
-
-    Scans the state, a page at a time. None where the batch's records cannot be told any more. ``old`` values are
-    those that the records keep: right for every record that carries the txid, because the attempt that was
-    committed wrote it once, on what was committed before. A record that is gone (expired, evicted, or removed by the
-    batch and then dropped by a vacuum), or that a later attempt has written, is counted as missing.
-    """
-    schema = new_values_type(batch_df, ledger.keys, fields, old=old)
-    batches: list[pa.RecordBatch] = []
-    found = 0
-    if commit is not None and spec.type != "non-transactional":
-        store: Any = spec.open()
-        if not isinstance(store, Scan):
-            raise UsageError(
-                f"the store of state {spec.state!r} cannot list its keys, so the new values of batch "
-                f"{commit.batch_id} cannot be read back for what lies downstream"
-            )
-        backing: Any = store
-        form = serializer(spec.serializer)
-        codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.field_counts)
-        keys = KeyCodec(ledger.keys, native=form.native)
-        seen: set[StoreKey] = set()  # a scan may give a key twice
-        room = Room(ledger.fields)
-        for part in (part for page in record_pages(store, _PAGE) for part in room.parts(page)):
-            stored = backing.multi_get(part)
-            room.learn(stored)
-            records = zip(part, codec.loads(part, stored), strict=True)
-            own = {text: one for text, one in records if one is not None and one[0] == commit.txid}
-            fresh = {text: one for text, one in own.items() if text not in seen}
-            seen.update(fresh)
-            if fresh:
-                batches.append(_page(schema, keys, fields, fresh, old=old))
-        found = len(seen)
-    missing = 0 if commit is None else commit.keys - found
-    return AttemptResult([], _frame(batch_df, schema, batches), missing=missing)
-
-
-def _page(
-    schema: StructType, keys: KeyCodec, fields: Fields, records: dict[StoreKey, Any], *, old: bool
-) -> pa.RecordBatch:
-    """New values by key text, as tasks give them out."""
-    arrow = arrow_schema(schema)
-    rows = [
-        [*keys.decode(text), *fields.shown(one[1]), *(fields.with_presence(one[1], one[2]) if old else ())]
-        for text, one in records.items()
-    ]
-    columns = list(zip(*rows, strict=True))
-    arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
-    return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(rows), pa.string())], schema=arrow)
-
-
-def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, *, old: bool = False) -> StructType:
-    """The schema of new values: the key columns, one column per aggregate, and the tasks' own last.
-
-    With ``old``, the aggregates before the batch stand behind them, and whether the key was there and is there.
-    """
-    from pyspark.sql.types import BooleanType, StringType, StructField, StructType
-
-    columns = [StructField(key.name, batch_df.schema[key.name].dataType) for key in keys]
-    shown = [
-        _data_type("string" if field.type == "any" else one.result_type(field.type))
-        for field, one in zip(fields.fields, fields.aggregators, strict=True)
-    ]
-    columns += [StructField(field.name, kind) for field, kind in zip(fields.fields, shown, strict=True)]
-    if old:
-        columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown)]
-        columns += [StructField(WAS_THERE, BooleanType()), StructField(IS_THERE, BooleanType())]
-    return StructType([*columns, StructField(REPORT_COLUMN, StringType())])
+    """There is nothing to release."""
 
 
 def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -261,18 +163,15 @@ def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], ["batch"])
 
 
-def _reports(lines: Any) -> list[TaskReport]:
-    decoder = msgspec.json.Decoder(TaskReport)
-    return [decoder.decode(line) for line in lines]
+@contextmanager
+def _fixed_partitions(batch_df: DataFrame, spec: StateSpec) -> Iterator[None]:
+    """Keeps Spark from merging or splitting partitions while a state with a cache is applied. Driver."""
+    with configured(batch_df, {"spark.sql.adaptive.enabled": "false"} if spec.cache_size else {}):
+        yield
 
 
-def _frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
-    table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
-    with configured(batch_df, _AS_ARROW):
-        return batch_df.sparkSession.createDataFrame(table, schema=schema).drop(REPORT_COLUMN)
-
-
-def _data_type(name: str) -> Any:
-    from pyspark.sql.types import DataType
-
-    return DataType.fromDDL(name)
+def _spread_of(plan: DataFrame) -> str | None:
+    """How a plan spreads keys over partitions, if it does so alike for every batch; else None. Driver."""
+    found = plan._jdf.queryExecution().executedPlan().outputPartitioning().toString()
+    fixed = found.startswith("hashpartitioning(") or found == "SinglePartition"
+    return re.sub(r"#\d+L?", "", found) if fixed else None

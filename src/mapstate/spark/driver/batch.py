@@ -1,513 +1,293 @@
-"""The driver's side of a batch: begin, let the tasks run, look at what they say, commit.
+"""One batch on the driver, in all states of a query: begin, attempts until one is committed, and what follows.
 
-Ledger.begin        one small write: a new txid, and the view of what counts
-apply               the batch, grouped by Catalyst, through `mapstate.spark.executor.task` on the executors
-account             one line per task: errors, lost claims, rows in and rows done
-Ledger.commit       one small write: the whole batch counts
-downstream          the new values, where somebody asked for them
+    Ledgers.begin     a new txid for each state, and the view of what counts: one small write per commit domain
+    Frames            the rows of each state, computed once
+    StateDriver       one attempt at one state: the tasks run on the executors, and every row is accounted for
+    Ledgers.commit    the batch counts in all states: one small write per commit domain
+    downstream        reports, new values, and the functions behind the commit
+
+What follows an attempt that failed is `RetryPolicy`'s. A state by itself is a query with one branch.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mapstate.aggregators.aggregator import Aggregator
-from mapstate.aggregators.fields import Fields
-from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
-from mapstate.capabilities import Reports, close_if_possible
-from mapstate.errors import (
-    FencedError,
-    IncompleteBatchError,
-    MapStateError,
-    StateSchemaError,
-    StoreError,
-    StoreRestartedError,
-    StoreUnavailableError,
-    UsageError,
-)
-from mapstate.protocol.ledger import Ledger, clock_txid, now
+from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
+from mapstate.protocol.ledger import now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.transitions import (
-    AlreadyCommitted,
-    Attempt,
-    BatchPlan,
-    Commit,
-    LedgerRecord,
-    OpenRequest,
-    check_follower,
-)
-from mapstate.retry import Patience
-from mapstate.schema import Field, KeyField
-from mapstate.spark.driver.apply import (
-    INSIDE,
-    AttemptResult,
-    apply_on_driver,
-    apply_on_executors,
-    new_values_type,
-    read_back,
-)
-from mapstate.spark.driver.offsets import offsets_of, plan_of
-from mapstate.spark.driver.plan import Plan
+from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
+from mapstate.spark.driver.apply import AttemptResult
+from mapstate.spark.driver.followers import check_followers
+from mapstate.spark.driver.frames import Frames, through
+from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.offsets import PlannedBatches, offsets_of
+from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.query import QueryRun, check_running_increments
-from mapstate.spark.executor.task import BatchTask, TaskReport
-from mapstate.spec import StateSpec
+from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
+from mapstate.spark.driver.state import StateDriver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "BatchDriver",
-    "BatchPlans",
-    "Downstream",
-    "Follower",
-    "Job",
-    "OnBatch",
-    "Replacing",
-    "give_up",
-    "keys_delta",
-]
-
-Downstream = Callable[["DataFrame", int], None]
-"""Gets a batch's new values and its batch id."""
-
-
-@dataclass(frozen=True)
-class Follower:
-    """What lies behind a state's commit, and gets besides a batch the txid under which the state has committed it.
-
-    ``job`` is what is kept in a state that has to hold the same batches.
-    """
-
-    function: Callable[[DataFrame, int, int | None], None]
-    job: Job | None = None
-
-    def __call__(self, rows: DataFrame, batch_id: int, txid: int | None = None) -> None:
-        """Passes them on."""
-        self.function(rows, batch_id, txid)
-
-
-@dataclass(frozen=True)
-class Replacing(Follower):
-    """A follower that gets a batch's new values with the old ones, of an opaque state; see `new_values_type`.
-
-    Where those of a batch that counts already cannot all be read back any more, the query stops.
-    """
-
-
-OnBatch = Callable[[BatchReport], None]
-"""Gets what a batch came to, after its commit."""
+__all__ = ["BatchDriver"]
 
 _log = logging.getLogger("mapstate")
 
 
-@dataclass(frozen=True)
-class Job:
-    """What shall be kept, and where: all that does not change from batch to batch.
-
-    ``columns`` are the input columns that are read, by name, with their Spark types. ``downstream`` gets a batch's new
-    values, ``after`` its rows, as they came.
-    """
-
-    stream: str
-    spec: StateSpec
-    keys: tuple[KeyField, ...]
-    fields: tuple[Field, ...]
-    aggregators: Mapping[str, Aggregator]
-    columns: Mapping[str, str]
-    downstream: tuple[Downstream | Follower, ...] = ()
-    after: tuple[Downstream | Follower, ...] = ()
-    on_batch: tuple[OnBatch, ...] = ()
-
-
-class BatchPlans:
-    """What Spark has planned for the batches of a query, one after the other, asked once for each. Driver."""
-
-    def __init__(self) -> None:
-        self._known: tuple[QueryRun, int] | None = None
-        self.plan: BatchPlan | None = None
-
-    def next(
-        self, batch_df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None = None
-    ) -> BatchPlan | None:
-        """The plan of the batch that comes, see `plan_of`; it is ``plan`` from here on."""
-        if run.run_id is None:
-            self._known = self.plan = None
-        elif self._known != (run, batch_id):
-            before = self.plan if self._known == (run, batch_id - 1) else None
-            self._known, self.plan = (run, batch_id), plan_of(batch_df, batch_id, before)
-        if self.plan is not None:
-            self.plan = self.plan._replace(upstream_txid=upstream_txid)
-        return self.plan
-
-
-def give_up(ledger: Ledger | Ledgers, error: BaseException) -> None:
-    """After a batch that failed: nothing it began may write any more. As well as the store lets it be done.
-
-    Not where the store itself is the trouble: it would be waited for once more. A fence that moved because the store
-    was emptied or put back is no second driver: then what the store says is raised instead.
-    """
-    if isinstance(error, FencedError):
-        ledger.say_what_fenced()
-    elif isinstance(error, Exception) and not isinstance(error, StoreError):
-        with suppress(MapStateError):
-            ledger.give_up()
-
-
 class BatchDriver:
-    """Runs the batches of one streaming query against one state. Driver only, one batch at a time."""
+    """Runs the batches of one streaming query against its states. Driver only, one batch at a time."""
 
-    def __init__(self, job: Job, *, of_stream: bool = True) -> None:
-        self._job = job
+    def __init__(self, plan: StreamPlan, *, of_stream: bool = True) -> None:
+        self._plan = plan
         self._of_stream = of_stream  # and not of what another state emits
-        self._spec = job.spec
-        self._open: tuple[QueryRun, Ledger] | None = None
-        self._store: Any = None
-        self._committed: tuple[int, str] | None = None
-        self._started = 0.0
-        self._plan: Plan | None = None
-        self._batch_plans = BatchPlans()
-        self._counts_as: int | None = None
-        self._patience = Patience(0, lambda: True)
-        self._old = any(isinstance(function, Replacing) for function in job.downstream)
+        self._states = [StateDriver(branch) for branch in plan.branches]
+        self._specs = [state.spec for state in self._states]
+        self._frames = Frames(plan)
+        self._quarantine = None if plan.quarantine is None else Quarantine(plan.quarantine)
+        self._planned = PlannedBatches()
+        self._open: tuple[QueryRun, Ledgers] | None = None
 
     def run(self, batch_df: DataFrame, batch_id: int, upstream_txid: int | None = None) -> None:
-        """One foreachBatch call. See `PersistentAggregate.__call__`; ``upstream_txid`` is as in `BatchPlan`."""
-        self._started = time.monotonic()
-        self._check_columns(batch_df)
-        run = QueryRun.of(batch_df, default=self._job.stream)
-        self._patience = Patience(self._spec.patience, partial(QueryRun.may_go_on, batch_df))
+        """One foreachBatch call. ``upstream_txid`` is as in `BatchPlan`.
+
+        Raises LedgerError where the protocol refuses, DataError, StoreError, and Spark's own errors; then nothing of
+        the batch counts, unless it is raised behind the commit.
+        """
+        for state in self._states:
+            state.start_clock()
+            if not state.branch.steps:
+                state.check_columns(batch_df)
+        run = QueryRun.of(batch_df, default=self._plan.stream)
+        is_wanted = partial(QueryRun.may_go_on, batch_df)
+        policy = RetryPolicy(self._specs, is_wanted, sets_aside=self._quarantine is not None)
+        batch = _Batch(batch_df, batch_id, run, policy)
         try:
-            self._run(batch_df, batch_id, run, upstream_txid)
+            if self._states:
+                self._run(batch, upstream_txid)
+            else:
+                self._call_behind_alone(batch)
         except BaseException as error:
             opened = self._open
             if run.run_id is not None:
                 self._open = None  # Spark ends a query that raised; the next call is another start
             if opened is not None:
-                give_up(opened[1], error)
+                _give_up(opened[1], error)
             raise
 
-    def open_for(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Takes the state before its batch is planned: for queries of it that are answered on the driver, there."""
-        run = QueryRun.of(batch_df, default=self._job.stream)
-        if self._open is None or self._open[0] != run:
-            self._check_rows(batch_df)
-            self._store = self._spec.open()
-            _check_followers(self._job, run.query_id, batch_id, self._batch_plans.next(batch_df, batch_id, run))
-            self._open = (run, Ledger.open(self._store, self._opening(run.query_id)))
-            self._committed = None
-
-    def _run(self, batch_df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None) -> None:
-        plan = self._batch_plans.next(batch_df, batch_id, run, upstream_txid)
-        if self._open is None or self._open[0] != run:
-            self._check_rows(batch_df)
-            self._store = self._spec.open()
-            _check_followers(self._job, run.query_id, batch_id, plan)
-            opening = self._opening(run.query_id)
-            ledger, begun = Ledger.open_and_begin(self._store, opening, batch_id, self._spec.on_gap, plan)
-            self._open = (run, ledger)
-            self._committed = None
-        else:
-            ledger = self._open[1]
-            begun = self._patience.ask(lambda: ledger.begin(batch_id, self._spec.on_gap, plan))
-        if not isinstance(begun, AlreadyCommitted):
-            self._new_values_downstream(self._finish(batch_df, ledger, begun, run), batch_id)
-        elif run.run_id is not None and begun.commit is not None and begun.commit.run == run.run_id:
-            raise UsageError(
-                f"state {self._spec.state!r}: batch {batch_id} was given to this state twice in one run, and the "
-                "second part would be lost. Union the frames first, or give each a state of its own name."
-            )
-        else:
-            self._repeat_downstream(batch_df, ledger, begun)
-
-    def _check_rows(self, batch_df: DataFrame) -> None:
-        if self._of_stream:
-            check_running_increments(batch_df)
-
-    def _check_columns(self, batch_df: DataFrame) -> None:
-        """The batch has the columns that the job was made for. Raises StateSchemaError."""
-        found = {field.name: field.dataType.simpleString() for field in batch_df.schema.fields}
-        for name, expected in self._job.columns.items():
-            if found.get(name) != expected:
-                raise StateSchemaError(
-                    f"state {self._spec.state!r}: the batch brings the column {name!r} as "
-                    f"{found.get(name, 'nothing')}, the stream given to newStream had it as {expected}. Nothing was "
-                    "written.",
-                    state=self._spec.state,
-                    found=found.get(name),
-                    expected=expected,
-                )
-
-    def _opening(self, query_id: str) -> OpenRequest:
-        spec = self._spec
-        return OpenRequest(
-            state=spec.state,
-            type=spec.type,
-            serializer=spec.serializer,
-            keys=self._job.keys,
-            fields=self._job.fields,
-            owner=query_id,
-            clock_txid=clock_txid(),
-            on_new_owner=spec.on_new_owner,
-            has_ttl=spec.ttl is not None,
-        )
-
-    def _finish(self, batch_df: DataFrame, ledger: Ledger, begun: Attempt, run: QueryRun) -> AttemptResult:
-        """Attempts until one can be committed, at most as many as the recipe allows."""
-        waits = 0
-        for attempt in count(1):
-            last = attempt - waits == self._spec.max_attempts
-            task = self._task(batch_df, ledger.record, begun)
-            try:
-                applied = self._attempt(batch_df, task, last=last)
-            except StoreUnavailableError as error:
-                if self._spec.type == "non-transactional":
-                    raise  # what is in would count twice
-                self._patience.wait(error)
-                waits += 1
-                begun = self._begin_anew(ledger, begun)
-                continue
-            if applied is not None:
-                rows, keys = self._account(applied.reports)
-                done = Commit(
-                    batch_id=begun.batch_id,
-                    txid=begun.txid,
-                    owner=ledger.record.owner,
-                    rows=rows,
-                    keys=keys,
-                    at=now(),
-                    offsets=offsets_of(
-                        batch_df, self._batch_plans.plan, ledger.record.owner, ledger.record.last_commit
-                    ),
-                    run=run.run_id,
-                    keys_delta=keys_delta(applied.reports),
-                )
-                try:
-                    self._patience.ask(lambda done=done: ledger.commit(done))  # type: ignore[misc]
-                except StoreRestartedError as error:
-                    applied.release()
-                    if last:
-                        raise
-                    _log.warning("batch %d is begun anew: %s", begun.batch_id, error)
-                    begun = self._begin_anew(ledger, begun)
-                    continue
-                self._committed = (begun.txid, task.attempt)
-                self._counts_as = begun.txid
-                self._tell(self._report(done, attempt, applied.reports))
-                return applied
-            if last:
-                break
-            begun = self._begin_anew(ledger, begun)
-        raise IncompleteBatchError(
-            f"state {self._spec.state!r}: in each of {self._spec.max_attempts} attempts at batch {begun.batch_id} "
-            "a task ran twice, so none could be committed. Is speculation on, or do executors keep dying? "
-            "max_attempts in the recipe allows more.",
-            state=self._spec.state,
-            batch_id=begun.batch_id,
-        )
-
-    def _begin_anew(self, ledger: Ledger, begun: Attempt) -> Attempt:
-        again = self._patience.ask(lambda: ledger.begin(begun.batch_id, self._spec.on_gap, self._batch_plans.plan))
-        if isinstance(again, AlreadyCommitted):
-            raise FencedError(f"batch {begun.batch_id} was committed by another driver meanwhile")
-        return again
-
-    def _attempt(self, batch_df: DataFrame, task: BatchTask, *, last: bool) -> AttemptResult | None:
-        """One attempt; None where it has to be begun anew. Raises what a task reported."""
-        from py4j.protocol import Py4JError
-        from pyspark.errors import AnalysisException, PySparkException
-
-        on_driver = self._spec.apply_on == "driver" or not self._spec.backend.shared_between_processes
-        try:
-            plan = self._planned(batch_df, task.fields)
-            rows = plan.of(batch_df)
-            applied = apply_on_driver(rows, task, plan) if on_driver else apply_on_executors(rows, task)
-        except (PySparkException, Py4JError) as error:
-            # A worker died, or the input failed. The non-transactional type would count twice what is in.
-            no_use = isinstance(error, AnalysisException) or last
-            if no_use or self._spec.type == "non-transactional" or not QueryRun.may_go_on(batch_df):
-                raise
-            _log.warning(
-                "state %s: the job of batch %d failed (%s); beginning it anew",
-                *(self._spec.state, task.batch_id, type(error).__name__),
-            )
-            return None
-        for report in applied.reports:
-            if report.error is not None:
-                applied.release()
-                raise report.error.rebuild()
-        if any(report.lost_claim for report in applied.reports):
-            applied.release()
-            _log.warning(
-                "state %s: a task of batch %d ran twice; beginning it anew",
-                *(self._spec.state, task.batch_id),
-            )
-            return None
-        return applied
-
-    def _task(self, batch_df: DataFrame, record: LedgerRecord, begun: Attempt) -> BatchTask:
-        fields = Fields(record.fields, self._job.aggregators)
-        vouched = None
-        if self._committed is not None and self._committed[0] == begun.view.last:
-            vouched = self._committed[1]
-        return BatchTask(
-            spec=self._spec,
-            fields=fields,
-            field_counts=record.field_counts,
-            keys=self._job.keys,
-            partials=self._planned(batch_df, fields).partials,
-            begun=begun,
-            new_values=new_values_type(batch_df, self._job.keys, fields, old=self._old)
-            if self._job.downstream
-            else None,
-            old_values=self._old,
-            rows_of=list(self._job.columns),
-            committed=vouched,
-        )
-
-    def _planned(self, batch_df: DataFrame, fields: Fields) -> Plan:
-        if self._plan is None or not self._plan.fits(batch_df, fields):
-            self._plan = Plan(batch_df, self._job.keys, fields, list(self._job.columns))
-        return self._plan
-
-    def _account(self, reports: list[TaskReport]) -> tuple[int, int]:
-        """Rows and keys of the batch. Raises IncompleteBatchError unless all is accounted for."""
-        rows_in, rows_done = sum(one.rows_in for one in reports), sum(one.rows_done for one in reports)
-        partitions = [one.partition for one in reports]
-        if rows_in != rows_done or len(set(partitions)) != len(partitions):
-            raise IncompleteBatchError(
-                f"state {self._spec.state!r}: {rows_in} rows went into the batch, {rows_done} are accounted for by "
-                f"{len(partitions)} tasks of {len(set(partitions))} partitions. Nothing was committed.",
-                state=self._spec.state,
-                found=rows_done,
-                expected=rows_in,
-            )
-        return rows_done, sum(one.keys for one in reports)
-
-    def _report(self, done: Commit, attempt: int, tasks: list[TaskReport]) -> BatchReport:
-        skipped = sum(one.skipped for one in tasks)
-        return BatchReport(
-            batch_id=done.batch_id,
-            txid=done.txid,
-            attempt=attempt,
-            rows=done.rows,
-            keys_read=sum(one.read for one in tasks),
-            keys_cached=sum(one.cached for one in tasks),
-            keys_written=done.keys - skipped,
-            keys_skipped=skipped,
-            milliseconds=int((time.monotonic() - self._started) * 1000),
-            at=done.at,
-            partitions=len(tasks),
-        )
-
-    def _tell(self, done: BatchReport) -> None:
-        """Logs, keeps and passes on what a batch came to. It is committed: nothing here may fail it."""
-        state = self._spec.state
-        _log.info(
-            "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached, %d read, "
-            "%d written, %d skipped, %d ms, at %s",
-            *(state, done.batch_id, done.txid, done.attempt, done.rows, done.keys_written + done.keys_skipped),
-            *(done.keys_cached, done.keys_read, done.keys_written, done.keys_skipped, done.milliseconds, done.at),
-        )
-        if isinstance(self._store, Reports):
-            try:
-                self._store.keep_report(encode_report(done), MOST_REPORTS)
-            except Exception as error:  # noqa: BLE001  the batch counts, whatever a store says
-                _log.warning(
-                    "state %s: the report of batch %d is not kept; the batch counts. %s", state, done.batch_id, error
-                )
-        for function in self._job.on_batch:
-            try:
-                function(done)
-            except Exception:  # noqa: BLE001  anybody's code, and the batch counts
-                _log.exception("state %s: on_batch failed for batch %d; the batch counts", state, done.batch_id)
-
-    def _repeat_downstream(self, batch_df: DataFrame, ledger: Ledger, done: AlreadyCommitted) -> None:
-        """Spark brings a batch again that counts already: only what lies downstream may have missed it."""
-        _log.info("state %s: batch %d is committed already, nothing is written", self._spec.state, done.batch_id)
-        self._counts_as = None if done.commit is None else done.commit.txid
-        if not self._job.downstream:
+    def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
+        ledgers, begun = self._begin(batch, upstream_txid)
+        attempts = [attempt for attempt in begun if isinstance(attempt, Attempt)]
+        if not attempts:
+            self._repeat(batch, ledgers, [done for done in begun if isinstance(done, AlreadyCommitted)])
             return
-        fields = Fields(ledger.record.fields, self._job.aggregators)
-        if done.commit is None or self._spec.type == "non-transactional":
-            _log.warning(
-                "state %s: the new values of batch %d cannot be told from later ones any more; downstream gets none",
-                *(self._spec.state, done.batch_id),
-            )
-        found = read_back(batch_df, self._spec, fields, ledger.record, done.commit, old=self._old)
-        if done.commit is None or found.missing:
-            self._check_complete(done, found.missing)
-        self._new_values_downstream(found, done.batch_id)
+        with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
+            results = self._until_committed(batch, rows, ledgers, attempts)
+            if results is None:
+                return
+            try:
+                for state, result in zip(self._states, results, strict=True):
+                    state.emit(result.new_values, batch.batch_id)
+            finally:
+                _release(results)
+            self._call_behind(rows, batch.batch_id)
 
-    def _check_complete(self, done: AlreadyCommitted, missing: int) -> None:
-        """What follows the state cannot be exact without all new values. Raises IncompleteBatchError."""
-        if done.commit is None:
-            lost = "cannot be told from later ones any more: another query has committed since, or the state was reset"
+    def _begin(self, batch: _Batch, upstream_txid: int | None) -> tuple[Ledgers, Sequence[Attempt | AlreadyCommitted]]:
+        """Begins the batch in all states: all of them begun, or all committed already. A run's first one opens them."""
+        batch_id, run = batch.batch_id, batch.run
+        plan = self._planned.next(batch.df, batch_id, run, upstream_txid)
+        if self._open is not None and self._open[0] == run:
+            ledgers = self._open[1]
+            begun = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
+            is_new_run = run.run_id is None  # called by hand, where another try of a batch is no other run
         else:
-            lost = (
-                f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, or the batch "
-                "removed them and a vacuum came since, or a later attempt wrote them"
+            if self._of_stream:
+                check_running_increments(batch.df)
+            stores = [state.open() for state in self._states]
+            for branch in self._plan.branches:
+                behind = [entry.function for entry in self._plan.behind if entry.branch is branch]
+                check_followers(branch, [*branch.downstream, *behind], run.query_id, batch_id, plan)
+            requests = [state.open_request(run.query_id) for state in self._states]
+            on_gaps = [spec.on_gap for spec in self._specs]
+            ledgers, begun = Ledgers.open_and_begin(stores, requests, batch_id, on_gaps, plan)
+            self._open = (run, ledgers)
+            is_new_run = True
+        if is_new_run and self._quarantine is not None:
+            due = batch_id if isinstance(begun[0], Attempt) else batch_id + 1
+            self._quarantine.forget(batch.df, run.query_id, due)
+        return ledgers, begun
+
+    def _until_committed(
+        self, batch: _Batch, rows: DataFrame, ledgers: Ledgers, attempts: Sequence[Attempt]
+    ) -> list[AttemptResult] | None:
+        """Attempts until one is committed; its results, or None where the batch was set aside.
+
+        Raises the error of the attempt after which `RetryPolicy` begins no other.
+        """
+        while True:
+            results: list[AttemptResult] = []
+            try:
+                with self._frames.of_branches(rows, batch.batch_id) as frames:
+                    for state, sent, record, attempt in zip(
+                        self._states, frames, ledgers.records, attempts, strict=True
+                    ):
+                        results.append(state.attempt(sent, record, attempt))
+                commits = self._commit(batch, ledgers, attempts, results)
+            except Exception as error:
+                _release(results)
+                decision = batch.policy.after(error)
+                if decision is Decision.RAISE:
+                    raise
+                if decision is Decision.SET_ASIDE:
+                    self._set_aside(batch, rows, ledgers)
+                    return None
+                _log.warning("batch %d of %s is begun anew: %s", batch.batch_id, self._plan.stream, error)
+                attempts = self._begin_anew(batch, ledgers)
+            except BaseException:
+                _release(results)
+                raise
+            else:
+                self._report(commits, batch.policy.attempt, results)
+                return results
+
+    def _begin_anew(self, batch: _Batch, ledgers: Ledgers) -> list[Attempt]:
+        begun = batch.policy.ask(lambda: ledgers.begin(batch.batch_id, self._planned.plan))
+        attempts = [attempt for attempt in begun if isinstance(attempt, Attempt)]
+        if len(attempts) < len(begun):
+            raise FencedError(f"batch {batch.batch_id} was committed by another driver meanwhile")
+        return attempts
+
+    def _commit(
+        self,
+        batch: _Batch,
+        ledgers: Ledgers,
+        attempts: Sequence[Attempt],
+        results: Sequence[AttemptResult | None],
+    ) -> list[Commit]:
+        """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
+        at, commits = now(), []
+        offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and the JVM is asked for it
+        for attempt, record, result in zip(attempts, ledgers.records, results, strict=True):
+            last = record.last_commit
+            before = None if last is None else (last.owner, last.offsets)
+            if before not in offsets:
+                offsets[before] = offsets_of(batch.df, self._planned.plan, record.owner, last)
+            commit = Commit(
+                batch_id=attempt.batch_id,
+                txid=attempt.txid,
+                owner=record.owner,
+                rows=0 if result is None else result.rows,
+                keys=0 if result is None else result.keys,
+                at=at,
+                offsets=offsets[before],
+                run=batch.run.run_id,
+                keys_delta=0 if result is None else result.keys_delta,
             )
-        if self._old:
-            raise IncompleteBatchError(
-                f"state {self._spec.state!r}: the new values of batch {done.batch_id}, which is committed already, "
-                f"{lost}. A state that follows this one would be wrong without them; it got nothing. Restore both "
-                "stores and the checkpoint from one moment, or begin both states anew under other names.",
-                state=self._spec.state,
-                batch_id=done.batch_id,
+            commits.append(commit)
+        batch.policy.ask(lambda: ledgers.commit(commits))
+        return commits
+
+    def _set_aside(self, batch: _Batch, rows: DataFrame, ledgers: Ledgers) -> None:
+        """Keeps the rows of a batch that failed, and commits it as an empty one."""
+        assert self._quarantine is not None  # noqa: S101  the policy sets aside only with one
+        directory = self._quarantine.keep(rows, batch.run.query_id, batch.batch_id)
+        _log.exception(
+            "batch %d of %s failed in %d attempts; it counts as empty, and its rows are in %s",
+            *(batch.batch_id, self._plan.stream, batch.policy.attempt, directory),
+        )
+        nothing = [None] * len(self._states)
+        commits = self._commit(batch, ledgers, self._begin_anew(batch, ledgers), nothing)
+        self._report(commits, batch.policy.attempt, nothing, directory)
+
+    def _report(
+        self,
+        commits: Sequence[Commit],
+        number: int,
+        results: Sequence[AttemptResult | None],
+        quarantined: str | None = None,
+    ) -> None:
+        reports = {
+            state.spec.state: state.committed(commit, number, result)
+            for state, commit, result in zip(self._states, commits, results, strict=True)
+        }
+        self._finished(FinishedBatch(batch_id=commits[0].batch_id, states=reports, quarantined=quarantined))
+
+    def _finished(self, finished: FinishedBatch) -> None:
+        for function in self._plan.on_finished:
+            try:
+                function(finished)
+            except Exception:  # noqa: BLE001  anybody's code, and the batch counts
+                _log.exception("on_finished failed for batch %d; the batch counts", finished.batch_id)
+
+    def _repeat(self, batch: _Batch, ledgers: Ledgers, done: Sequence[AlreadyCommitted]) -> None:
+        """Spark brings a batch again that counts already: only what follows the commit may have missed it."""
+        batch_id, run = batch.batch_id, batch.run
+        commits = [state_done.commit for state_done in done]
+        if run.run_id is not None and any(commit is not None and commit.run == run.run_id for commit in commits):
+            raise UsageError(
+                f"batch {batch_id} was given to the stream {self._plan.stream!r} twice in one run, and the second part "
+                "would be lost. Union the frames first, or make each a stream of its own."
             )
-        if done.commit is not None:
-            _log.warning("state %s: the new values of batch %d %s", self._spec.state, done.batch_id, lost)
+        _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
+        reports = {
+            spec.state: BatchReport.of_commit(commit)
+            for spec, commit in zip(self._specs, commits, strict=True)
+            if commit is not None
+        }
+        directory = None if self._quarantine is None else self._quarantine.kept(batch.df, run.query_id, batch_id)
+        self._finished(FinishedBatch(batch_id=batch_id, states=reports, quarantined=directory, repeated=True))
+        if directory is not None:
+            return  # nothing went downstream, and a function may fail for these rows again
+        for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
+            frame = through(state.branch.steps, batch.df, batch_id) if state.branch.downstream else batch.df
+            state.repeat(frame, record, state_done)
+        if self._plan.behind:
+            self._call_behind_alone(batch)
 
-    def _new_values_downstream(self, applied: AttemptResult, batch_id: int) -> None:
-        try:
-            if applied.new_values is not None:
-                inside = [name for name in applied.new_values.columns if name.startswith(INSIDE)]
-                plain = applied.new_values.drop(*inside)
-                for function in self._job.downstream:
-                    rows = applied.new_values if isinstance(function, Replacing) else plain
-                    self.pass_on(function, rows, batch_id)
-        finally:
-            applied.release()
+    def _call_behind_alone(self, batch: _Batch) -> None:
+        with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
+            self._call_behind(rows, batch.batch_id)
 
-    def pass_on(self, function: Downstream | Follower, rows: DataFrame, batch_id: int) -> None:
-        """Calls what lies behind the commit of the present batch."""
-        if isinstance(function, Follower):
-            function(rows, batch_id, self._counts_as)
-        else:
-            function(rows, batch_id)
+    def _call_behind(self, rows: DataFrame, batch_id: int) -> None:
+        """Calls the functions that get the batch's own rows."""
+        drivers = {id(state.branch): state for state in self._states}
+        for behind in self._plan.behind:
+            if behind.branch is None:
+                behind.function(rows, batch_id)
+            else:
+                drivers[id(behind.branch)].pass_on(behind.function, rows, batch_id)
 
 
-def _check_followers(job: Job, query_id: str, batch_id: int, plan: BatchPlan | None) -> None:
-    """`check_follower` of all states that follow this one, and of those that follow them, before anything is written.
+@dataclass(frozen=True)
+class _Batch:
+    """One foreachBatch call."""
 
-    Raises MissingBatchesError and ReplannedBatchError, not for a state whose ``on_gap`` is "accept".
+    df: DataFrame
+    batch_id: int
+    run: QueryRun
+    policy: RetryPolicy
+
+
+def _give_up(ledgers: Ledgers, error: BaseException) -> None:
+    """Closes the fences behind a batch that failed, as well as the stores let it be done.
+
+    Not where the store itself is the trouble: it would be waited for once more. A fence that moved because a store was
+    emptied or put back is no second driver: then that is raised instead.
     """
-    behind = [one.job for one in (*job.downstream, *job.after) if isinstance(one, Follower)]
-    for follower in [one for one in behind if one is not None]:
-        pair, its_plan = [job.spec, follower.spec], plan
-        if all(spec.on_gap != "accept" for spec in pair):
-            on_new_owners = [spec.on_new_owner for spec in pair]
-            its_plan = check_follower([_ledger_of(spec) for spec in pair], query_id, on_new_owners, batch_id, plan)
-        _check_followers(follower, query_id, batch_id, its_plan)
+    if isinstance(error, FencedError):
+        ledgers.say_what_fenced()
+    elif isinstance(error, Exception) and not isinstance(error, StoreError):
+        with suppress(MapStateError):
+            ledgers.give_up()
 
 
-def _ledger_of(spec: StateSpec) -> LedgerRecord | None:
-    store = spec.open()
-    try:
-        found = Ledger(store, spec.state).load()
-    finally:
-        close_if_possible(store)
-    return None if found is None else found[0]
-
-
-def keys_delta(reports: Sequence[TaskReport]) -> int | None:
-    """How many keys an attempt added, less those that it removed; None if one of its tasks cannot tell."""
-    deltas = [one.keys_delta for one in reports]
-    return None if None in deltas else sum(one for one in deltas if one is not None)
+def _release(results: Sequence[AttemptResult]) -> None:
+    for result in results:
+        with suppress(Exception):
+            result.release()

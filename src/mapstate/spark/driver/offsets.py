@@ -14,18 +14,39 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import UsageError
 from mapstate.protocol.transitions import BatchPlan, Commit
-from mapstate.spark.driver.query import java_class, running_query
+from mapstate.spark.driver.query import QueryRun, java_class, running_query
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["files_not_counted", "offsets_of", "plan_of"]
+__all__ = ["PlannedBatches", "files_not_counted", "offsets_of", "plan_of"]
 
 _MOST_PATHS = 200  # every reader reads the ledger, so it stays small
 
 _NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
 
 _log = logging.getLogger("mapstate")
+
+
+class PlannedBatches:
+    """What Spark has planned for the batches of a query, one after the other, asked once for each. Driver."""
+
+    def __init__(self) -> None:
+        self._known: tuple[QueryRun, int] | None = None
+        self.plan: BatchPlan | None = None
+
+    def next(
+        self, batch_df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None = None
+    ) -> BatchPlan | None:
+        """The plan of the batch that comes, see `plan_of`; it is ``plan`` from here on."""
+        if run.run_id is None:
+            self._known = self.plan = None
+        elif self._known != (run, batch_id):
+            before = self.plan if self._known == (run, batch_id - 1) else None
+            self._known, self.plan = (run, batch_id), plan_of(batch_df, batch_id, before)
+        if self.plan is not None:
+            self.plan = self.plan._replace(upstream_txid=upstream_txid)
+        return self.plan
 
 
 def plan_of(batch_df: DataFrame, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import NativeCombiner
+from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.schema import KeyField
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Plan", "column_of"]
+__all__ = ["Plan"]
 
 
 class Plan:
@@ -60,13 +61,6 @@ class Plan:
         if not self._keys:
             return rows.repartition(1)
         return rows.repartition(*self._places).sortWithinPartitions(*self._places)
-
-
-def column_of(name: str) -> Column:
-    """The column of this very name, whatever is in it."""
-    from pyspark.sql import functions as F
-
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _jvm(batch_df: DataFrame) -> Any:

@@ -19,19 +19,14 @@ else than Spark's hash of the keys over a fixed number, nothing is kept.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mapstate.maps import CachedMap
-from mapstate.spark.driver.query import configured
 from mapstate.spec import StateSpec
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-__all__ = ["Lease", "fixed_partitions", "lease", "spread_of"]
+__all__ = ["Lease", "lease"]
 
 
 class Lease(NamedTuple):
@@ -66,17 +61,3 @@ def lease(
     yield held.cache
     if held.cache.puts > before:
         _leases[name] = Lease(attempt, held.cache)
-
-
-@contextmanager
-def fixed_partitions(batch_df: DataFrame, spec: StateSpec) -> Iterator[None]:
-    """Keeps Spark from merging or splitting partitions while a state with a cache is applied. Driver."""
-    with configured(batch_df, {"spark.sql.adaptive.enabled": "false"} if spec.cache_size else {}):
-        yield
-
-
-def spread_of(plan: DataFrame) -> str | None:
-    """How a plan spreads keys over partitions, if it does so alike for every batch; else None. Driver."""
-    found = plan._jdf.queryExecution().executedPlan().outputPartitioning().toString()
-    fixed = found.startswith("hashpartitioning(") or found == "SinglePartition"
-    return re.sub(r"#\d+L?", "", found) if fixed else None

@@ -10,19 +10,16 @@ from __future__ import annotations
 import gc
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mapstate import errors
-from mapstate.aggregators.aggregator import Row
-from mapstate.aggregators.fields import Fields, Folding
+from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead, close_if_possible, writer_of
-from mapstate.errors import cut
+from mapstate.errors import MapStateError, SerializationError, cut
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
@@ -31,7 +28,10 @@ from mapstate.protocol.ledger import read_ledger
 from mapstate.protocol.records import CommitView, contains_none
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
 from mapstate.spark.executor.cache_lease import lease
+from mapstate.spark.executor.report import TaskError, TaskReport, report_line
+from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
@@ -39,63 +39,7 @@ if TYPE_CHECKING:
 
     from mapstate.protocol.transitions import Attempt
 
-__all__ = [
-    "REPORT_COLUMN",
-    "BatchTask",
-    "TaskError",
-    "TaskReport",
-    "arrow_schema",
-    "arrow_to_python",
-    "partition_id",
-    "report_line",
-    "slices",
-]
-
-REPORT_COLUMN = "__mapstate_report"
-
-
-class TaskError(msgspec.Struct, frozen=True):
-    """An error of the tree on its way from a task to the driver."""
-
-    kind: str
-    message: str
-    facts: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: errors.MapStateError) -> TaskError:
-        """What is left of an error in a row."""
-        # what is no text, such as half a surrogate pair out of a user's own message, has no JSON
-        message = error.message.encode("utf-8", "backslashreplace").decode()
-        return cls(type(error).__name__, message, error.facts)
-
-    def rebuild(self) -> errors.MapStateError:
-        """The error again, of its own class."""
-        kind = getattr(errors, self.kind) if self.kind in errors.__all__ else errors.MapStateError
-        rebuilt: errors.MapStateError = kind(self.message, **self.facts)
-        return rebuilt
-
-
-class TaskReport(msgspec.Struct):
-    """The one line of a task.
-
-    ``rows_in`` were counted as they came, ``rows_done`` as their keys were written; ``lost_claim`` says
-    that another try of this task is the writer, so this one wrote nothing. ``cached`` keys were not ``read``;
-    ``skipped`` keys were in already, of an earlier attempt at a transactional batch. ``keys_delta`` is how many
-    keys the task added, less those that it removed; None if it cannot tell.
-    """
-
-    partition: int
-    holder: str
-    rows_in: int = 0
-    rows_done: int = 0
-    keys: int = 0
-    read: int = 0
-    cached: int = 0
-    skipped: int = 0
-    keys_delta: int | None = 0
-    milliseconds: int = 0
-    lost_claim: bool = False
-    error: TaskError | None = None
+__all__ = ["BatchTask"]
 
 
 class BatchTask:
@@ -145,7 +89,7 @@ class BatchTask:
         report = TaskReport(partition=partition_id(), holder=uuid.uuid4().hex)
         try:
             yield from self._apply(batches, report)
-        except errors.MapStateError as error:
+        except MapStateError as error:
             report.error = TaskError.of(error)
         for _ in batches:
             pass  # what is left unread would block the sender
@@ -260,12 +204,12 @@ class BatchTask:
 
     def _folded_chunks(self, batches: Iterator[pa.RecordBatch], room: Room, state: MapState[Any]) -> Iterator[_Chunk]:
         """Chunks of raw rows sorted by key, folded in Python: for aggregators that are not native."""
-        fold = _RowFold(self.fields, state, room)
+        fold = RowFold(self.fields, state, room)
         codec = self._key_codec()
         width = len(self.keys)
         names = [*(key.name for key in self.keys), *self.rows_of]
-        for part in (part for batch in batches for part in slices(batch, lambda: _ROWS_WAITING, self.spec.chunk_bytes)):
-            fold.most_waiting = _rows_that_fit(part, self.spec.chunk_bytes)
+        for part in (part for batch in batches for part in slices(batch, lambda: ROWS_WAITING, self.spec.chunk_bytes)):
+            fold.most_waiting = rows_that_fit(part, self.spec.chunk_bytes)
             columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
             texts = codec.encode_columns(columns[:width], part.num_rows)
             for at, (text, *values) in enumerate(zip(texts, *columns[width:], strict=True)):
@@ -279,7 +223,7 @@ class BatchTask:
         if fold.keys:
             yield self._folded(fold)
 
-    def _folded(self, fold: _RowFold) -> _Chunk:
+    def _folded(self, fold: RowFold) -> _Chunk:
         keys, partials, rows, key_values = fold.take()
         if self.new_values is None:
             return keys, partials, rows, ()
@@ -306,7 +250,7 @@ class BatchTask:
             try:
                 arrays.append(pa.array([one[at] for one in shown], arrow.field(len(arrays)).type))
             except (ValueError, TypeError, OverflowError) as error:
-                raise errors.SerializationError(
+                raise SerializationError(
                     f"the new values of {field.name}={field.aggregator} do not fit their type "
                     f"{schema[field.name].dataType.simpleString()}: {cut(error)}. Nothing of this batch counts.",
                     field=field.name,
@@ -349,124 +293,6 @@ def _without_gc() -> Iterator[None]:
             gc.enable()
 
 
-_ROWS_WAITING = 10_000
-
-
-class _RowFold:
-    """Folds sorted rows key by key; complete keys wait to be taken, as many at a time as there is room for.
-
-    ``most_waiting`` rows may wait, which is a number of bytes too.
-    """
-
-    def __init__(self, fields: Fields, state: MapState[Any], room: Room) -> None:
-        self._fields = fields
-        self._state = state
-        self._room = room
-        self.most_waiting = _ROWS_WAITING
-        self.open: StoreKey | None = None
-        self._open_values: list[Any] = []
-        self._foldings: list[Folding] = []
-        self._waiting = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self.keys: list[StoreKey] = []
-        self._key_values: list[list[Any]] = []
-        self._partials: list[Any] = []
-        self._rows = 0
-        self._open_rows = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether a chunk of complete keys can be taken."""
-        return len(self.keys) >= self._room.keys or (bool(self.keys) and self._waiting >= self.most_waiting)
-
-    def add(self, text: StoreKey, key: list[Any], row: Row) -> None:
-        """Takes the next row."""
-        if text != self.open:
-            if self.open is not None:
-                self.close_key()
-            self.open, self._open_values, self._foldings = text, key, self._fields.start()
-        for folding in self._foldings:
-            folding.add(row)
-        self._open_rows += 1
-        self._waiting += 1
-        if self._open_rows % self.most_waiting == 0:
-            self._settle(text)
-
-    def _settle(self, text: StoreKey) -> None:
-        """Bounds the rows that a hot key's reducers hold back: fetches what they wait for."""
-        if not any(folding.rows_waiting for folding in self._foldings):
-            return
-        base = self._state.multi_get([text])[0]
-        for folding, own in zip(self._foldings, self._fields.split(base), strict=True):
-            folding.settle(own)
-
-    def close_key(self) -> None:
-        """The open key has had its last row."""
-        if self.open is None:
-            return
-        self.keys.append(self.open)
-        self._key_values.append(self._open_values)
-        self._partials.append(self._fields.finish(self._foldings))
-        self._rows += self._open_rows
-        self._open_rows = 0
-        self.open = None
-
-    def take(self) -> tuple[list[StoreKey], list[Any], int, list[list[Any]]]:
-        """The complete keys: texts, partials, rows, key values."""
-        taken = self.keys, self._partials, self._rows, self._key_values
-        open_rows = self._open_rows
-        self._clear()
-        self._open_rows = open_rows
-        self._waiting = 0
-        return taken
-
-
-def slices(batch: pa.RecordBatch, most_rows: Callable[[], int], most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The batch in pieces of at most so many rows, and bytes of Arrow, but for a single row; not copied.
-
-    ``most_rows`` is asked before each.
-    """
-    start, fits = 0, batch.nbytes <= most_bytes
-    while start < batch.num_rows:
-        part = batch.slice(start, most_rows())
-        while not fits and part.num_rows > 1 and part.nbytes > most_bytes:
-            part = part.slice(0, part.num_rows // 2)
-        yield part
-        start += part.num_rows
-
-
-def _rows_that_fit(part: pa.RecordBatch, most_bytes: int) -> int:
-    fit: int = most_bytes * part.num_rows // max(1, part.nbytes)
-    return max(1, min(_ROWS_WAITING, fit))
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """A Spark schema as PySpark sends it through Arrow; timestamps in UTC."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
-
-
-def report_line(report: TaskReport, schema: StructType | None) -> pa.RecordBatch:
-    """The one row that a task ends with: alone, or as the last column of the rows that it gives out."""
-    line = pa.array([msgspec.json.encode(report).decode()], pa.string())
-    if schema is None:
-        return pa.RecordBatch.from_arrays([line], [REPORT_COLUMN])
-    arrow = arrow_schema(schema)
-    nulls = [pa.nulls(1, field.type) for field in list(arrow)[:-1]]
-    return pa.RecordBatch.from_arrays([*nulls, line], schema=arrow)
-
-
-def partition_id() -> int:
-    """The number of the partition this process works on; 0 where no task runs, on the driver."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return 0 if context is None else context.partitionId()
-
-
 def _is_later_try() -> bool:
     """Whether Spark has tried this task before."""
     from pyspark import TaskContext
@@ -477,22 +303,3 @@ def _is_later_try() -> bool:
 
 def _nones(values: list[Any]) -> int:
     return values.count(None) if contains_none(values) else 0  # counting compares each with None
-
-
-def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
-    """The values of a column as Python objects; timestamps in UTC.
-
-    Raises SerializationError for what Spark can hold and Python cannot: text that is not UTF-8, times
-    beyond the year 9999.
-    """
-    try:
-        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-        values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError) as error:
-        raise errors.SerializationError(
-            f"the column {name!r} holds a value that Python cannot: {cut(error)}. Clean it in front of the aggregate, "
-            "text with make_valid_utf8. Nothing of this batch counts.",
-            column=name,
-        ) from error
-    return values

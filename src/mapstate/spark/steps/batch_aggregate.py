@@ -6,54 +6,26 @@ one row per key is finished in Python; else the rows go through Python, sorted b
 
 from __future__ import annotations
 
-import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, NativeCombiner, Sum
-from mapstate.aggregators.fields import Folding, shown_as
-from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
+from mapstate.aggregators import Aggregator, NativeCombiner
+from mapstate.aggregators.columns import column_of
+from mapstate.errors import ConfigurationError, DuplicateNameError
 from mapstate.schema import Field
-from mapstate.spark.driver.plan import column_of
-from mapstate.spark.executor.task import arrow_schema, arrow_to_python
-from mapstate.spark.steps.state_query import Collector
-from mapstate.spark.streams.rows import Rows, Step, column_names
-from mapstate.spark.streams.stream import ensure_picklable
+from mapstate.spark.driver.job import Step
+from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.batch_fold import MARK, FinishTask, FoldTask
+from mapstate.spark.interfaces import BatchAggregator
+from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.steps.columns import column_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchAggregator", "ChainedAggregate", "FirstN", "Links", "broadcast", "extreme", "spread"]
-
-_MARK = "__mapstate_mark"
-_WAITING = 1000
-
-
-class BatchAggregator(ABC):
-    """Trident's Aggregator: sees the rows of a group of a batch one by one, and emits whenever it likes. Picklable.
-
-    ``output`` are the columns that it emits, as DDL. Runs on executors; a task that Spark tries again begins anew.
-    """
-
-    output: str
-
-    @abstractmethod
-    def init(self, batch_id: int | None, collector: Collector) -> Any:
-        """What to begin with, once per group; where there is one group, also in an empty batch."""
-
-    @abstractmethod
-    def aggregate(self, value: Any, row: Mapping[str, Any], collector: Collector) -> Any:
-        """The value with one more row; rows come in any order."""
-
-    @abstractmethod
-    def complete(self, value: Any, collector: Collector) -> None:
-        """There are no more rows. What was emitted for this group is given out now."""
+__all__ = ["Links"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +95,7 @@ class Links:
         def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
             from pyspark.sql import functions as F
 
-            task = _Fold(links, fields, widths, keys, out=arrow_schema(out), batch_id=batch_id)
+            task = FoldTask(links, fields, widths, keys, out=arrow_schema(out), batch_id=batch_id)
             if keys:
                 spread = frame.repartition(*map(column_of, keys))
                 return spread.sortWithinPartitions(*map(column_of, keys)).mapInArrow(task, out)
@@ -131,8 +103,8 @@ class Links:
                 return frame.mapInArrow(task, out)
             # A row that is none, so that a task runs where there are no rows.
             nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-            mark = frame.sparkSession.range(1).select(*nulls, F.lit(True).alias(_MARK))
-            marked = frame.withColumn(_MARK, F.lit(False)).union(mark)
+            mark = frame.sparkSession.range(1).select(*nulls, F.lit(True).alias(MARK))
+            marked = frame.withColumn(MARK, F.lit(False)).union(mark)
             return marked.repartition(1).mapInArrow(task, out)
 
         return step
@@ -150,283 +122,6 @@ def _native_step(keys: list[str], native: list[NativeCombiner], fields: list[Fie
         named = [column.alias(f"partial{at}") for at, column in enumerate(partials)]
         by = [column_of(key).alias(f"key{at}") for at, key in enumerate(keys)]
         plan = frame.groupBy(*by).agg(*named, F.count(F.lit(1)).alias("rows"))
-        return plan.mapInArrow(_Finish(native, fields, len(keys), widths, arrow_schema(out)), out)
+        return plan.mapInArrow(FinishTask(native, fields, len(keys), widths, arrow_schema(out)), out)
 
     return step
-
-
-class _Finish:
-    """What is shown of the partials of each key. Picklable; run by `mapInArrow`."""
-
-    def __init__(
-        self, native: list[NativeCombiner], fields: list[Field], keys: int, widths: list[int], out: pa.Schema
-    ) -> None:
-        self._fields = Fields(fields, {field.name: one for field, one in zip(fields, native, strict=True)})
-        self._keys = keys
-        self._widths = widths
-        self._out = out
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            columns = [arrow_to_python(column, "a partial aggregate") for column in batch.columns[self._keys :]]
-            at, per_field = 0, []
-            for width in self._widths:
-                per_field.append(columns[at : at + width])
-                at += width
-            partials = self._fields.from_columns(per_field)
-            values = self._fields.combine_all([None] * len(partials), partials)
-            shown = [
-                self._fields.shown(value) if rows else _of_nothing(self._fields)
-                for value, rows in zip(values, columns[-1], strict=True)
-            ]
-            if None in shown:
-                continue  # the one row of an empty batch
-            arrays = [column.cast(self._out.field(at).type) for at, column in enumerate(batch.columns[: self._keys])]
-            for place, column in enumerate(zip(*shown, strict=True), self._keys):
-                arrays.append(pa.array(column, self._out.field(place).type))
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._out)
-
-
-def _of_nothing(fields: Fields) -> list[Any] | None:
-    values = [_nothing(one, field.type) for one, field in zip(fields.aggregators, fields.fields, strict=True)]
-    return None if None in values else values
-
-
-def _nothing(one: Aggregator, value_type: str) -> Any:
-    """What an aggregator shows of no rows; None where it emits nothing."""
-    if isinstance(one, Sum):
-        return 0.0 if value_type == "double" else 0 if value_type == "bigint" else Decimal(0)
-    if isinstance(one, NativeCombiner) and not isinstance(one, Count):
-        return None
-    zero: Any = one.zero() if isinstance(one, CombinerAggregator) else getattr(one, "init")()  # noqa: B009
-    if zero is None:
-        return None
-    return shown_as(one.result(zero), is_json=value_type == "any")
-
-
-class _Fold:
-    """Takes rows one by one, and gives out what the aggregators emit. Picklable; run by `mapInArrow`."""
-
-    def __init__(
-        self,
-        links: tuple[tuple[str, Aggregator | BatchAggregator], ...],
-        fields: list[Field],
-        widths: list[int],
-        keys: list[str],
-        *,
-        out: pa.Schema,
-        batch_id: int | None,
-    ) -> None:
-        self._links = links
-        self._widths = widths
-        self._types = {field.name: field.type for field in fields}
-        self._keys = keys
-        self._out = out
-        self._batch_id = batch_id
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        group: _Group | None = None if self._keys else self._group(())
-        done: list[tuple[Any, ...]] = []
-        for batch in batches:
-            names = batch.schema.names
-            columns = [arrow_to_python(column, name) for column, name in zip(batch.columns, names, strict=True)]
-            places = [names.index(key) for key in self._keys]
-            for values in zip(*columns, strict=True):
-                key = tuple(values[at] for at in places)
-                if group is None or not _same(group.key, key):
-                    if group is not None:
-                        done += group.emitted()
-                    group = self._group(key)
-                row = dict(zip(names, values, strict=True))
-                if not row.pop(_MARK, False):
-                    group.add(row)
-            if len(done) >= _WAITING:
-                yield self._given(done)
-                done = []
-        if group is not None:
-            done += group.emitted()
-        if done:
-            yield self._given(done)
-
-    def _group(self, key: tuple[Any, ...]) -> _Group:
-        links = zip(self._links, self._widths, strict=True)
-        made = [_Link(one, self._types.get(name, ""), width, self._batch_id) for (name, one), width in links]
-        return _Group(key, made)
-
-    def _given(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, self._out.field(at).type) for at, column in enumerate(columns)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._out)
-
-
-class _Group:
-    """The aggregators of one key of one batch."""
-
-    def __init__(self, key: tuple[Any, ...], links: list[_Link]) -> None:
-        self.key = key
-        self._links = links
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        for link in self._links:
-            link.add(row)
-
-    def emitted(self) -> Iterator[tuple[Any, ...]]:
-        """Every combination of what the aggregators emit, behind the key."""
-        for parts in itertools.product(*(link.emitted() for link in self._links)):
-            yield (*self.key, *itertools.chain.from_iterable(parts))
-
-
-class _Link:
-    """One aggregator at work on one group."""
-
-    def __init__(self, one: Aggregator | BatchAggregator, value_type: str, width: int, batch_id: int | None) -> None:
-        self._one = one
-        self._width = width
-        self._type = value_type
-        self._rows = 0
-        self._collector = Collector()
-        if isinstance(one, BatchAggregator):
-            self._value = one.init(batch_id, self._collector)
-        else:
-            self._folding = Folding(one)
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self._rows += 1
-        if isinstance(self._one, BatchAggregator):
-            self._value = self._one.aggregate(self._value, row, self._collector)
-            return
-        self._folding.add(row)
-        if self._folding.rows_waiting >= _WAITING:
-            self._folding.settle(None)
-
-    def emitted(self) -> list[tuple[Any, ...]]:
-        one = self._one
-        if isinstance(one, BatchAggregator):
-            one.complete(self._value, self._collector)
-            for values in self._collector.emitted:
-                if len(values) != self._width:
-                    raise UsageError(f"{type(one).__name__} emitted {len(values)} values, its output is {one.output!r}")
-            return self._collector.emitted
-        if not self._rows:
-            nothing = _nothing(one, self._type)
-            return [] if nothing is None else [(nothing,)]
-        value = self._folding.onto(None)
-        shown = None if value is None else one.result(value)
-        return [(shown_as(shown, is_json=self._type == "any"),)]
-
-
-def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    """Equal as Spark groups: NaN is NaN."""
-    return a == b or all(x == y or (x != x and y != y) for x, y in zip(a, b, strict=True))  # noqa: PLR0124
-
-
-class ChainedAggregate:
-    """Aggregators over the same rows of a batch, one after the other: Trident's ChainedAggregatorDeclarer.
-
-    `chainEnd` gives one row for every combination of what they emit. Is one of them a ``partitionAggregate`` and none
-    an ``aggregate``, each partition by itself.
-    """
-
-    def __init__(self, rows: Any, keys: tuple[str, ...] = (), links: Links | None = None) -> None:
-        self._rows = rows
-        self._keys = keys
-        self._links = links or Links()
-
-    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> ChainedAggregate:
-        """One more over the whole batch, or over each key. Raises ConfigurationError."""
-        return self._with(self._links.with_links(own, aggregates, per_partition=False))
-
-    def partitionAggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> ChainedAggregate:
-        """One more over each partition. Raises ConfigurationError."""
-        return self._with(self._links.with_links(own, aggregates, per_partition=True))
-
-    def _with(self, links: Links) -> ChainedAggregate:
-        return ChainedAggregate(self._rows, self._keys, links)
-
-    def chainEnd(self) -> Any:
-        """The rows that they emit."""
-        return self._rows._then(self._links.over(self._rows.schema, self._keys), by_row=False)
-
-
-class FirstN:
-    """Trident's FirstN: the first ``n`` rows of each batch, ordered by a column; without one any ``n``.
-
-    Of rows that are equal there the order of the other columns decides, as far as they have one. Given to
-    `Rows.applyAssembly`.
-    """
-
-    def __init__(self, n: int, sortField: str | None = None, *, reverse: bool = False) -> None:
-        if type(n) is not int or n < 1:
-            raise ConfigurationError(f"FirstN takes a number of rows from 1 up, not {n!r}")
-        self._n = n
-        self._column = sortField
-        self._reverse = reverse
-
-    def __call__(self, rows: Rows) -> Rows:
-        """The rows that are left."""
-        n, column, reverse = self._n, self._column, self._reverse
-        if column is not None:
-            column_names(rows.schema, [column], "FirstN")
-
-        def step(frame: DataFrame, _: int | None) -> DataFrame:
-            if column is None:
-                return frame.limit(n)
-            return frame.orderBy(*_order(frame, column, reverse=reverse)).limit(n)
-
-        return rows._then(step, by_row=False)
-
-
-def extreme(rows: Any, column: str, *, greatest: bool) -> Any:
-    """See `Rows.minBy`."""
-    column_names(rows.schema, [column], "maxBy" if greatest else "minBy")
-
-    def step(frame: DataFrame, _: int | None) -> DataFrame:
-        there = frame.where(column_of(column).isNotNull())
-        return there.orderBy(*_order(frame, column, reverse=greatest)).limit(1)
-
-    return rows._then(step, by_row=False)
-
-
-def _order(frame: DataFrame, column: str, *, reverse: bool) -> list[Any]:
-    from pyspark.sql.types import AtomicType
-
-    first = column_of(column)
-    others = [
-        column_of(field.name)
-        for field in frame.schema.fields
-        if isinstance(field.dataType, AtomicType) and field.name != column and field.dataType.typeName() != "variant"
-    ]
-    return [first.desc_nulls_last() if reverse else first.asc_nulls_last(), *others]
-
-
-def spread(rows: Any, partitions: int | None, columns: Sequence[str] = ()) -> Any:
-    """See `Rows.shuffle` and `Rows.partitionBy`."""
-    names = column_names(rows.schema, columns, "partitionBy")
-    _check_partitions(partitions)
-
-    def step(frame: DataFrame, _: int | None) -> DataFrame:
-        by = [column_of(name) for name in names]
-        number = partitions or int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-        return frame.repartition(number, *by)
-
-    return rows._then(step, by_row=True)
-
-
-def broadcast(rows: Any, partitions: int | None) -> Any:
-    """See `Rows.broadcast`."""
-    _check_partitions(partitions)
-
-    def step(frame: DataFrame, _: int | None) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        spark = frame.sparkSession
-        number = partitions or int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        places = spark.range(0, number, 1, number).withColumnRenamed("id", _MARK)
-        return places.crossJoin(F.broadcast(frame)).drop(_MARK)
-
-    return rows._then(step, by_row=False)
-
-
-def _check_partitions(partitions: int | None) -> None:
-    if partitions is not None and (type(partitions) is not int or partitions < 1):
-        raise ConfigurationError(f"partitions is a number from 1 up, not {partitions!r}")

@@ -7,59 +7,42 @@ the foreachBatch call, and mostly write a plan that the executors then follow.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-from mapstate.errors import DuplicateNameError, UnknownColumnError
+from mapstate.errors import ConfigurationError
 from mapstate.reader import Consistency
+from mapstate.spark.driver.job import Job, Step
+from mapstate.spark.interfaces import BatchAggregator, QueryFunction
+from mapstate.spark.steps import spread
+from mapstate.spark.steps.state_query import Queried, QueryPlan, When
+from mapstate.spark.streams.chained_aggregate import ChainedAggregate
+from mapstate.spark.streams.grouped import GroupedStream, Kept
+from mapstate.spark.streams.query import Startable
+from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from mapstate.aggregators.aggregator import Aggregator
-    from mapstate.spark.steps.batch_aggregate import BatchAggregator, ChainedAggregate
-    from mapstate.spark.steps.state_query import Queried, QueryFunction, When
-    from mapstate.spark.streams.startable import Startable
-    from mapstate.spark.streams.stream import GroupedStream
 
-__all__ = ["Rows", "Step", "column_names", "empty_frame", "through"]
-
-Step = Callable[["DataFrame", int | None], "DataFrame"]
-"""One micro-batch and its id, which is None outside of a query, to another frame. Driver, once per batch."""
+__all__ = ["Rows", "Transform"]
 
 
-def through(steps: Iterable[Step], frame: DataFrame, batch_id: int | None) -> DataFrame:
-    """The frame behind all steps."""
-    for step in steps:
-        frame = step(frame, batch_id)
-    return frame
+@dataclass(frozen=True)
+class Transform:
+    """A user's own function of a batch as a step. Two of equal functions are equal, and are computed once."""
+
+    function: Callable[[DataFrame], DataFrame]
+
+    def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
+        """See `Step`."""
+        return self.function(frame)
 
 
-def empty_frame(like: DataFrame, schema: StructType | None = None) -> DataFrame:
-    """No rows, of the schema of ``like`` or of another one; no stream."""
-    return like.sparkSession.createDataFrame([], like.schema if schema is None else schema)
-
-
-def column_names(frame_schema: StructType, columns: Iterable[str], who: str) -> list[str]:
-    """The columns, if all are there, and each once. Raises UnknownColumnError, DuplicateNameError."""
-    names = list(columns)
-    for name in names:
-        if name not in frame_schema.names:
-            raise UnknownColumnError(
-                f"{who} names the column {name!r}, which the rows do not have; they have "
-                f"{', '.join(frame_schema.names)}",
-                column=name,
-            )
-        if frame_schema.names.count(name) > 1:
-            raise DuplicateNameError(
-                f"{who} names the column {name!r}, which the rows have more than once: give each a name of its own",
-                name=name,
-            )
-    return names
-
-
-class Rows(ABC):
+class Rows(ABC, Generic[Kept]):
     """Rows of a stream, a batch at a time.
 
     ``name`` is the stream's, also of new values: it owns what is called by hand. ``schema`` is what the rows look like
@@ -74,8 +57,22 @@ class Rows(ABC):
         """The columns of the rows."""
 
     @abstractmethod
-    def _then(self, step: Step, *, by_row: bool) -> Self:
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
         """The rows behind one more step; ``by_row`` says that each row's results hang on that row alone."""
+
+    @abstractmethod
+    def hidden_columns(self) -> dict[str, str]:
+        """See `Groupable.hidden_columns`."""
+
+    @abstractmethod
+    def adapted(
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, keyed: bool
+    ) -> Mapping[str, Aggregator]:
+        """See `Groupable.adapted`."""
+
+    @abstractmethod
+    def keep(self, job: Job) -> Kept:
+        """See `Groupable.keep`."""
 
     @abstractmethod
     def foreachBatch(self, function: Callable[[DataFrame, int], None]) -> Startable:
@@ -87,16 +84,19 @@ class Rows(ABC):
         ``function`` gets each micro-batch, no stream, and returns a frame of always the same columns. It is also
         called once over an empty frame, to learn them.
         """
-        return self._then(lambda frame, _: function(frame), by_row=True)
+        return self.with_step(Transform(function), by_row=True)
 
-    def groupBy(self, *columns: str) -> GroupedStream:
+    def groupBy(self, *columns: str) -> GroupedStream[Kept]:
         """One aggregate per combination of values of ``columns``. For one aggregate of all, leave it out.
 
         Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError.
         """
-        from mapstate.spark.streams.stream import grouped
-
-        return grouped(self, columns)
+        if not columns:
+            raise ConfigurationError(
+                "groupBy() needs at least one column; for one aggregate of all rows call persistentAggregate on the "
+                "stream itself"
+            )
+        return GroupedStream(self, columns)
 
     def stateQuery(
         self,
@@ -128,9 +128,28 @@ class Rows(ABC):
         Raises StateNotFoundError where a static state is not there, UnknownColumnError, DuplicateNameError,
         StateSchemaError where columns and key differ in type, ConfigurationError.
         """
-        from mapstate.spark.steps.state_query import asked
+        if when not in (None, "before", "after"):
+            raise ConfigurationError(f"when is 'before' or 'after', not {when!r}")
+        if when is not None and consistency == "latest":
+            raise ConfigurationError("a query for the latest is of no batch: leave out consistency='latest', or when")
+        plan = QueryPlan.of(self.schema, state, keys, fields=fields, query=query, consistency=consistency)
+        if when == "before" and plan.type not in (None, "opaque"):
+            raise ConfigurationError(
+                f"a {plan.type} state keeps no value before the current one, so it cannot be read as it was before a "
+                "batch"
+            )
+        rows = self._behind(state) if when == "after" else self
+        before = when == "before" or (when is None and consistency == "committed" and self._is_before_commit)
+        return rows.with_step(plan.step(self.name, before=before), by_row=False)
 
-        return asked(self, state, keys, fields, query=query, consistency=consistency, when=when)
+    @property
+    def _is_before_commit(self) -> bool:
+        """Whether these rows come in front of the commit of their batch."""
+        return False
+
+    def _behind(self, state: Queried) -> Rows[Kept]:  # noqa: ARG002
+        """The rows behind the commit of a state that follows the same stream; new values are behind it already."""
+        return self
 
     def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> Self:
         """One row per batch: what aggregators come to over its rows, ``aggregate(n=Count())``; nothing is kept.
@@ -149,8 +168,6 @@ class Rows(ABC):
 
     def chainedAgg(self) -> ChainedAggregate:
         """Several aggregates over the same rows, until ``chainEnd()``."""
-        from mapstate.spark.steps.batch_aggregate import ChainedAggregate
-
         return ChainedAggregate(self)
 
     def minBy(self, column: str) -> Self:
@@ -158,35 +175,23 @@ class Rows(ABC):
 
         Of several, the one whose other columns come first.
         """
-        from mapstate.spark.steps.batch_aggregate import extreme
-
-        rows: Self = extreme(self, column, greatest=False)
-        return rows
+        return self.with_step(spread.extreme(self.schema, column, greatest=False), by_row=False)
 
     def maxBy(self, column: str) -> Self:
         """The row of each batch with the greatest value of a column. See `minBy`."""
-        from mapstate.spark.steps.batch_aggregate import extreme
+        return self.with_step(spread.extreme(self.schema, column, greatest=True), by_row=False)
 
-        rows: Self = extreme(self, column, greatest=True)
-        return rows
-
-    def applyAssembly(self, assembly: Callable[[Rows], Any]) -> Any:
+    def applyAssembly(self, assembly: Callable[[Rows[Kept]], Any]) -> Any:
         """What a function makes of these rows, such as `FirstN`."""
         return assembly(self)
 
     def shuffle(self, partitions: int | None = None) -> Self:
         """Rows spread evenly; over as many partitions as Spark's shuffles have, by default."""
-        from mapstate.spark.steps.batch_aggregate import spread
-
-        rows: Self = spread(self, partitions)
-        return rows
+        return self.with_step(spread.spread(self.schema, partitions), by_row=True)
 
     def partitionBy(self, *columns: str, partitions: int | None = None) -> Self:
         """Rows spread by the hash of some columns: those that are equal there meet in one partition."""
-        from mapstate.spark.steps.batch_aggregate import spread
-
-        rows: Self = spread(self, partitions, columns)
-        return rows
+        return self.with_step(spread.spread(self.schema, partitions, columns), by_row=True)
 
     def global_(self) -> Self:
         """All rows in one partition. ``global`` is a word of Python's own."""
@@ -198,7 +203,4 @@ class Rows(ABC):
 
     def broadcast(self, partitions: int | None = None) -> Self:
         """Every row in every partition. The rows of a batch have to fit into memory."""
-        from mapstate.spark.steps.batch_aggregate import broadcast
-
-        rows: Self = broadcast(self, partitions)
-        return rows
+        return self.with_step(spread.broadcast(partitions), by_row=False)

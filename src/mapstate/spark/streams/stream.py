@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
-from mapstate.errors import (
-    ConfigurationError,
-    DuplicateNameError,
-    NotPicklableError,
-    UnknownColumnError,
-    UsageError,
-    cut,
-)
-from mapstate.keys import KeyCodec
-from mapstate.schema import Field, KeyField
-from mapstate.serializers.value_types import WireForm, wire_type
-from mapstate.spark.driver.apply import INSIDE, computed_once
-from mapstate.spark.driver.batch import BatchDriver, Downstream, Follower, Job, OnBatch
-from mapstate.spark.streams.rows import Rows, Step, empty_frame, through
-from mapstate.spark.streams.startable import Startable
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.errors import ConfigurationError, MapStateError, UsageError
+from mapstate.spark.driver.frames import through
+from mapstate.spark.driver.job import Branch, Downstream, Job, Step
+from mapstate.spark.interfaces import StateFactory, StateUpdater
+from mapstate.spark.steps.columns import empty_frame
+from mapstate.spark.steps.state_query import Queried
+from mapstate.spark.streams.grouped import GroupedStream
+from mapstate.spark.streams.partition_persist import PartitionPersist, update_task
+from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.rows import Rows
 from mapstate.spec import StateSpec, check_state_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-    from mapstate.spark.steps.batch_aggregate import BatchAggregator, ChainedAggregate
-    from mapstate.spark.steps.state_query import StateFactory
-    from mapstate.spark.streams.new_values import NewValuesStream
-    from mapstate.spark.streams.partition_persist import PartitionPersist, StateUpdater
-
-__all__ = [
-    "BatchFunction",
-    "GroupedStream",
-    "PersistentAggregate",
-    "Stream",
-    "check_unique",
-    "ensure_picklable",
-    "grouped",
-    "newStream",
-]
+__all__ = ["Stream", "newStream"]
 
 
 def newStream(name: str, df: DataFrame) -> Stream:
@@ -61,19 +44,24 @@ def newStream(name: str, df: DataFrame) -> Stream:
 
 
 @dataclass(frozen=True)
-class Stream(Rows):
-    """The rows of a DataFrame. See `newStream`."""
+class Stream(Rows[PersistentAggregate]):
+    """The rows of a DataFrame. See `newStream`.
+
+    ``query`` is that of a topology's stream, which all states share. Without one each state has a query of its own.
+    """
 
     name: str
     df: DataFrame
     steps: tuple[Step, ...] = ()
+    query: Query | None = None
 
     @property
     def schema(self) -> StructType:
         """See `Rows.schema`."""
         return through(self.steps, empty_frame(self.df), None).schema if self.steps else self.df.schema
 
-    def _then(self, step: Step, *, by_row: bool) -> Self:  # noqa: ARG002  no row of a stream replaces another
+    def with_step(self, step: Step, *, by_row: bool) -> Self:  # noqa: ARG002  no row of a stream replaces another
+        """See `Rows.with_step`."""
         return replace(self, steps=(*self.steps, step))
 
     def merge(self, *others: Stream) -> Self:
@@ -83,18 +71,21 @@ class Stream(Rows):
         have steps of their own: those work batch by batch, and there a batch is of one DataFrame.
         """
         streams: list[Stream] = [self, *others]
-        if all(one.df is self.df for one in others):
+        if all(other.df is self.df for other in others):
 
             def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
-                return _united([through(one.steps, frame, batch_id) for one in streams])
+                return _united([through(stream.steps, frame, batch_id) for stream in streams])
 
             return replace(self, steps=(step,))
-        if any(one.steps for one in streams):
+        if any(stream.steps for stream in streams):
             raise ConfigurationError(
-                f"the streams {', '.join(one.name for one in streams)} are of different DataFrames, so they are merged "
-                "before anything is done to their batches: merge them first, or change the DataFrames themselves"
+                f"the streams {', '.join(stream.name for stream in streams)} are of different DataFrames, so they are "
+                "merged before anything is done to their batches: merge them first, or change the DataFrames themselves"
             )
-        return replace(self, df=_united([one.df for one in streams]))
+        df = _united([stream.df for stream in streams])
+        if self.query is None:
+            return replace(self, df=df)
+        return replace(self, df=df, query=self.query.merged([stream.query for stream in others if stream.query], df))
 
     def toDF(self) -> DataFrame:
         """The rows of a batch DataFrame behind all steps: a request that is answered at once.
@@ -107,9 +98,14 @@ class Stream(Rows):
             )
         return through(self.steps, self.df, None)
 
-    def foreachBatch(self, function: Downstream) -> BatchFunction:
-        """Calls ``function(rows, batch_id)`` for each batch, at least once; returns what is to be started."""
-        return BatchFunction(self, function)
+    def foreachBatch(self, function: Downstream) -> Startable:
+        """Has ``function(rows, batch_id)`` called for each batch, at least once; returns what is to be started.
+
+        In a topology, behind the commit of all states, and not for a batch that was set aside.
+        """
+        query, steps = self._own_query(), self.steps
+        query.add_behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id))
+        return Startable(query)
 
     def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
         """Keeps aggregates of all rows, under the key ``()``. See `GroupedStream.persistentAggregate`."""
@@ -132,26 +128,80 @@ class Stream(Rows):
         ``chunk_size``  rows per call of the updater; fewer where they come to more than 8 MiB
 
         mapstate keeps no ledger here: what a batch that comes again does, the state has to decide by its txid. See
-        `mapstate.spark.streams.partition_persist.State`. Raises ConfigurationError.
+        `mapstate.spark.interfaces.State`. Raises ConfigurationError.
         """
-        from mapstate.spark.streams.partition_persist import partition_persist
+        task = update_task(self.schema, state, updater, by, partitions=partitions, chunk_size=chunk_size)
+        return PartitionPersist(self._own_query(), self.steps, task)
 
-        return partition_persist(self, state, updater, by, partitions=partitions, chunk_size=chunk_size)
+    def start(
+        self,
+        checkpointLocation: str | None = None,
+        *,
+        trigger: str | Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        outputMode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """Starts the query of a topology's stream, with all of its states. See `Startable.start`.
 
-    def _inside(self) -> dict[str, str]:
+        Raises UsageError for a stream of no topology: there each state is started by itself.
+        """
+        return Startable(self._shared_query()).start(
+            checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
+        )
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch to all states of a topology's stream. See `Startable.__call__`."""
+        self._shared_query()(batch_df, batch_id)
+
+    @property
+    def last_error(self) -> MapStateError | None:
+        """The error that stopped the query of a topology's stream."""
+        return self._shared_query().last_error
+
+    def _shared_query(self) -> Query:
+        if self.query is None:
+            raise UsageError(f"the stream {self.name!r} is of no topology: start what persistentAggregate returned")
+        return self.query
+
+    def _own_query(self) -> Query:
+        return Query(self.name, self.df) if self.query is None else self.query
+
+    @property
+    def _is_before_commit(self) -> bool:
+        return True
+
+    def _behind(self, state: Queried) -> NewValuesStream:
+        is_own = isinstance(state, PersistentAggregate) and state.source is None and state.query.df is self.df
+        if not isinstance(state, PersistentAggregate) or not is_own or self.query not in (None, state.query):
+            raise ConfigurationError(
+                "'after' is after the commit of a state that follows this stream: give what persistentAggregate "
+                "returned on this very stream"
+            )
+        return state.behind(self.name, empty_frame(self.df), self.steps)
+
+    def hidden_columns(self) -> dict[str, str]:
+        """See `Groupable.hidden_columns`."""
         return {}
 
-    def _aggregators(
+    def adapted(
         self,
         state: StateSpec,  # noqa: ARG002
         aggregates: Mapping[str, Aggregator],
         *,
         keyed: bool,  # noqa: ARG002
-    ) -> dict[str, Aggregator]:
+    ) -> Mapping[str, Aggregator]:
+        """See `Groupable.adapted`."""
         return dict(aggregates)
 
-    def _kept(self, job: Job, schema: StructType) -> PersistentAggregate:
-        return PersistentAggregate(self.df, job, schema, self.steps)
+    def keep(self, job: Job) -> PersistentAggregate:
+        """See `Groupable.keep`."""
+        query, branch = self._own_query(), Branch(job, self.steps)
+        query.add(branch)
+        return PersistentAggregate(query, branch, empty_frame(self.df, self.schema))
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}>" if self.query is None else repr(self.query)
 
 
 def _united(frames: list[DataFrame]) -> DataFrame:
@@ -159,254 +209,3 @@ def _united(frames: list[DataFrame]) -> DataFrame:
     for other in frames[1:]:
         first = first.unionByName(other)
     return first
-
-
-class BatchFunction(Startable):
-    """A function of the rows of a stream. See `Stream.foreachBatch`."""
-
-    def __init__(self, stream: Stream, function: Downstream) -> None:
-        super().__init__(stream.df)
-        self._stream = stream
-        self._function = function
-
-    def _apply(self, batch_df: DataFrame, batch_id: int) -> None:
-        self._function(through(self._stream.steps, batch_df, batch_id), batch_id)
-
-
-def grouped(rows: Any, columns: tuple[str, ...]) -> GroupedStream:
-    """See `Rows.groupBy`."""
-    if not columns:
-        raise ConfigurationError(
-            "groupBy() needs at least one column; for one aggregate of all rows call persistentAggregate on the "
-            "stream itself"
-        )
-    return GroupedStream(rows, columns)
-
-
-class GroupedStream:
-    """Rows by key. See `Rows.groupBy`."""
-
-    def __init__(self, stream: Any, columns: tuple[str, ...]) -> None:
-        self._stream = stream
-        self._schema = stream.schema
-        self._names = self._schema.names
-        self._types = {field.name: field.dataType.simpleString() for field in self._schema.fields}
-        for column in columns:
-            if not isinstance(column, str):
-                raise ConfigurationError(
-                    f"groupBy takes column names, not {column!r}: give an expression a name with withColumn first"
-                )
-            if column not in self._types:
-                raise UnknownColumnError(
-                    f"the stream {stream.name!r} has no column {column!r} to group by; it has {', '.join(self._types)}",
-                    column=column,
-                )
-        check_unique(columns)
-        self._keys = tuple(KeyField(column, self._types[column]) for column in columns)
-        KeyCodec(self._keys)
-
-    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
-        """Keeps aggregates per key in the store that ``state`` names: ``visits=Count()``.
-
-        What comes back is started with `PersistentAggregate.start`, or used as a foreachBatch function.
-        Nothing is connected yet. Raises ConfigurationError: UnknownColumnError, UnsupportedTypeError,
-        DuplicateNameError, NotPicklableError.
-        """
-        if not isinstance(state, StateSpec):
-            raise ConfigurationError(
-                f"persistentAggregate needs a recipe such as opaque(url), not a {type(state).__name__}"
-            )
-        if not aggregates:
-            raise ConfigurationError("persistentAggregate needs at least one aggregate, such as visits=Count()")
-        for name, one in aggregates.items():
-            if not isinstance(one, Aggregator):
-                raise ConfigurationError(
-                    f"{name} is a {_kind(one)}, not an aggregator: write {name}=Count(), or an instance of a "
-                    "CombinerAggregator or ReducerAggregator of your own"
-                )
-        check_unique([key.name for key in self._keys] + list(aggregates))
-        aggregates = self._stream._aggregators(state, aggregates, keyed=bool(self._keys))
-        types = self._types | self._stream._inside()
-        spec = state.named(self._stream.name)
-        fields = tuple(Field(name, one.describe(), one.bind(types)) for name, one in aggregates.items())
-        for field in fields:
-            wire_type(field.type, WireForm())
-        ensure_picklable(f"the recipe of state {spec.state!r}", spec)
-        for name, one in aggregates.items():
-            ensure_picklable(f"the aggregator {name}={one}", one)
-        read = {key.name: key.type for key in self._keys}
-        for one in aggregates.values():
-            names = one.columns() or self._all_unless_native(one)
-            read |= {name: column_type(types, name, one) for name in names}
-        for name in read:
-            same = [other for other in self._names if other.casefold() == name.casefold()]
-            if len(same) > 1:
-                raise DuplicateNameError(
-                    f"the stream {self._stream.name!r} has columns that Spark cannot tell apart: {', '.join(same)}",
-                    name=name,
-                )
-        job = Job(self._stream.name, spec, self._keys, fields, aggregates, read)
-        kept: PersistentAggregate = self._stream._kept(job, self._schema)
-        return kept
-
-    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> Any:
-        """One row per key of each batch: the key columns, and what aggregators come to; nothing is kept.
-
-        See `Rows.aggregate`. Raises ConfigurationError.
-        """
-        return self.chainedAgg().aggregate(*own, **aggregates).chainEnd()
-
-    def chainedAgg(self) -> ChainedAggregate:
-        """Several aggregates over the rows of each key of a batch, until ``chainEnd()``."""
-        from mapstate.spark.steps.batch_aggregate import ChainedAggregate
-
-        return ChainedAggregate(self._stream, tuple(key.name for key in self._keys))
-
-    def _all_unless_native(self, one: Aggregator) -> list[str]:
-        """What an aggregator reads that names no columns: nothing if Spark computes it, else all."""
-        return [] if isinstance(one, NativeCombiner) else list(self._types)
-
-
-class PersistentAggregate(Startable):
-    """A state that follows a stream; also a plain foreachBatch function.
-
-    In a job that exists it is one line::
-
-        df.writeStream.foreachBatch(counts).option("checkpointLocation", path).start()
-
-    One instance serves one query at a time. Called on the driver, once per micro-batch. ``schema`` is that of the rows
-    that it aggregates.
-    """
-
-    def __init__(
-        self,
-        df: DataFrame,
-        job: Job,
-        schema: StructType,
-        steps: tuple[Step, ...] = (),
-        *,
-        source: Callable[[Follower], Startable] | None = None,
-        followed: tuple[Any, ...] = (),
-    ) -> None:
-        super().__init__(df)
-        self.schema = schema
-        self._followed = followed
-        self._job = job
-        self._driver = BatchDriver(job, of_stream=source is None)
-        self._steps = steps
-        self._fed_by = source
-        self._source = None if source is None else source(Follower(self._take, job))
-
-    @property
-    def states(self) -> tuple[Any, ...]:
-        """The state and those that it follows, as (backend, name)."""
-        return (*self._followed, (self._job.spec.backend, self._job.spec.state))
-
-    @property
-    def source(self) -> Startable | None:
-        """The state that this one follows, with all that it feeds so far; None where it follows a stream.
-
-        From here goes another branch: ``second.source.newValuesStream()...``
-        """
-        return self._source
-
-    @property
-    def _adds_rows(self) -> bool:
-        """Of what a user's updater emits, the user knows what it is."""
-        return self._source is None or self._source._adds_rows
-
-    def _apply(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Applies one micro-batch, exactly once."""
-        (self._take if self._source is None else self._source)(batch_df, batch_id)
-
-    def _take(self, frame: DataFrame, batch_id: int, upstream_txid: int | None = None) -> None:
-        """Rows of a batch, of the stream or of what this state follows."""
-        if self._steps and not self._job.spec.backend.shared_between_processes:
-            self._driver.open_for(frame, batch_id)
-        frame, release = computed_once(frame) if self._job.after else (frame, None)
-        try:
-            self._driver.run(through(self._steps, frame, batch_id), batch_id, upstream_txid)
-            for function in self._job.after:
-                self._driver.pass_on(function, frame, batch_id)
-        finally:
-            if release is not None:
-                release()
-
-    @property
-    def job(self) -> Job:
-        """What is kept, and where."""
-        return self._job
-
-    def newValuesStream(self, *, old: bool = False) -> NewValuesStream:
-        """The keys that each batch touched, with their new totals, after the batch is committed.
-
-        With ``old``, of an opaque state, also the totals before the batch: ``visits`` and ``old_visits``. A key that
-        a batch removes comes with nulls. See `NewValuesStream`.
-        """
-        from mapstate.spark.streams.new_values import NewValuesStream
-
-        return NewValuesStream.of(self, old=old)
-
-    def with_downstream(self, function: Downstream | Follower) -> PersistentAggregate:
-        """The same state with one more function that gets each batch's new values."""
-        return self._with(replace(self._job, downstream=(*self._job.downstream, function)))
-
-    def with_after(self, function: Downstream | Follower) -> PersistentAggregate:
-        """The same state with one more function that gets each batch, as it came, after its commit."""
-        return self._with(replace(self._job, after=(*self._job.after, function)))
-
-    def on_batch(self, function: OnBatch) -> PersistentAggregate:
-        """The same state with one more function that gets each batch's `BatchReport`.
-
-        Called on the driver, after the commit and before what lies downstream; not for a batch that Spark
-        brings again though it counts already, so at most once per batch. What it raises is logged: the
-        batch is committed, and goes on.
-        """
-        return self._with(replace(self._job, on_batch=(*self._job.on_batch, function)))
-
-    def _with(self, job: Job) -> PersistentAggregate:
-        return PersistentAggregate(
-            *(self._df, job, self.schema, self._steps), source=self._fed_by, followed=self._followed
-        )
-
-    def __repr__(self) -> str:
-        job = self._job
-        by = ", ".join(key.name for key in job.keys)
-        shown = ", ".join(f"{field.name}={field.aggregator}" for field in job.fields)
-        return f"<{job.stream} by ({by}): {shown} in {job.spec!r}>"
-
-
-def check_unique(names: Sequence[str]) -> None:
-    """DuplicateNameError for a name that comes twice, or that is one of mapstate's own."""
-    folded = [name.casefold() for name in names]  # as Spark compares them
-    for name in names:
-        if folded.count(name.casefold()) > 1 or name.casefold().startswith(INSIDE):
-            raise DuplicateNameError(
-                f"the name {name!r} is taken: key columns, aggregates and what an updater emits each need a name of "
-                f"their own, and those that begin with {INSIDE} are mapstate's",
-                name=name,
-            )
-
-
-def ensure_picklable(what: str, thing: Any) -> None:
-    """NotPicklableError, naming the attribute, unless ``thing`` can be sent to executors."""
-    from pyspark.cloudpickle import dumps, loads
-
-    try:
-        loads(dumps(thing))  # type: ignore[no-untyped-call]
-    except Exception as error:
-        culprit = ""
-        for name, value in getattr(thing, "__dict__", {}).items():
-            try:
-                dumps(value)  # type: ignore[no-untyped-call]
-            except Exception:  # noqa: BLE001  pickling runs anybody's code
-                culprit = f": its attribute {name!r}, a {_kind(value)}, cannot be pickled"
-                break
-        raise NotPicklableError(
-            f"{what} cannot be sent to executors{culprit} ({type(error).__name__}: {cut(error)}). Keep settings in it, "
-            "and make connections and locks where they are used."
-        ) from error
-
-
-def _kind(thing: Any) -> str:
-    return f"class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__

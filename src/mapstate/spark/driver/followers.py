@@ -1,0 +1,40 @@
+"""States that follow the new values of another state: both have to hold the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mapstate.capabilities import close_if_possible
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import BatchPlan, LedgerRecord, check_follower
+from mapstate.spark.driver.job import Branch, Downstream, Follower
+from mapstate.spec import StateSpec
+
+__all__ = ["check_followers"]
+
+
+def check_followers(
+    branch: Branch, functions: Iterable[Downstream | Follower], query_id: str, batch_id: int, plan: BatchPlan | None
+) -> None:
+    """`check_follower` of a state and all that follow it, directly or behind another one, before anything is written.
+
+    Raises MissingBatchesError and ReplannedBatchError, not for a state whose ``on_gap`` is "accept".
+    """
+    for function in functions:
+        follower = function.branch if isinstance(function, Follower) else None
+        if follower is None:
+            continue
+        specs, its_plan = [branch.job.spec, follower.job.spec], plan
+        if all(spec.on_gap != "accept" for spec in specs):
+            ledgers = [_ledger_of(spec) for spec in specs]
+            its_plan = check_follower(ledgers, query_id, [spec.on_new_owner for spec in specs], batch_id, plan)
+        check_followers(follower, follower.downstream, query_id, batch_id, its_plan)
+
+
+def _ledger_of(spec: StateSpec) -> LedgerRecord | None:
+    store = spec.open()
+    try:
+        loaded = Ledger(store, spec.state).load()
+    finally:
+        close_if_possible(store)
+    return None if loaded is None else loaded[0]
