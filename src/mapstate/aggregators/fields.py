@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from mapstate.aggregators import built_in, net
+from mapstate.aggregators import built_in
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
-from mapstate.aggregators.net import NetRows
+from mapstate.aggregators.net import BY_STORED_NAME, NetRows
 from mapstate.errors import AggregatorError, MapStateError, cut
 from mapstate.schema import Field
 from mapstate.serializers.value_types import check_type
@@ -236,7 +236,7 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
     known: dict[str, Aggregator] = {}
     for field in fields:
         name = field.aggregator.partition("(")[0]
-        kind: Any = getattr(built_in, name, None) or getattr(net, name, None)
+        kind: Any = getattr(built_in, name, None) or BY_STORED_NAME.get(name)
         if field.name in aggregators:
             known[field.name] = aggregators[field.name]
         elif kind is not None and field.type.startswith(("struct<sum:", "struct<by:")):

@@ -17,7 +17,7 @@ from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverfl
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["SIGN", "NetAvg", "NetCount", "NetRows", "RetractableSum", "net_of"]
+__all__ = ["BY_STORED_NAME", "SIGN", "NetAvg", "NetCount", "NetRows", "RetractableSum", "net_of"]
 
 SIGN = "__mapstate_sign"
 
@@ -145,6 +145,15 @@ class RetractableSum(NetAvg):
     def result_type(self, value_type: str) -> str:
         """See `Aggregator.result_type`."""
         return value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
+
+
+BY_STORED_NAME: dict[str, type[Aggregator]] = {
+    "NetAvg": NetAvg,
+    "NetCount": NetCount,
+    "NetRows": NetRows,
+    "NetSum": RetractableSum,
+}
+"""Each by the name that ledgers hold. A reader without the job looks there."""
 
 
 def _took_too_much(who: Aggregator) -> MissingBatchesError:
