@@ -198,8 +198,9 @@ def test_a_key_that_is_removed_takes_its_contribution_along(url, spark):
 
 def test_a_second_state_that_was_begun_later_is_told(url, spark):
     frame = spark.createDataFrame([("a", 1)], "user_id string, bytes bigint")
-    first = newStream("s", frame).groupBy("user_id").persistentAggregate(opaque(url, "first"), n=Count())
-    first(frame, 0)
+    by_user = newStream("s", frame).groupBy("user_id")
+    by_user.persistentAggregate(opaque(url, "first"), n=Count())(frame, 0)
+    first = by_user.persistentAggregate(opaque(url, "first"), n=Count())
     second = (
         first.newValuesStream().groupBy("n").persistentAggregate(opaque(url, "second", on_gap="accept"), keys=Count())
     )
@@ -243,18 +244,20 @@ def test_states_that_are_apart_are_not_taken_over_together(spark, tmp_path):
 def test_new_values_that_cannot_all_be_read_back_stop_the_query_and_not_the_count(url, spark, caplog):
     frame = spark.createDataFrame([("a", 1), ("b", 1)], "user_id string, bytes bigint")
 
-    def jobs() -> Any:
-        first = newStream("s", frame).groupBy("user_id").persistentAggregate(opaque(url, "first"), n=Count())
-        return first, first.newValuesStream().groupBy("n").persistentAggregate(opaque(url, "second"), keys=Count())
+    def first() -> Any:
+        return newStream("s", frame).groupBy("user_id").persistentAggregate(opaque(url, "first"), n=Count())
 
-    jobs()[1](frame, 0)
+    def second() -> Any:
+        return first().newValuesStream().groupBy("n").persistentAggregate(opaque(url, "second"), keys=Count())
+
+    second()(frame, 0)
     store: Any = opaque(url, "first").open()
     record = store.multi_get(["a"])[0]
     store.multi_put(["a"], [record.replace(b"[", b"[9", 1)])  # as if a later attempt had written it
     with pytest.raises(errors.IncompleteBatchError, match="lack 1 of 2 keys"):
-        jobs()[1](frame, 0)
+        second()(frame, 0)
     got: list[Any] = []
-    plain = jobs()[0].newValuesStream().foreachBatch(lambda rows, _: got.append(rows.count()))
+    plain = first().newValuesStream().foreachBatch(lambda rows, _: got.append(rows.count()))
     plain(frame, 0)
     assert got == [1]
     assert "lack 1 of 2 keys" in caplog.text

@@ -89,7 +89,7 @@ def test_a_new_checkpoint_goes_on_exactly_where_the_state_ends(url, spark, visit
         raise StopError
 
     with pytest.raises(Exception, match="StopError"):
-        job.with_downstream(stop).start(visits.checkpoint, trigger=AVAILABLE).awaitTermination(120)
+        job.newValuesStream().foreachBatch(stop).start(visits.checkpoint, trigger=AVAILABLE).awaitTermination(120)
     assert json.loads(offsets(url))[0]["newest"] == before
     shutil.rmtree(visits.checkpoint)
     run(visits.stream(spark).where(files_not_counted(offsets(url))), url, visits.checkpoint, on_new_owner="adopt")

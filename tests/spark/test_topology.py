@@ -22,6 +22,7 @@ from spark_fixtures import AVAILABLE, Visits, contents, finish
 
 from mapstate import Count, Sum, Topology, errors, non_transactional, opaque, transactional
 from mapstate.backends import resolve
+from mapstate.spark import Collector, StateFactory, StateUpdater
 from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
 
 pytestmark = pytest.mark.spark
@@ -348,6 +349,118 @@ def test_on_finished_is_called_for_an_empty_batch_and_fails_nothing(spark, url, 
     assert [(one.batch_id, one.states["all"].rows) for one in finished] == [(0, 0), (1, 1)]
     assert "on_finished failed for batch 1" in caplog.text
     assert contents(url, "all") == {(): {"n": 1}}
+
+
+class Latest(StateFactory):
+    """A user's own state: the last total of each user, in a directory that all executors share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make_state(self, partition: int, partitions: int) -> Latest:
+        return self
+
+    def begin_commit(self, txid: int) -> None:
+        self.txid = txid
+
+    def commit(self, txid: int) -> None:
+        pass
+
+
+class KeepLatest(StateUpdater):
+    """Writes one file per user, and emits who it was."""
+
+    output = "who string"
+
+    def update_state(self, state: Latest, rows: Any, collector: Collector) -> None:
+        for row in rows:
+            (state.folder / row["user_id"]).write_text(f"{state.txid} {row['bytes']}")
+            collector.emit(row["user_id"])
+
+
+def everything(spark: SparkSession, visits: Visits, url: str, folder: Path, seen: dict[str, list[Any]]) -> Topology:
+    """A topology that uses each method of its stream. What follows the commits is noted in ``seen``."""
+
+    def note(name: str) -> Any:
+        def noted(rows: DataFrame, batch_id: int) -> None:
+            found = sorted((tuple(row) for row in rows.collect()), key=str)
+            seen.setdefault(name, []).append((batch_id, found))
+
+        return noted
+
+    topology = Topology("all")
+    stream = topology.newStream("visits", visits.stream(spark))
+    counts = stream.groupBy("user_id").persistentAggregate(opaque(url, "by_user"), n=Count(), total=Sum("bytes"))
+    counts.newValuesStream().groupBy("n").persistentAggregate(opaque(url, "by_n"), users=Count(), bytes=Sum("total"))
+    counts.newValuesStream(old=True).foreachBatch(note("old"))
+    stream.stateQuery(counts, "user_id", {"n": "known"}, when="before").foreachBatch(note("before"))
+    stream.stateQuery(counts, "user_id", {"n": "known"}, when="after").foreachBatch(note("after"))
+    first = stream.stateQuery(counts, "user_id", {"n": "known"}, when="before").transform(
+        lambda rows: rows.where("known IS NULL")
+    )
+    first.persistentAggregate(opaque(url, "first_visits"), n=Count())
+    stream.groupBy("user_id").aggregate(largest=Sum("bytes")).maxBy("largest").foreachBatch(note("largest"))
+    small = stream.transform(lambda rows: rows.where("bytes < 3"))
+    large = stream.transform(lambda rows: rows.where("bytes >= 3"))
+    small.merge(large).persistentAggregate(opaque(url, "merged"), n=Count())
+    own = stream.partitionPersist(Latest(folder), KeepLatest(), ["user_id"], partitions=2)
+    own.newValuesStream().foreachBatch(note("own"))
+    return topology
+
+
+def test_every_method_of_a_stream_works_in_a_topology(spark, visits, url, tmp_path):
+    folder, seen = tmp_path / "own", {}
+    folder.mkdir()
+    visits.put("a", [("u1", 1), ("u2", 2), ("u1", 4)])
+    visits.put("b", [("u1", 3), ("u3", 5)])
+    finish(everything(spark, visits, url, folder, seen).start(visits.checkpoint, trigger=AVAILABLE))
+    expected = {
+        "old": [
+            (0, [("u1", 2, 5, None, None), ("u2", 1, 2, None, None)]),
+            (1, [("u1", 3, 8, 2, 5), ("u3", 1, 5) + (None,) * 2]),
+        ],
+        "before": [
+            (0, [("u1", 1, None), ("u1", 4, None), ("u2", 2, None)]),
+            (1, [("u1", 3, 3), ("u3", 5, 1)]),
+        ],
+        "after": [(0, [("u1", 1, 2), ("u1", 4, 2), ("u2", 2, 1)]), (1, [("u1", 3, 3), ("u3", 5, 1)])],
+        "largest": [(0, [("u1", 5)]), (1, [("u3", 5)])],
+        "own": [(0, [("u1",), ("u1",), ("u2",)]), (1, [("u1",), ("u3",)])],
+    }
+    assert seen == expected
+    assert contents(url, "by_user") == {
+        ("u1",): {"n": 3, "total": 8},
+        ("u2",): {"n": 1, "total": 2},
+        ("u3",): {"n": 1, "total": 5},
+    }
+    assert contents(url, "by_n") == {(3,): {"users": 1, "bytes": 8}, (1,): {"users": 2, "bytes": 7}}
+    assert contents(url, "first_visits") == {(): {"n": 4}}
+    assert contents(url, "merged") == {(): {"n": 5}}
+    assert {file.name: file.read_text()[0] for file in folder.iterdir()} == {"u1": "1", "u2": "0", "u3": "1"}
+    before = {name: contents(url, name) for name in ("by_user", "by_n", "first_visits", "merged")}
+    assert crash_between(visits.checkpoint) == 1
+    seen.clear()
+    finish(everything(spark, visits, url, folder, seen).start(visits.checkpoint, trigger=AVAILABLE))
+    assert seen == {name: [batches[1]] for name, batches in expected.items()}
+    assert {name: contents(url, name) for name in before} == before
+
+
+def test_streams_of_a_topology_are_merged_before_anything_else(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    topology = Topology("site")
+    one, two = topology.newStream("one", frame), topology.newStream("two", frame.limit(0))
+    both = one.merge(two)
+    both.persistentAggregate(opaque(url, "all"), n=Count())
+    topology(frame, 0)
+    assert contents(url, "all") == {(): {"n": 1}}
+    with pytest.raises(errors.UsageError, match="merged into 'one'"):
+        two.persistentAggregate(opaque(url, "two"), n=Count())
+    topology = Topology("late")
+    one, two = topology.newStream("one", frame), topology.newStream("two", frame.limit(0))
+    one.persistentAggregate(opaque(url, "first"), n=Count())
+    with pytest.raises(errors.UsageError, match="merge streams before anything else"):
+        one.merge(two)
 
 
 def test_a_name_used_twice_is_an_error(spark, tmp_path):
