@@ -175,7 +175,7 @@ def test_merges_and_several_groupings_of_one_stream(spark, tmp_path):
     assert rows_of(native.merge(own)) == [("the", 1)] * 2
     both = requests.merge(newStream("other", sentences(spark, "on the moon"))).transform(split)
     url = f"memory://{tmp_path.name}"
-    counts = both.groupBy("word").persistentAggregate(opaque(url, "words"), n=Count())
+    both.groupBy("word").persistentAggregate(opaque(url, "words"), n=Count())
     assert both.schema.names == ["word"]
     assert rows_of(both.groupBy("word").aggregate(n=Count()))[-1] == ("the", 2)
     with pytest.raises(errors.ConfigurationError, match="different DataFrames"):

@@ -1,4 +1,4 @@
-"""What follows an attempt that failed: each row and cell of the table of `retry_policy`, and what it comes to on Spark."""
+"""What follows an attempt that failed: each row and cell of the table of `retry_policy`."""
 
 from __future__ import annotations
 
