@@ -17,9 +17,10 @@ import msgspec
 from mapstate.capabilities import FenceToken
 from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
-from mapstate.protocol import transitions
+from mapstate.protocol import transitions, upkeep
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import CommitView
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.schema import Field, OnNewOwner, StateType
 
 __all__ = ["LOST", "REMOVE", "STALE", "ModelAttempt", "Protocol", "Record", "Refused"]
@@ -139,10 +140,8 @@ class Protocol:
         return self._changed(lambda: transitions.rollback(self.ledger(ledger)))
 
     def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
-        """See `transitions.begin_vacuum`."""
-        return self._begun(
-            lambda: transitions.begin_vacuum(self.ledger(ledger), f"vacuum{session}", take_over=take_over)
-        )
+        """See `upkeep.begin_vacuum`."""
+        return self._begun(lambda: upkeep.begin_vacuum(self.ledger(ledger), f"vacuum{session}", take_over=take_over))
 
     def has_attempt_at_work(self, ledger: int) -> bool:
         """Whether what is in flight was begun in the ledger's own epoch."""
@@ -154,12 +153,12 @@ class Protocol:
         return not self.has_attempt_at_work(ledger) and (fenced or not self.ledger(ledger).dead)
 
     def forget_dead(self, ledger: int, seen: int) -> int | Refused:
-        """See `transitions.forget_dead`."""
-        return self._changed(lambda: transitions.forget_dead(self.ledger(ledger), self.ledger(seen)))
+        """See `upkeep.forget_dead`."""
+        return self._changed(lambda: upkeep.forget_dead(self.ledger(ledger), self.ledger(seen)))
 
     def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
-        """See `transitions.commit_vacuum`."""
-        return self._changed(lambda: transitions.commit_vacuum(self.ledger(ledger), txid, fenced=fenced))
+        """See `upkeep.commit_vacuum`."""
+        return self._changed(lambda: upkeep.commit_vacuum(self.ledger(ledger), txid, fenced=fenced))
 
     def _begun(
         self, transition: Callable[[], tuple[LedgerRecord, Attempt | AlreadyCommitted]]

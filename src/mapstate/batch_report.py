@@ -13,7 +13,7 @@ import msgspec
 
 from mapstate.capabilities import Reports
 from mapstate.errors import CorruptRecordError, cut
-from mapstate.protocol.transitions import Commit
+from mapstate.protocol.ledger_record import Commit
 
 __all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "is_time", "read_reports"]
 

@@ -29,7 +29,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.protocol.ledger import Ledger, now
-from mapstate.protocol.transitions import Commit
+from mapstate.protocol.ledger_record import Commit
 from mapstate.testing import (
     Begins,
     Commits,

@@ -27,7 +27,7 @@ from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, MapStateError
 from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.protocol.transitions import OpenRequest
+from mapstate.protocol.ledger_record import OpenRequest
 from mapstate.schema import Field, KeyField
 
 SECRET = "s3cret-p4ssword"

@@ -16,7 +16,7 @@ from mapstate.errors import (
     StoreUnavailableError,
 )
 from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit
 
 
 class Spread:

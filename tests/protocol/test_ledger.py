@@ -36,8 +36,8 @@ from mapstate.protocol.ledger import (
     now,
     read_ledger,
 )
+from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, OpenRequest
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.transitions import AlreadyCommitted, Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 

@@ -21,8 +21,8 @@ from mapstate.errors import (
 )
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger, now
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit
 from mapstate.protocol.ledgers import Ledgers, places_of
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 
 NAMES = ("by_user", "by_page")

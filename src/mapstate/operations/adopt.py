@@ -22,7 +22,7 @@ from mapstate.errors import KeyEncodingError, UsageError, shown
 from mapstate.keys import KeyCodec
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger import clock_txid, decode_ledger, encode_ledger, ledger_store, record_pages
-from mapstate.protocol.transitions import Commit, LedgerRecord
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named

@@ -17,7 +17,8 @@ from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError,
 from mapstate.findings import named_in
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger import clock_txid, decode_ledger, encode_ledger, has_records, ledger_store, now
-from mapstate.protocol.transitions import LedgerRecord, begin_drop
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.upkeep import begin_drop
 from mapstate.spec import check_state_name
 
 __all__ = ["Dropped", "drop"]

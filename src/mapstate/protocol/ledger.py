@@ -34,9 +34,10 @@ from mapstate.errors import (
     shown,
 )
 from mapstate.keys import KeyCodec
-from mapstate.protocol import transitions
+from mapstate.protocol import ledger_record, transitions, upkeep
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import Field, KeyField, OnGap, StateType
 from mapstate.serializers import RecordCodec, serializer
 
@@ -94,10 +95,10 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise _corrupt(state, cut(error)) from error
-    if record.format != transitions.FORMAT or record.state != state:
+    if record.format != ledger_record.FORMAT or record.state != state:
         raise CorruptLedgerError(
             f"found the ledger of state {shown(record.state)} in format {record.format} where that of {state!r} in "
-            f"format {transitions.FORMAT} was expected. Nothing was written.",
+            f"format {ledger_record.FORMAT} was expected. Nothing was written.",
             state=state,
         )
     flaw = _flaw(record) or _schema_flaw(
@@ -385,11 +386,9 @@ class Ledger:
         return self._change(taken_back)
 
     def begin_vacuum(self, *, take_over: bool = False, seen: LedgerRecord | None = None) -> Attempt:
-        """See `transitions.begin_vacuum`."""
+        """See `upkeep.begin_vacuum`."""
         session, at = secrets.token_hex(8), now()
-        return self._begin(
-            lambda found: transitions.begin_vacuum(found, session, take_over=take_over, at=at, seen=seen)
-        )
+        return self._begin(lambda found: upkeep.begin_vacuum(found, session, take_over=take_over, at=at, seen=seen))
 
     def remember(self) -> LedgerRecord:
         """The ledger as it is now, before records are read for `forget_dead` or `recount`. Raises StoreLostError."""
@@ -397,19 +396,17 @@ class Ledger:
         return self._begun[0]
 
     def forget_dead(self, seen: LedgerRecord, held: int | None = None) -> None:
-        """See `transitions.forget_dead`. Raises StoreRestartedError as `commit` does, since `remember`."""
-        self._change(lambda found: (transitions.forget_dead(found, seen, held), None), same_life=True)
+        """See `upkeep.forget_dead`. Raises StoreRestartedError as `commit` does, since `remember`."""
+        self._change(lambda found: (upkeep.forget_dead(found, seen, held), None), same_life=True)
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None) -> None:
-        """See `transitions.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
+        """See `upkeep.commit_vacuum`. Raises StoreRestartedError as `commit` does."""
         self.close_fences()
-        self._change(
-            lambda found: (transitions.commit_vacuum(found, txid, fenced=fenced, held=held), None), same_life=True
-        )
+        self._change(lambda found: (upkeep.commit_vacuum(found, txid, fenced=fenced, held=held), None), same_life=True)
 
     def recount(self, counted: LedgerRecord, held: int) -> None:
-        """See `transitions.recount`. Raises StoreRestartedError as `commit` does, since `remember`."""
-        self._change(lambda found: (transitions.recount(found, counted, held), None), same_life=True)
+        """See `upkeep.recount`. Raises StoreRestartedError as `commit` does, since `remember`."""
+        self._change(lambda found: (upkeep.recount(found, counted, held), None), same_life=True)
 
     def close_fences(self) -> None:
         """Before a commit; see `Fences.close`."""

@@ -21,9 +21,10 @@ import msgspec
 
 from mapstate.capabilities import JointLedgers
 from mapstate.errors import MissingBatchesError
-from mapstate.protocol import transitions
+from mapstate.protocol import joint, transitions
 from mapstate.protocol.ledger import Ledger, change_all, now
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnGap
 
 __all__ = ["Ledgers", "places_of"]
@@ -156,8 +157,8 @@ class Ledgers:
         sessions = [one.session for one in self.ledgers]
         for one, record in zip(self.ledgers, records, strict=True):
             one.check_not_put_back(record, batch_id)
-        even = transitions.reconcile(records, sessions, batch_id)
-        transitions.check_adopted(even, self._on_gaps)
+        even = joint.reconcile(records, sessions, batch_id)
+        joint.check_adopted(even, self._on_gaps)
         names = nonces or [""] * len(even)
         begun = [
             transitions.begin(record, session, batch_id, on_gap, nonce, at=at, plan=plan)

@@ -37,7 +37,7 @@ from mapstate.spec import StateSpec
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from mapstate.protocol.transitions import Attempt
+    from mapstate.protocol.ledger_record import Attempt
 
 __all__ = ["BatchTask"]
 
