@@ -851,7 +851,7 @@ def test_a_batch_that_is_given_by_hand_has_no_plan_and_keeps_the_rules_without_o
 
 def older(ledger, at=""):
     """The ledger as it would be of a mapstate that kept no plans."""
-    offsets = {"committed": "[8]", "previous": '[{"logOffset":5,"source":"files","newest":1,"paths":[]}]'}
+    offsets = {"last_commit": "[8]", "previous": '[{"logOffset":5,"source":"files","newest":1,"paths":[]}]'}
     commits = {
         name: msgspec.structs.replace(getattr(ledger, name), plan=None, offsets=text, at=at)
         for name, text in offsets.items()
