@@ -25,9 +25,16 @@ from mapstate.errors import (
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
-from mapstate.protocol.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
+from mapstate.protocol.stored_ledger import (
+    decode_ledger,
+    has_records,
+    ledger_store,
+    lost_ledger,
+    read_ledger,
+    record_pages,
+)
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 

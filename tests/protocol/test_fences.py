@@ -15,8 +15,9 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
 )
-from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
 
 
 class Spread:

@@ -20,8 +20,8 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger, now
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers, places_of
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 

@@ -22,9 +22,10 @@ from mapstate.errors import (
 from mapstate.findings import Finding, Unreadable
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.protocol import upkeep
-from mapstate.protocol.ledger import Ledger, read_ledger, record_pages
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import newer_than_ledger, newer_txids
+from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name

@@ -1,10 +1,12 @@
 """The ledger's record, and the small values that its events take and return.
 
-Nothing here does I/O, asks the clock or decides anything: `mapstate.protocol.transitions` has the rules.
+Nothing here does I/O or decides anything: `mapstate.protocol.transitions` has the rules.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import time
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,10 +25,14 @@ __all__ = [
     "LedgerRecord",
     "OpenRequest",
     "PlanDigest",
+    "clock_txid",
+    "is_time",
+    "now",
 ]
 
-
 FORMAT = 1
+
+_EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
 
 DROPPER = "mapstate drop"
 """The owner in the ledger of a state that is being removed. No query has such an id."""
@@ -193,3 +199,25 @@ class AlreadyCommitted(NamedTuple):
     batch_id: int
     commit: Commit | None
     view: CommitView
+
+
+def clock_txid() -> int:
+    """Where a new ledger's txids start: deciseconds since 2026.
+
+    Batches are slower than ten a second in the long run, so no earlier life of the same name can have
+    given out this txid.
+    """
+    return max(0, int((time.time() - _EPOCH) * 10))
+
+
+def now() -> str:
+    """The time as the ledger writes it."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+
+
+def is_time(text: str) -> bool:
+    """Whether the text is a time as ledgers and reports have it: ISO 8601 with an offset; empty where none is known."""
+    try:
+        return not text or dt.datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False

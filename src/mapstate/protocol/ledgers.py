@@ -22,8 +22,8 @@ import msgspec
 from mapstate.capabilities import JointLedgers
 from mapstate.errors import MissingBatchesError
 from mapstate.protocol import joint, transitions
-from mapstate.protocol.ledger import Ledger, change_all, now
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger import Ledger, change_all
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnGap
 

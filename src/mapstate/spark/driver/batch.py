@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 from mapstate.batch_report import BatchReport, FinishedBatch
 from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
-from mapstate.protocol.ledger import now
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.followers import check_followers
