@@ -34,6 +34,7 @@ LAYERS = [
     ("aggregators",),
     ("maps",),
     ("protocol.fences", "protocol.stored_ledger"),
+    ("protocol.held_ledger",),
     ("protocol.ledger",),
     ("protocol.ledgers",),
     ("backends",),

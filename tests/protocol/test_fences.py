@@ -99,7 +99,7 @@ def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(st
         assert store.at == [again.token] * 3
         assert again.token.rank > begun.token.rank
         begun = again
-    ledger._fences.close()  # and its commit is lost
+    ledger.held.close_fences()  # and its commit is lost
     again = ledger.begin(0)
     assert store.at == [again.token] * 3
     _, later = start(store, 0, type=kind)

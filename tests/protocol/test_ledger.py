@@ -282,7 +282,12 @@ def test_a_closed_token_lets_nobody_write(store):
 
 
 class Lossy:
-    """Loses the replies of writes, as told: ``"applied"`` and ``"lost"`` writes raise, others go through."""
+    """Loses the replies of writes by script: ``"applied"`` and ``"lost"`` writes raise, others go through.
+
+    ``on_applied`` runs between an ``"applied"`` write and its error.
+    """
+
+    on_applied = None
 
     def __init__(self, store, script=()):
         self._store = store
@@ -294,6 +299,8 @@ class Lossy:
             raise StoreUnavailableError("never arrived")
         result = write(*args)
         if fate == "applied":
+            if self.on_applied is not None:
+                self.on_applied()
             raise StoreUnavailableError("the reply was lost")
         return result
 
@@ -386,19 +393,8 @@ def test_a_commit_whose_reply_was_lost_to_a_newer_driver_counts_once(store):
     wrapped = lossy(store)
     old = opened(wrapped)
     attempt = old.begin(0)
-    inner = ledger_store(wrapped)
     news = []
-
-    class ThenReplaced:
-        def load(self):
-            return inner.load()
-
-        def swap(self, record, expected, fence):
-            inner.swap(record, expected, fence)
-            news.append(opened(store))
-            raise StoreUnavailableError("the reply was lost")
-
-    old._store = ThenReplaced()
+    wrapped.script, wrapped.on_applied = ["applied"], lambda: news.append(opened(store))
     with pytest.raises(FencedError):
         old.commit(done(attempt))
     result = news[0].begin(0)

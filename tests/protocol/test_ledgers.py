@@ -20,6 +20,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.held_ledger import VersionedLedger
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers, places_of
@@ -158,7 +159,7 @@ def test_what_the_driver_before_has_committed_everywhere_meanwhile_stays(apart):
 def test_a_store_that_was_restarted_behind_the_first_commit_has_the_batch_begun_anew_in_all(apart):
     ledgers, begun = started(apart, 0)
     second = ledgers.ledgers[1]
-    second._begun = (second.record, "another life")
+    second.held.begun = VersionedLedger(second.record, "another incarnation")
     with pytest.raises(StoreRestartedError):
         ledgers.commit(commits(ledgers, begun))
     assert last(ledgers) == [0, None]

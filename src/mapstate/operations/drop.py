@@ -87,7 +87,7 @@ def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callab
         return done
     fences = Fences(store, state) if isinstance(store, SpreadFences) else None
     if fences is not None:
-        fences.look(after.next_txid, None)
+        fences.verify(after.next_txid, None)
     version = ledger_store(store).swap(encode_ledger(after), None if found is None else found[1], after.fence())
     if version is None:
         raise FencedError(

@@ -22,7 +22,8 @@ import msgspec
 from mapstate.capabilities import JointLedgers
 from mapstate.errors import MissingBatchesError
 from mapstate.protocol import joint, transitions
-from mapstate.protocol.ledger import Ledger, change_all
+from mapstate.protocol.held_ledger import HeldLedger, change_all
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnGap
@@ -77,7 +78,7 @@ class Ledgers:
         except MissingBatchesError:
             for ledger, record in zip(self.ledgers, found, strict=True):
                 if record is None:
-                    ledger.check_not_lost()
+                    ledger.held.was_created_meanwhile()
             raise
         for group in self._groups:
             change_all(self._of(group), partial(self._opened, group), may_create=True)
@@ -102,10 +103,10 @@ class Ledgers:
         Raises as `Ledger.commit` does; then some places may have committed, and the next `begin` rolls them back.
         """
         for one in self.ledgers:
-            one.close_fences()
+            one.held.close_fences()
         done = [msgspec.structs.replace(one, apart_from=self._apart_from(place)) for place, one in enumerate(done)]
         for group in self._groups:
-            change_all(self._of(group), partial(self._committed, group, done), same_life=True)
+            change_all(self._of(group), partial(self._committed, group, done), same_incarnation=True)
 
     def say_what_fenced(self) -> None:
         """See `Ledger.say_what_fenced`."""
@@ -135,7 +136,7 @@ class Ledgers:
                 self._of(group),
                 begin,
                 may_create=opens is not None,
-                looks=True,
+                verify_fences=True,
                 accept_loss=[accept_loss[place] for place in group],
             )
             for place, one in zip(group, results, strict=True):
@@ -200,8 +201,8 @@ class Ledgers:
         own = next(group for group in self._groups if place in group)
         return tuple(one.record.state for at, one in enumerate(self.ledgers) if at not in own)
 
-    def _of(self, group: Sequence[int]) -> list[Ledger]:
-        return [self.ledgers[place] for place in group]
+    def _of(self, group: Sequence[int]) -> list[HeldLedger]:
+        return [self.ledgers[place].held for place in group]
 
     def _load(self) -> list[LedgerRecord | None]:
         found = [one.load() for one in self.ledgers]
