@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mapstate import Avg, Count, Max, Sum
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.net import NetAvg, NetRows, RetractableSum
+from mapstate.aggregators.retraction import NetAvg, NetRows, RetractableSum
 from mapstate.backends.redis.layout import HashLayout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.scripts import _GET_FIELDS, _PUT_FIELDS

@@ -15,7 +15,7 @@ import msgspec
 
 from mapstate.aggregators import built_in
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
-from mapstate.aggregators.net import BY_STORED_NAME, NetRows
+from mapstate.aggregators.retraction import BY_STORED_NAME, NetRows
 from mapstate.errors import AggregatorError, MapStateError, cut
 from mapstate.schema import Field
 from mapstate.serializers.value_types import check_type

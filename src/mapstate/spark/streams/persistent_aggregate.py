@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.net import SIGN, net_of
+from mapstate.aggregators.retraction import SIGN, net_of
 from mapstate.errors import ConfigurationError, DuplicateNameError
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.frames import through
