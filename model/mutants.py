@@ -86,7 +86,7 @@ class _MakesLedgersOverRecords(Protocol):
 
 
 class _CommitsToACopy(Protocol):
-    def may_commit(self, *, begun_in: int, life: int) -> bool:
+    def may_commit(self, *, begun_in: int, now: int) -> bool:
         return True
 
 

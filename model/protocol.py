@@ -81,7 +81,7 @@ class Protocol:
             self._ledgers.append(ledger)
         return self._ledger_numbers[data]
 
-    def opening(self, query: int, session: int, policy: OnNewOwner, life: int = 1) -> OpenRequest:
+    def opening(self, query: int, session: int, policy: OnNewOwner, incarnation: int = 1) -> OpenRequest:
         """What a driver brings."""
         return OpenRequest(
             state="s",
@@ -91,15 +91,15 @@ class Protocol:
             fields=(Field("n", "Sum", "bigint"),),
             owner=f"q{query}",
             session=f"s{session}",
-            clock_txid=life * 1000,
+            clock_txid=incarnation * 1000,
             on_new_owner=policy,
         )
 
     def open_and_begin(
-        self, ledger: int, query: int, session: int, batch: int, policy: OnNewOwner, life: int, serial: int
+        self, ledger: int, query: int, session: int, batch: int, policy: OnNewOwner, incarnation: int, serial: int
     ) -> ModelAttempt | int | Refused:
         """A driver's first write. A number is the ledger of a batch that is committed already."""
-        opening = self.opening(query, session, policy, life)
+        opening = self.opening(query, session, policy, incarnation)
 
         def first_write() -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
             opened = self.opened(self._ledgers[ledger], opening)
@@ -265,9 +265,9 @@ class Protocol:
         """Whether a state without a ledger gets one, with these records in its store."""
         return all(record is None for record in records)
 
-    def may_commit(self, *, begun_in: int, life: int) -> bool:
+    def may_commit(self, *, begun_in: int, now: int) -> bool:
         """Whether the store is the one that the attempt wrote to, and not a copy put back; atomic with the commit."""
-        return begun_in == life
+        return begun_in == now
 
     def has_to_claim(self, *, empty: bool) -> bool:  # noqa: ARG002  mutants ask
         """Whether a try of a task claims its partition first; also one that is ``empty``."""

@@ -59,7 +59,7 @@ class Together:
         return max(query for query, _ in self.drivers) + 1
 
     def policy(self, driver: int, query: int) -> OnNewOwner:
-        """What the recipe of a driver says of a new owner; one more driver has that of its query."""
+        """What the spec of a driver says of a new owner; one more driver has that of its query."""
         of = self.drivers[driver : driver + 1] or [one for one in self.drivers if one[0] == query]
         return of[0][1]
 

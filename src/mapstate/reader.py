@@ -240,7 +240,7 @@ class StateReader:
         """Values of some keys as of one ledger.
 
         Read once more where the ledger was overtaken: a record newer than all it has given out; or
-        where a key is absent and a vacuum came between, which may have purged it, or another life of the state.
+        where a key is absent and a vacuum came between, which may have purged it, or another incarnation of the state.
 
         A record that is newer than the ledger read after it was written by no attempt: it is read again after each of
         ``pauses``, in case a failover is under way, and then it is an error.

@@ -26,7 +26,7 @@ class Spread:
     def __init__(self, fences: int = 3) -> None:
         self.record: bytes | None = None
         self.at: list[FenceToken | None] = [None] * fences
-        self.lives = [0] * fences
+        self.incarnations = [0] * fences
         self.before_move: Any = None
         self.after_swap: Any = None
 
@@ -43,7 +43,7 @@ class Spread:
         return record
 
     def fences(self) -> list[Fence]:
-        return [Fence(*one) for one in zip(self.at, self.lives, strict=True)]
+        return [Fence(*one) for one in zip(self.at, self.incarnations, strict=True)]
 
     def move_fences(self, before: Any, after: FenceToken) -> list[Fence]:
         call, self.before_move = self.before_move, None
@@ -203,11 +203,11 @@ def test_a_driver_whose_ledger_is_behind_reads_it_again(store):
         ledger.begin(1)
 
 
-@pytest.mark.parametrize("what", ["another life", "the fence is lost"])
+@pytest.mark.parametrize("what", ["another incarnation", "the fence is lost"])
 def test_an_attempt_during_which_a_server_failed_over_is_not_committed(store, what):
     ledger, begun = start(store, 0)
-    if what == "another life":
-        store.lives[2] += 1
+    if what == "another incarnation":
+        store.incarnations[2] += 1
     else:
         store.at[2] = None
     with pytest.raises(StoreRestartedError):

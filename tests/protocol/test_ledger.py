@@ -158,24 +158,24 @@ def test_a_driver_that_was_replaced_is_fenced_at_its_next_step(store):
 
 
 class Restarting:
-    """A store whose lives can be told apart, as those of a server."""
+    """A store whose incarnations can be told apart, as those of a server."""
 
     def __init__(self):
-        self.life = 0
+        self.incarnation = 0
         self.held = None
 
     def load(self):
-        return None if self.held is None else (self.held, (self.held, self.life))
+        return None if self.held is None else (self.held, (self.held, self.incarnation))
 
     def swap(self, record, expected, fence):
-        if expected != (None if self.held is None else (self.held, self.life)):
+        if expected != (None if self.held is None else (self.held, self.incarnation)):
             return None
         self.held = record
-        return record, self.life
+        return record, self.incarnation
 
 
 @pytest.mark.parametrize("what", ["batch", "vacuum"])
-def test_what_was_begun_in_one_life_of_the_store_is_not_committed_in_the_next(what):
+def test_what_was_begun_in_one_incarnation_of_the_store_is_not_committed_in_the_next(what):
     """A server started again, or its replica, has the ledger; records that it acknowledged may be lost."""
     store = Restarting()
     ledger = Ledger.open(store, opening())
@@ -188,13 +188,13 @@ def test_what_was_begun_in_one_life_of_the_store_is_not_committed_in_the_next(wh
 
     run_batch(ledger, 0)
     attempt = begin()
-    store.life += 1
+    store.incarnation += 1
     with pytest.raises(StoreRestartedError, match="may have lost records"):
         commit(attempt)
     again = begin()
     commit(again)
     assert ledger.record.last_txid == again.txid
-    store.life += 1  # between two batches nothing can be lost that the ledger does not tell
+    store.incarnation += 1  # between two batches nothing can be lost that the ledger does not tell
     if what == "batch":
         run_batch(ledger, 2)
 
@@ -518,7 +518,7 @@ def test_records_older_than_their_ledger_are_met_with_an_error_and_not_overwritt
 @pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)  # which can list their keys
 @pytest.mark.parametrize("txid", [START - 1, START, START + 5], ids=["older", "as the new one's", "newer"])
 def test_no_ledger_is_made_where_records_lie_without_one(store, txid):
-    """Whatever the clock says: a txid that is given out again would make an earlier life's record count."""
+    """Whatever the clock says: a txid that is given out again would make an earlier incarnation's record count."""
     codec = RecordCodec(serializer("json"), "s", "opaque", [VISITS], [(0, 1)])
     SerializedMap(store, codec).multi_put(["a"], [OpaqueValue(txid, 41, 40)])
     for make in (lambda: opened(store), lambda: Ledger.open_and_begin(store, opening(), 0)):

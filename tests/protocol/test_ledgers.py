@@ -23,7 +23,7 @@ from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.held_ledger import VersionedLedger
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
-from mapstate.protocol.ledgers import Ledgers, places_of
+from mapstate.protocol.ledgers import Ledgers, commit_domains
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 
 NAMES = ("by_user", "by_page")
@@ -65,9 +65,9 @@ def left_apart(stores, batch_id=0, **how):
 
 
 def test_states_of_one_store_are_of_one_place_and_of_two_stores_of_two(together, apart):
-    assert places_of(together) == [[0, 1]]
-    assert places_of(apart) == [[0], [1]]
-    assert places_of([*together, apart[1]]) == [[0, 1], [2]]
+    assert commit_domains(together) == [[0, 1]]
+    assert commit_domains(apart) == [[0], [1]]
+    assert commit_domains([*together, apart[1]]) == [[0, 1], [2]]
 
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])

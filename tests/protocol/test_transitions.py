@@ -119,7 +119,7 @@ def test_another_owner_is_refused_by_default_with_the_facts(kind):
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 @pytest.mark.parametrize("policy", ["refuse", "adopt"])
-def test_an_owner_whose_first_batch_failed_gives_way_to_another(kind, policy):
+def test_an_owner_whose_first_batch_failed_leaves_the_state_to_another(kind, policy):
     ledger, left = began(opened(kind), 0)
     ledger = give_up(ledger, "session-1")
     assert ledger.fence().closed
@@ -134,7 +134,7 @@ def test_an_owner_whose_first_batch_failed_gives_way_to_another(kind, policy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_owner_that_has_begun_nothing_gives_way_to_another(kind):
+def test_an_owner_that_has_begun_nothing_leaves_the_state_to_another(kind):
     assert opened(kind, ledger=opened(kind), owner="query-2").owner == "query-2"
 
 
@@ -153,7 +153,7 @@ def test_a_non_transactional_owner_whose_first_batch_failed_keeps_what_it_may_ha
 
 
 def test_an_owner_does_not_give_way_where_an_owner_before_it_has_committed():
-    """The earlier owner's checkpoint is in mid-life: it would count on above nothing."""
+    """The earlier owner's checkpoint already has batches: it would go on above nothing."""
     ledger = opened(ledger=with_batches(2), owner="query-2", on_new_owner="reset")
     assert ledger.last_txid is None
     with pytest.raises(StateOwnershipError, match="nothing committed yet"):
@@ -239,7 +239,7 @@ def test_reset_of_a_non_transactional_state_is_refused():
 
 
 def test_reset_asked_by_the_owner_itself_changes_nothing():
-    """A recipe keeps its on_new_owner for ever; only a *new* owner starts empty."""
+    """A spec keeps its on_new_owner for ever; only a *new* owner starts empty."""
     ledger = opened(ledger=with_batches(2), on_new_owner="reset")
     assert (ledger.floor, ledger.last_txid) == (0, START + 1)
 

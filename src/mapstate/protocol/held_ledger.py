@@ -147,7 +147,7 @@ class HeldLedger:
         )
 
     def _has_records(self) -> bool:
-        """May read all keys of the store, so at most once in a state's life."""
+        """May read all keys of the store, so at most once per incarnation of a state."""
         return isinstance(self._records, Scan) and has_records(self._records)
 
 

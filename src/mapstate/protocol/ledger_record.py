@@ -204,7 +204,7 @@ class AlreadyCommitted(NamedTuple):
 def clock_txid() -> int:
     """Where a new ledger's txids start: deciseconds since 2026.
 
-    Batches are slower than ten a second in the long run, so no earlier life of the same name can have
+    Batches are slower than ten a second in the long run, so no earlier incarnation of the same name can have
     given out this txid.
     """
     return max(0, int((time.time() - _EPOCH) * 10))

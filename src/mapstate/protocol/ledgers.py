@@ -28,12 +28,12 @@ from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, L
 from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnGap
 
-__all__ = ["Ledgers", "places_of"]
+__all__ = ["Ledgers", "commit_domains"]
 
 _Open = Callable[[LedgerRecord | None], LedgerRecord]
 
 
-def places_of(stores: Sequence[Any]) -> list[list[int]]:
+def commit_domains(stores: Sequence[Any]) -> list[list[int]]:
     """Which of these stores can change their ledgers in one write: their places in the sequence, group by group."""
     groups: dict[Any, list[int]] = {}
     for at, store in enumerate(stores):
@@ -50,7 +50,7 @@ class Ledgers:
 
     def __init__(self, stores: Sequence[Any], openings: Sequence[OpenRequest], on_gaps: Sequence[OnGap]) -> None:
         self.ledgers = [Ledger(store, one.state) for store, one in zip(stores, openings, strict=True)]
-        self._groups = places_of(stores)
+        self._groups = commit_domains(stores)
         self._on_gaps = on_gaps
         self._opens = [_opened(ledger, one) for ledger, one in zip(self.ledgers, openings, strict=True)]
 

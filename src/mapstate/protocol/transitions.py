@@ -126,10 +126,10 @@ def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
 
 
 def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
-    """Hands the state to another streaming query, as its recipe asks, or where its owner has nothing in it."""
+    """Hands the state to another streaming query, as its spec asks, or where its owner has nothing in it."""
     owners = {opening.owner: 0} | ledger.owners
-    gives_way = _gives_way(ledger)
-    if opening.on_new_owner == "adopt" and not gives_way:
+    holds_nothing = _holds_nothing(ledger)
+    if opening.on_new_owner == "adopt" and not holds_nothing:
         if ledger.type == "transactional" and ledger.in_flight is not None:
             raise StateOwnershipError(
                 f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid "
@@ -141,8 +141,8 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             )
         # What was in flight is left behind: above last_txid, it does not count, and never will.
         return msgspec.structs.replace(after_failed_attempt(ledger), owner=opening.owner, owners=owners, in_flight=None)
-    if opening.on_new_owner == "reset" or gives_way:
-        if ledger.type == "non-transactional" and not gives_way:
+    if opening.on_new_owner == "reset" or holds_nothing:
+        if ledger.type == "non-transactional" and not holds_nothing:
             raise UsageError(
                 f"state {ledger.state!r} is non-transactional and cannot be reset: its records carry no txid "
                 "that would tell old from new. Remove it (mapstate drop), or give the state another name."
@@ -187,7 +187,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
     )
 
 
-def _gives_way(ledger: LedgerRecord) -> bool:
+def _holds_nothing(ledger: LedgerRecord) -> bool:
     """Whether no batch counts, of no owner, and no attempt in flight could still be committed.
 
     What such an owner has written lies below the floor of the next one. Records without a txid do not, so a
@@ -284,7 +284,7 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
 
 
 def is_older(ledger: LedgerRecord, known: LedgerRecord) -> bool:
-    """Whether a ledger is of before ``known``, of the same life of the state: nothing but a copy put back makes that.
+    """Whether a ledger is older than ``known``, of the same incarnation of the state. Only a restored copy is.
 
     Epochs and txids only go up, and who takes a state over raises the epoch.
     """
