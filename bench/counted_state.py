@@ -11,7 +11,7 @@ import pyarrow as pa
 from mapstate import Count, opaque, open_reader
 from mapstate.aggregators.fields import Fields
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask
 

@@ -22,7 +22,7 @@ from servers import RedisServer
 
 import mapstate
 from mapstate import Count, newStream, opaque, open_reader
-from mapstate.protocol.transitions import Commit
+from mapstate.protocol.ledger_record import Commit
 
 WORKER = "import pyspark.worker, pyarrow, pandas, pyspark.sql.pandas.serializers"
 DRIVER = f"{WORKER}; import redis, msgspec"

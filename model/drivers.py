@@ -49,9 +49,9 @@ class Drivers:
         label = (f"driver {at}", "begins batch", driver.batch)
         if driver.phase == "start":
             policy = world.policy(at, driver.query)
-            life = 1 if world.clock_stands else 1 + used.losses
+            incarnation = 1 if world.clock_stands else 1 + used.losses
             answer = self.protocol.open_and_begin(
-                state.ledger, driver.query, at, driver.batch, policy, life, used.attempts
+                state.ledger, driver.query, at, driver.batch, policy, incarnation, used.attempts
             )
             made = state.ledger == 0 and not isinstance(answer, Refused)
             if made and not self.protocol.may_make_ledger(state.records):
@@ -102,8 +102,8 @@ class Drivers:
             token=answer.token,
             raised=0,
             reports=(None,) * world.tasks,
-            life=used.losses if world.loss != "node" else 0,
-            lives=state.lives,
+            incarnation=used.losses if world.loss != "node" else 0,
+            incarnations=state.incarnations,
         )
         if begun.phase == "raise":
             yield (*label, answer.txid), written.with_driver(at, begun)
@@ -123,8 +123,8 @@ class Drivers:
             yield (f"driver {at}", "gets no reply to the fence of key", bucket), again
         raised = self.protocol.raised(fence, fence, driver.token)
         state = state._replace(fences=with_item(state.fences, bucket, raised))
-        lives = with_item(driver.lives, bucket, state.lives[bucket])
-        driver = driver._replace(raised=bucket + 1, lives=lives)
+        incarnations = with_item(driver.incarnations, bucket, state.incarnations[bucket])
+        driver = driver._replace(raised=bucket + 1, incarnations=incarnations)
         label = (f"driver {at}", "raises the fence of key", bucket)
         if driver.raised < self.world.keys:
             yield label, state.with_driver(at, driver)
@@ -135,8 +135,9 @@ class Drivers:
         """The first try of each task; an opaque attempt may hold anything."""
         world = self.world
         if world.loss == "node" and self.protocol.fence(state.ledger) == driver.token:
-            lives = zip(driver.lives, state.lives, strict=True)
-            if all(self.protocol.may_commit(begun_in=then, life=life) for then, life in lives):  # else it cannot commit
+            incarnations = zip(driver.incarnations, state.incarnations, strict=True)
+            may_commit = all(self.protocol.may_commit(begun_in=then, now=now) for then, now in incarnations)
+            if may_commit:
                 self._check_nothing_is_lost(state)
         plans = world.plans
         if world.type == "transactional":
@@ -181,7 +182,7 @@ class Drivers:
         label = (f"driver {at}", "closes the fence of key", bucket)
         assert driver.token is not None
         closed = driver.token._replace(closed=True)
-        lived = self.protocol.may_commit(begun_in=driver.lives[bucket], life=state.lives[bucket])
+        lived = self.protocol.may_commit(begun_in=driver.incarnations[bucket], now=state.incarnations[bucket])
         if state.fences[bucket] not in (driver.token, closed) or not lived:
             yield (*label, "in vain"), state.with_driver(at, driver.gone())
             return
@@ -204,14 +205,14 @@ class Drivers:
             return
         answer = self.protocol.commit(state.ledger, at, driver.query, driver.batch, driver.txid)
         if isinstance(answer, Refused):
-            put_back = self.world.loss == "back" and driver.life < state.used.losses
+            put_back = self.world.loss == "back" and driver.incarnation < state.used.losses
             if put_back and state.used.attempts < self.world.attempts:  # StoreRestartedError, of an older ledger
                 yield from self._begin_anew(state, at, driver, (*label, answer.error, "begins anew"))
                 return
             yield (*label, answer.error), state.with_driver(at, driver.gone())
             return
-        life = state.used.losses if self.world.loss != "node" else 0
-        if answer != state.ledger and not self.protocol.may_commit(begun_in=driver.life, life=life):
+        incarnation = state.used.losses if self.world.loss != "node" else 0
+        if answer != state.ledger and not self.protocol.may_commit(begun_in=driver.incarnation, now=incarnation):
             label = (*label, "StoreRestartedError")
             if state.used.attempts < self.world.attempts:
                 yield from self._begin_anew(state, at, driver, (*label, "begins anew"))

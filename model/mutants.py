@@ -12,16 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from mapstate.capabilities import FenceToken
-from mapstate.protocol import transitions
-from mapstate.protocol.transitions import (
-    AlreadyCommitted,
-    Attempt,
-    BatchPlan,
-    Commit,
-    InFlight,
-    LedgerRecord,
-    OpenRequest,
-)
+from mapstate.protocol import plans, transitions
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
 from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
 from model.replans import Replans
 from model.together import Together, TogetherProtocol
@@ -93,7 +86,7 @@ class _MakesLedgersOverRecords(Protocol):
 
 
 class _CommitsToACopy(Protocol):
-    def may_commit(self, *, begun_in: int, life: int) -> bool:
+    def may_commit(self, *, begun_in: int, now: int) -> bool:
         return True
 
 
@@ -359,7 +352,7 @@ class _CountsAnewBehindAnother(TogetherProtocol):
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         last = ledger.last_commit
-        if last is not None and transitions.is_replanned(ledger, batch, plan):
+        if last is not None and plans.is_replanned(ledger, batch, plan):
             forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
             back = transitions.rollback(forgotten)
             ledger = msgspec.structs.replace(back, next_txid=ledger.next_txid)

@@ -43,7 +43,7 @@ class Operators:
         for take_over in (False, True):
             answer = self.protocol.begin_vacuum(state.ledger, used.vacuums, take_over=take_over)
             if isinstance(answer, ModelAttempt):
-                vacuum = Vacuum(answer.txid, answer.view, answer.token, used.losses, state.lives)
+                vacuum = Vacuum(answer.txid, answer.view, answer.token, used.losses, state.incarnations)
                 yield (
                     ("a vacuum begins", answer.txid, "by taking over" if take_over else ""),
                     state._replace(ledger=answer.ledger, vacuums=(*state.vacuums, vacuum), used=used),
@@ -81,14 +81,14 @@ class Operators:
         closes = fences if self.protocol.closes_fences else 0
         if 0 <= closing < closes:
             assert vacuum.token is not None
-            same = state.fences[closing] == vacuum.token and state.lives[closing] == vacuum.lives[closing]
+            same = state.fences[closing] == vacuum.token and state.incarnations[closing] == vacuum.incarnations[closing]
             closed = with_item(state.fences, closing, vacuum.token._replace(closed=True)) if same else state.fences
             after = state._replace(fences=closed).with_vacuum(at, vacuum.next() if same else None)
             yield ("the vacuum closes the fence of key", closing, "" if same else "in vain"), after
             return
         if closing == closes:
             fenced = self.world.store != "filtered"
-            if state.ledger and self.protocol.may_commit(begun_in=vacuum.life, life=state.used.losses):
+            if state.ledger and self.protocol.may_commit(begun_in=vacuum.incarnation, now=state.used.losses):
                 answer = self.protocol.commit_vacuum(state.ledger, vacuum.txid, fenced=fenced)
                 if not isinstance(answer, Refused):
                     state = state._replace(ledger=answer)
@@ -167,7 +167,7 @@ class Operators:
             state._replace(
                 records=with_item(state.records, key, record),
                 fences=with_item(state.fences, key, fence),
-                lives=with_item(state.lives, key, state.lives[key] + 1),
+                incarnations=with_item(state.incarnations, key, state.incarnations[key] + 1),
                 saved=None,
                 used=used,
             ),

@@ -17,9 +17,10 @@ import msgspec
 from mapstate.capabilities import FenceToken
 from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
-from mapstate.protocol import transitions
+from mapstate.protocol import transitions, upkeep
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import CommitView
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.schema import Field, OnNewOwner, StateType
 
 __all__ = ["LOST", "REMOVE", "STALE", "ModelAttempt", "Protocol", "Record", "Refused"]
@@ -80,7 +81,7 @@ class Protocol:
             self._ledgers.append(ledger)
         return self._ledger_numbers[data]
 
-    def opening(self, query: int, session: int, policy: OnNewOwner, life: int = 1) -> OpenRequest:
+    def opening(self, query: int, session: int, policy: OnNewOwner, incarnation: int = 1) -> OpenRequest:
         """What a driver brings."""
         return OpenRequest(
             state="s",
@@ -90,15 +91,15 @@ class Protocol:
             fields=(Field("n", "Sum", "bigint"),),
             owner=f"q{query}",
             session=f"s{session}",
-            clock_txid=life * 1000,
+            clock_txid=incarnation * 1000,
             on_new_owner=policy,
         )
 
     def open_and_begin(
-        self, ledger: int, query: int, session: int, batch: int, policy: OnNewOwner, life: int, serial: int
+        self, ledger: int, query: int, session: int, batch: int, policy: OnNewOwner, incarnation: int, serial: int
     ) -> ModelAttempt | int | Refused:
         """A driver's first write. A number is the ledger of a batch that is committed already."""
-        opening = self.opening(query, session, policy, life)
+        opening = self.opening(query, session, policy, incarnation)
 
         def first_write() -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
             opened = self.opened(self._ledgers[ledger], opening)
@@ -139,10 +140,8 @@ class Protocol:
         return self._changed(lambda: transitions.rollback(self.ledger(ledger)))
 
     def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
-        """See `transitions.begin_vacuum`."""
-        return self._begun(
-            lambda: transitions.begin_vacuum(self.ledger(ledger), f"vacuum{session}", take_over=take_over)
-        )
+        """See `upkeep.begin_vacuum`."""
+        return self._begun(lambda: upkeep.begin_vacuum(self.ledger(ledger), f"vacuum{session}", take_over=take_over))
 
     def has_attempt_at_work(self, ledger: int) -> bool:
         """Whether what is in flight was begun in the ledger's own epoch."""
@@ -154,12 +153,12 @@ class Protocol:
         return not self.has_attempt_at_work(ledger) and (fenced or not self.ledger(ledger).dead)
 
     def forget_dead(self, ledger: int, seen: int) -> int | Refused:
-        """See `transitions.forget_dead`."""
-        return self._changed(lambda: transitions.forget_dead(self.ledger(ledger), self.ledger(seen)))
+        """See `upkeep.forget_dead`."""
+        return self._changed(lambda: upkeep.forget_dead(self.ledger(ledger), self.ledger(seen)))
 
     def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
-        """See `transitions.commit_vacuum`."""
-        return self._changed(lambda: transitions.commit_vacuum(self.ledger(ledger), txid, fenced=fenced))
+        """See `upkeep.commit_vacuum`."""
+        return self._changed(lambda: upkeep.commit_vacuum(self.ledger(ledger), txid, fenced=fenced))
 
     def _begun(
         self, transition: Callable[[], tuple[LedgerRecord, Attempt | AlreadyCommitted]]
@@ -266,9 +265,9 @@ class Protocol:
         """Whether a state without a ledger gets one, with these records in its store."""
         return all(record is None for record in records)
 
-    def may_commit(self, *, begun_in: int, life: int) -> bool:
+    def may_commit(self, *, begun_in: int, now: int) -> bool:
         """Whether the store is the one that the attempt wrote to, and not a copy put back; atomic with the commit."""
-        return begun_in == life
+        return begun_in == now
 
     def has_to_claim(self, *, empty: bool) -> bool:  # noqa: ARG002  mutants ask
         """Whether a try of a task claims its partition first; also one that is ``empty``."""

@@ -13,8 +13,8 @@ __all__ = ["Readers"]
 class Readers:
     """A snapshot, one key after the other. See `mapstate.reader`.
 
-    Ledger and keys are of one life of the store: when a copy is put back the reader starts over, as its connection
-    to a Redis does, and as SQLite has one snapshot for all of it.
+    Ledger and keys are of one incarnation of the store. When a copy is put back the reader starts over, because its
+    connection to a Redis does; SQLite has one snapshot for all of it.
     """
 
     def __init__(self, world: World, protocol: Protocol) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from mapstate.protocol.transitions import BatchPlan
+from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.together import TogetherProtocol

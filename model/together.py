@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.protocol import transitions
-from mapstate.protocol.transitions import AlreadyCommitted, BatchPlan, LedgerRecord, OpenRequest
+from mapstate.protocol import joint
+from mapstate.protocol.ledger_record import AlreadyCommitted, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnNewOwner, StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.world import Drivers, Label, ViolationError, with_item
@@ -58,7 +59,7 @@ class Together:
         return max(query for query, _ in self.drivers) + 1
 
     def policy(self, driver: int, query: int) -> OnNewOwner:
-        """What the recipe of a driver says of a new owner; one more driver has that of its query."""
+        """What the spec of a driver says of a new owner; one more driver has that of its query."""
         of = self.drivers[driver : driver + 1] or [one for one in self.drivers if one[0] == query]
         return of[0][1]
 
@@ -146,13 +147,13 @@ class TogetherProtocol(Protocol):
         return out
 
     def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
-        """See `transitions.reconcile` and `transitions.check_adopted`."""
-        even = transitions.reconcile(ledgers, sessions, batch)
-        transitions.check_adopted(even, ["refuse"] * len(even))
+        """See `joint.reconcile` and `joint.check_adopted`."""
+        even = joint.reconcile(ledgers, sessions, batch)
+        joint.check_adopted(even, ["refuse"] * len(even))
         return even
 
     def check_following(self, ledgers: Sequence[int], batch: int, plan: BatchPlan | None) -> Refused | None:
-        """See `transitions.check_follower`: of each state and the one that follows it."""
+        """See `joint.check_follower`: of each state and the one that follows it."""
         found = [self._ledgers[one] for one in ledgers]
         try:
             for pair in pairwise(found):
@@ -164,8 +165,8 @@ class TogetherProtocol(Protocol):
     def check_follower(
         self, pair: Sequence[LedgerRecord | None], batch: int, plan: BatchPlan | None
     ) -> BatchPlan | None:
-        """See `transitions.check_follower`."""
-        return transitions.check_follower(pair, "q0", ["refuse", "refuse"], batch, plan)
+        """See `joint.check_follower`."""
+        return joint.check_follower(pair, "q0", ["refuse", "refuse"], batch, plan)
 
 
 class TogetherSteps:

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Drivers = tuple[tuple[int, OnNewOwner], ...]
-"""The query of each driver, and what its recipe says of a new owner."""
+"""The query of each driver, and what its spec says of a new owner."""
 
 Label = tuple[Any, ...]
 """Who did what, for the trace of a counterexample."""
@@ -53,7 +53,7 @@ class World:
                     txids. "cluster": a fence per key, raised one after the other after the ledger's write
     ``partitions``  the partition of each key
     ``drivers``     in the order in which they come: the query whose checkpoint they run on, and what the
-                    recipe says of a new owner. Two on one query: a restart, or a second copy
+                    spec says of a new owner. Two on one query: a restart, or a second copy
     ``batches``     that each query brings
     ``attempts``    in all
     ``plans``       what an attempt may hold, for each key: 0 not there, 1 counted, 2 removed. Opaque attempts choose
@@ -110,7 +110,7 @@ class World:
         return max(query for query, _ in self.drivers) + 1
 
     def policy(self, driver: int, query: int) -> OnNewOwner:
-        """What the recipe of a driver says of a new owner; one more driver has that of its query."""
+        """What the spec of a driver says of a new owner; one more driver has that of its query."""
         of = self.drivers[driver : driver + 1] or [one for one in self.drivers if one[0] == query]
         return of[0][1]
 
@@ -143,7 +143,7 @@ class World:
             counted=(0,) * self.queries,
             owner=None,
             saved=None,
-            lives=(0,) * (self.keys if self.store == "cluster" else 0),
+            incarnations=(0,) * (self.keys if self.store == "cluster" else 0),
             used=Used(),
         )
 
@@ -171,8 +171,8 @@ class Driver(NamedTuple):
                  refused)
     ``serial``   the number of its attempt, which stands for the attempt's random name
     ``reports``  by partition: None, "lost" (a claim), or what the task has done
-    ``life``     how often the store had lost something when it began; see `LedgerStore.load`
-    ``lives``    the same of each node of a cluster, when its fence was raised; see `SpreadFences`
+    ``incarnation``  how often the store had lost something when it began; see `LedgerStore.load`
+    ``incarnations``    the same of each node of a cluster, when its fence was raised; see `SpreadFences`
     ``vouched``  the last txid that it committed itself, and that attempt's serial
     """
 
@@ -185,8 +185,8 @@ class Driver(NamedTuple):
     token: FenceToken | None = None
     raised: int = 0
     reports: tuple[Any, ...] = ()
-    life: int = 0
-    lives: tuple[int, ...] = ()
+    incarnation: int = 0
+    incarnations: tuple[int, ...] = ()
     vouched: tuple[int, int] | None = None
 
     def gone(self) -> Driver:
@@ -228,8 +228,8 @@ class Vacuum(NamedTuple):
     txid: int
     view: int
     token: FenceToken | None
-    life: int
-    lives: tuple[int, ...] = ()
+    incarnation: int
+    incarnations: tuple[int, ...] = ()
     at: int = 0
     read: Record | None = None
     looks: int = 0
@@ -257,7 +257,7 @@ class State(NamedTuple):
     ``owner``    the query that opened the state last
     ``late``     moves of a fence that were sent twice, and arrive a second time some day: from what was read, to what
     ``saved``    a copy of the store that may be put back, or of one key and its fence
-    ``lives``    how often each node of a cluster was put back
+    ``incarnations``    how often each node of a cluster was put back
     """
 
     ledger: int
@@ -276,7 +276,7 @@ class State(NamedTuple):
     counted: tuple[int, ...]
     owner: int | None
     saved: tuple[Any, ...] | None
-    lives: tuple[int, ...]
+    incarnations: tuple[int, ...]
     used: Used
 
     def with_driver(self, at: int, driver: Driver) -> State:

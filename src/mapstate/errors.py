@@ -7,7 +7,7 @@
     │   ├── UnknownColumnError        a key or an aggregate names a column that is not there
     │   ├── UnsupportedTypeError      a column's type cannot be a key or a value here
     │   ├── DuplicateNameError        two outputs, or an output and a key, have one name
-    │   └── NotPicklableError         a recipe or aggregator cannot travel to executors
+    │   └── NotPicklableError         a spec or aggregator cannot travel to executors
     ├── UsageError                    calls in an order, or of a shape, that cannot be right
     ├── CheckpointError               the files of a checkpoint cannot be read or moved
     ├── DataError                     this batch holds something that the state cannot
@@ -151,7 +151,7 @@ class DuplicateNameError(ConfigurationError):
 
 
 class NotPicklableError(ConfigurationError):
-    """A recipe or an aggregator cannot travel to executors; the message names the attribute."""
+    """A spec or an aggregator cannot travel to executors; the message names the attribute."""
 
 
 class UsageError(MapStateError):

@@ -25,9 +25,16 @@ from mapstate.errors import (
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
-from mapstate.protocol.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
-from mapstate.protocol.transitions import LedgerRecord
+from mapstate.protocol.stored_ledger import (
+    decode_ledger,
+    has_records,
+    ledger_store,
+    lost_ledger,
+    read_ledger,
+    record_pages,
+)
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 
@@ -233,7 +240,7 @@ class StateReader:
         """Values of some keys as of one ledger.
 
         Read once more where the ledger was overtaken: a record newer than all it has given out; or
-        where a key is absent and a vacuum came between, which may have purged it, or another life of the state.
+        where a key is absent and a vacuum came between, which may have purged it, or another incarnation of the state.
 
         A record that is newer than the ledger read after it was written by no attempt: it is read again after each of
         ``pauses``, in case a failover is under way, and then it is an error.

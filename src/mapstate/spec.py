@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A recipe for one state.
+    """A spec for one state.
 
     ``name``          of the state in its store; by default the stream's. Letters, digits, ``_ . -``
     ``serializer``    "json" or "msgpack"; "native" in a store with types of its own, and there nothing else. By default
@@ -113,14 +113,14 @@ class StateSpec:
             )
 
     def named(self, default: str) -> StateSpec:
-        """The same recipe with a name: its own, or ``default``."""
+        """The same spec with a name: its own, or ``default``."""
         return self if self.name is not None else replace(self, name=default)
 
     @property
     def state(self) -> str:
         """The state's name. Raises ConfigurationError where it has none."""
         if self.name is None:
-            raise ConfigurationError("this recipe names no state: opaque(url, name='...')")
+            raise ConfigurationError("this spec names no state: opaque(url, name='...')")
         return self.name
 
     def open(self) -> Any:
@@ -156,7 +156,7 @@ def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, opti
     unknown = options.keys() - StateSpec.__dataclass_fields__.keys() | options.keys() & {"backend", "type"}
     if unknown:
         allowed = [field for field in StateSpec.__dataclass_fields__ if field not in ("backend", "type")]
-        raise ConfigurationError(f"a recipe has no option {', '.join(sorted(unknown))}; it has {', '.join(allowed)}")
+        raise ConfigurationError(f"a spec has no option {', '.join(sorted(unknown))}; it has {', '.join(allowed)}")
     for option in ("ttl", "patience"):
         if isinstance(options.get(option), timedelta):
             options[option] = options[option].total_seconds()

@@ -61,7 +61,7 @@ from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.task import BatchTask, TaskReport

@@ -19,7 +19,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.capabilities import FenceToken, ReadsAhead, SpreadFences
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import OpenRequest
+from mapstate.protocol.ledger_record import OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask
 

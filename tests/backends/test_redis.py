@@ -42,7 +42,7 @@ from mapstate.errors import (
     TooLargeError,
 )
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit
+from mapstate.protocol.ledger_record import Commit
 
 pytestmark = pytest.mark.redis
 

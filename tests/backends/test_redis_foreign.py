@@ -21,7 +21,7 @@ from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit
+from mapstate.protocol.ledger_record import Commit
 from mapstate.serializers import RecordCodec, serializer
 
 pytestmark = pytest.mark.redis

@@ -30,7 +30,7 @@ from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Attempt, Commit
+from mapstate.protocol.ledger_record import Attempt, Commit
 from mapstate.serializers import RecordCodec, serializer
 
 pytestmark = pytest.mark.redis

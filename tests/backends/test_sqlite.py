@@ -43,7 +43,7 @@ from mapstate.errors import (
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 
 TOKEN = FenceToken(1, 5)
@@ -565,7 +565,7 @@ def test_two_drivers_of_two_processes_are_told_apart(store, path):
 import sys
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import OpenRequest
+from mapstate.protocol.ledger_record import OpenRequest
 store = SqliteBackend(sys.argv[1]).open("s")
 schema = {"type": "opaque", "serializer": "json", "keys": (), "fields": ()}
 Ledger.open(store, OpenRequest(state="s", **schema, owner="q", clock_txid=1000))

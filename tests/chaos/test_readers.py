@@ -29,8 +29,9 @@ from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger, decode_ledger
-from mapstate.protocol.transitions import Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 

@@ -25,13 +25,18 @@ LAYERS = [
     ("schema",),
     ("keys", "protocol.records", "backing_map"),
     ("capabilities",),
+    ("protocol.ledger_record",),
+    ("protocol.plans",),
     ("protocol.transitions",),
+    ("protocol.joint", "protocol.upkeep"),
     ("batch_report",),
     ("serializers",),
     ("aggregators",),
     ("maps",),
-    ("protocol.fences",),
-    ("protocol.ledger", "protocol.ledgers"),
+    ("protocol.fences", "protocol.stored_ledger"),
+    ("protocol.held_ledger",),
+    ("protocol.ledger",),
+    ("protocol.ledgers",),
     ("backends",),
     ("spec",),
     ("reader",),
@@ -148,7 +153,7 @@ def test_a_service_without_spark_and_drivers_reads():
         + """
 import mapstate, tempfile
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import OpenRequest
+from mapstate.protocol.ledger_record import OpenRequest
 from mapstate.schema import Field
 from mapstate.backends import resolve
 with tempfile.TemporaryDirectory() as place:

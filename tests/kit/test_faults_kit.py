@@ -28,8 +28,8 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.protocol.ledger import Ledger, now
-from mapstate.protocol.transitions import Commit
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Commit, now
 from mapstate.testing import (
     Begins,
     Commits,

@@ -27,8 +27,8 @@ from mapstate.errors import (
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.adopt import Adopted, adopt
-from mapstate.protocol.ledger import Ledger, clock_txid
-from mapstate.protocol.transitions import Attempt, Commit, OpenRequest
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Attempt, Commit, OpenRequest, clock_txid
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 

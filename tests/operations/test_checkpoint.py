@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -15,7 +16,8 @@ from spark_fixtures import Visits
 from states import Job
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
-from mapstate.backends import resolve, sqlite
+from mapstate.backends import resolve
+from mapstate.backends.sqlite import SqliteStore
 from mapstate.errors import (
     CheckpointError,
     MissingBatchesError,
@@ -211,7 +213,7 @@ def contents(url: str) -> dict[Any, Any]:
 
 def close_connections() -> None:
     """As the end of a job would: a SQLite file must not be copied or replaced while a process has it open."""
-    for store in list(sqlite._gate._stores):
+    for store in [found for found in gc.get_objects() if isinstance(found, SqliteStore)]:
         store.close()
 
 

@@ -26,8 +26,9 @@ from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, MapStateError
-from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.protocol.transitions import OpenRequest
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import OpenRequest
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
 from mapstate.schema import Field, KeyField
 
 SECRET = "s3cret-p4ssword"

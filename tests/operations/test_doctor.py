@@ -19,7 +19,7 @@ from mapstate.capabilities import Checkup
 from mapstate.errors import StateNotFoundError
 from mapstate.operations.doctor import examine
 from mapstate.protocol import ledger
-from mapstate.protocol.transitions import Commit
+from mapstate.protocol.ledger_record import Commit
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

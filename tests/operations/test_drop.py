@@ -24,7 +24,7 @@ from mapstate.errors import (
 )
 from mapstate.operations.drop import drop
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import DROPPER
+from mapstate.protocol.ledger_record import DROPPER
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

@@ -76,9 +76,9 @@ def test_a_sqlite_file_of_before_reports_gets_its_table_with_the_first(tmp_path)
         assert store.reports() == [b"one"]
 
 
-def visits(spark, recipe):
+def visits(spark, spec):
     frame = spark.createDataFrame([("a", 1), ("b", 2), ("a", 3)], "user_id string, bytes bigint")
-    job = newStream("visits", frame).groupBy("user_id").persistentAggregate(recipe, n=Count(), bytes=Sum("bytes"))
+    job = newStream("visits", frame).groupBy("user_id").persistentAggregate(spec, n=Count(), bytes=Sum("bytes"))
     return frame, job
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mapstate import Avg, Count, Max, Sum
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.net import NetAvg, NetRows, RetractableSum
+from mapstate.aggregators.retraction import RetractableAvg, RetractableRows, RetractableSum
 from mapstate.backends.redis.layout import HashLayout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.scripts import _GET_FIELDS, _PUT_FIELDS
@@ -83,12 +83,12 @@ def test_a_subclass_that_combines_in_its_own_way_is_not_passed_by():
     assert own.combine_all([9, 1], [5, 1]) == [10, 2]
     two = Fields([Field("n", "AtMostTen", "bigint"), Field("m", "Count", "bigint")], {"n": AtMostTen(), "m": Count()})
     assert two.combine_all([(9, 9)], [(5, 5)]) == [(10, 14)]
-    rows = Fields([Field("n", "NetRows", "bigint")], {"n": NetRows()})
+    rows = Fields([Field("n", "NetRows", "bigint")], {"n": RetractableRows()})
     with pytest.raises(MissingBatchesError):
         rows.combine_all([1, 3], [-2, 1])
 
 
-@pytest.mark.parametrize("one", [RetractableSum("x"), NetAvg("x")])
+@pytest.mark.parametrize("one", [RetractableSum("x"), RetractableAvg("x")])
 def test_a_net_total_that_could_not_be_taken_back_any_more_is_refused(one):
     with pytest.raises(ValueOverflowError, match="cannot be taken back"):
         one.combine_all([(1.5, 1), (1e308, 1)], [(1.5, 1), (1e308, 1)])

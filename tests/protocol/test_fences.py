@@ -15,8 +15,9 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
 )
-from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
 
 
 class Spread:
@@ -25,7 +26,7 @@ class Spread:
     def __init__(self, fences: int = 3) -> None:
         self.record: bytes | None = None
         self.at: list[FenceToken | None] = [None] * fences
-        self.lives = [0] * fences
+        self.incarnations = [0] * fences
         self.before_move: Any = None
         self.after_swap: Any = None
 
@@ -42,7 +43,7 @@ class Spread:
         return record
 
     def fences(self) -> list[Fence]:
-        return [Fence(*one) for one in zip(self.at, self.lives, strict=True)]
+        return [Fence(*one) for one in zip(self.at, self.incarnations, strict=True)]
 
     def move_fences(self, before: Any, after: FenceToken) -> list[Fence]:
         call, self.before_move = self.before_move, None
@@ -98,7 +99,7 @@ def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(st
         assert store.at == [again.token] * 3
         assert again.token.rank > begun.token.rank
         begun = again
-    ledger._fences.close()  # and its commit is lost
+    ledger.held.close_fences()  # and its commit is lost
     again = ledger.begin(0)
     assert store.at == [again.token] * 3
     _, later = start(store, 0, type=kind)
@@ -202,11 +203,11 @@ def test_a_driver_whose_ledger_is_behind_reads_it_again(store):
         ledger.begin(1)
 
 
-@pytest.mark.parametrize("what", ["another life", "the fence is lost"])
+@pytest.mark.parametrize("what", ["another incarnation", "the fence is lost"])
 def test_an_attempt_during_which_a_server_failed_over_is_not_committed(store, what):
     ledger, begun = start(store, 0)
-    if what == "another life":
-        store.lives[2] += 1
+    if what == "another incarnation":
+        store.incarnations[2] += 1
     else:
         store.at[2] = None
     with pytest.raises(StoreRestartedError):

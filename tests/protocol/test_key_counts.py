@@ -25,18 +25,12 @@ from mapstate.maps import OpaqueMap
 from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine, recount
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from mapstate.protocol.transitions import (
-    Commit,
-    LedgerRecord,
-    begin,
-    begin_vacuum,
-    commit,
-    commit_vacuum,
-    open_ledger,
-    rollback,
-)
-from mapstate.protocol.transitions import recount as recounted
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
+from mapstate.protocol.transitions import begin, commit, open_ledger, rollback
+from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
+from mapstate.protocol.upkeep import recount as recounted
 from mapstate.schema import Field, KeyField
 
 # The arithmetic, as of the ledger alone

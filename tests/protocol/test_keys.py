@@ -248,7 +248,7 @@ def test_a_text_that_is_no_key_is_refused_and_nothing_else(kinds, text):
 
 
 def test_the_place_of_a_kept_ledger_is_no_key():
-    from mapstate.protocol.ledger import LEDGER_KEY
+    from mapstate.protocol.stored_ledger import LEDGER_KEY
 
     for kind in VALUES:
         with pytest.raises(KeyEncodingError):

@@ -26,18 +26,10 @@ from mapstate.errors import (
 )
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
-from mapstate.protocol.ledger import (
-    LEDGER_KEY,
-    Ledger,
-    clock_txid,
-    decode_ledger,
-    encode_ledger,
-    ledger_store,
-    now,
-    read_ledger,
-)
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, OpenRequest, clock_txid, now
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.transitions import AlreadyCommitted, Commit, OpenRequest
+from mapstate.protocol.stored_ledger import LEDGER_KEY, decode_ledger, encode_ledger, ledger_store, read_ledger
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
@@ -166,24 +158,24 @@ def test_a_driver_that_was_replaced_is_fenced_at_its_next_step(store):
 
 
 class Restarting:
-    """A store whose lives can be told apart, as those of a server."""
+    """A store whose incarnations can be told apart, as those of a server."""
 
     def __init__(self):
-        self.life = 0
+        self.incarnation = 0
         self.held = None
 
     def load(self):
-        return None if self.held is None else (self.held, (self.held, self.life))
+        return None if self.held is None else (self.held, (self.held, self.incarnation))
 
     def swap(self, record, expected, fence):
-        if expected != (None if self.held is None else (self.held, self.life)):
+        if expected != (None if self.held is None else (self.held, self.incarnation)):
             return None
         self.held = record
-        return record, self.life
+        return record, self.incarnation
 
 
 @pytest.mark.parametrize("what", ["batch", "vacuum"])
-def test_what_was_begun_in_one_life_of_the_store_is_not_committed_in_the_next(what):
+def test_what_was_begun_in_one_incarnation_of_the_store_is_not_committed_in_the_next(what):
     """A server started again, or its replica, has the ledger; records that it acknowledged may be lost."""
     store = Restarting()
     ledger = Ledger.open(store, opening())
@@ -196,13 +188,13 @@ def test_what_was_begun_in_one_life_of_the_store_is_not_committed_in_the_next(wh
 
     run_batch(ledger, 0)
     attempt = begin()
-    store.life += 1
+    store.incarnation += 1
     with pytest.raises(StoreRestartedError, match="may have lost records"):
         commit(attempt)
     again = begin()
     commit(again)
     assert ledger.record.last_txid == again.txid
-    store.life += 1  # between two batches nothing can be lost that the ledger does not tell
+    store.incarnation += 1  # between two batches nothing can be lost that the ledger does not tell
     if what == "batch":
         run_batch(ledger, 2)
 
@@ -290,7 +282,12 @@ def test_a_closed_token_lets_nobody_write(store):
 
 
 class Lossy:
-    """Loses the replies of writes, as told: ``"applied"`` and ``"lost"`` writes raise, others go through."""
+    """Loses the replies of writes by script: ``"applied"`` and ``"lost"`` writes raise, others go through.
+
+    ``on_applied`` runs between an ``"applied"`` write and its error.
+    """
+
+    on_applied = None
 
     def __init__(self, store, script=()):
         self._store = store
@@ -302,6 +299,8 @@ class Lossy:
             raise StoreUnavailableError("never arrived")
         result = write(*args)
         if fate == "applied":
+            if self.on_applied is not None:
+                self.on_applied()
             raise StoreUnavailableError("the reply was lost")
         return result
 
@@ -394,19 +393,8 @@ def test_a_commit_whose_reply_was_lost_to_a_newer_driver_counts_once(store):
     wrapped = lossy(store)
     old = opened(wrapped)
     attempt = old.begin(0)
-    inner = ledger_store(wrapped)
     news = []
-
-    class ThenReplaced:
-        def load(self):
-            return inner.load()
-
-        def swap(self, record, expected, fence):
-            inner.swap(record, expected, fence)
-            news.append(opened(store))
-            raise StoreUnavailableError("the reply was lost")
-
-    old._store = ThenReplaced()
+    wrapped.script, wrapped.on_applied = ["applied"], lambda: news.append(opened(store))
     with pytest.raises(FencedError):
         old.commit(done(attempt))
     result = news[0].begin(0)
@@ -530,7 +518,7 @@ def test_records_older_than_their_ledger_are_met_with_an_error_and_not_overwritt
 @pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)  # which can list their keys
 @pytest.mark.parametrize("txid", [START - 1, START, START + 5], ids=["older", "as the new one's", "newer"])
 def test_no_ledger_is_made_where_records_lie_without_one(store, txid):
-    """Whatever the clock says: a txid that is given out again would make an earlier life's record count."""
+    """Whatever the clock says: a txid that is given out again would make an earlier incarnation's record count."""
     codec = RecordCodec(serializer("json"), "s", "opaque", [VISITS], [(0, 1)])
     SerializedMap(store, codec).multi_put(["a"], [OpaqueValue(txid, 41, 40)])
     for make in (lambda: opened(store), lambda: Ledger.open_and_begin(store, opening(), 0)):

@@ -20,9 +20,10 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger, now
-from mapstate.protocol.ledgers import Ledgers, places_of
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
+from mapstate.protocol.held_ledger import VersionedLedger
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
+from mapstate.protocol.ledgers import Ledgers, commit_domains
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 
 NAMES = ("by_user", "by_page")
@@ -64,9 +65,9 @@ def left_apart(stores, batch_id=0, **how):
 
 
 def test_states_of_one_store_are_of_one_place_and_of_two_stores_of_two(together, apart):
-    assert places_of(together) == [[0, 1]]
-    assert places_of(apart) == [[0], [1]]
-    assert places_of([*together, apart[1]]) == [[0, 1], [2]]
+    assert commit_domains(together) == [[0, 1]]
+    assert commit_domains(apart) == [[0], [1]]
+    assert commit_domains([*together, apart[1]]) == [[0, 1], [2]]
 
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
@@ -158,7 +159,7 @@ def test_what_the_driver_before_has_committed_everywhere_meanwhile_stays(apart):
 def test_a_store_that_was_restarted_behind_the_first_commit_has_the_batch_begun_anew_in_all(apart):
     ledgers, begun = started(apart, 0)
     second = ledgers.ledgers[1]
-    second._begun = (second.record, "another life")
+    second.held.begun = VersionedLedger(second.record, "another incarnation")
     with pytest.raises(StoreRestartedError):
         ledgers.commit(commits(ledgers, begun))
     assert last(ledgers) == [0, None]

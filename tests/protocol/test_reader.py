@@ -28,9 +28,10 @@ from mapstate.errors import (
 from mapstate.keys import KeyCodec
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
-from mapstate.protocol.ledger import LEDGER_KEY, Ledger, ledger_store
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.protocol.stored_ledger import LEDGER_KEY, ledger_store
 from mapstate.reader import StateReader
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer

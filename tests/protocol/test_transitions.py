@@ -20,24 +20,13 @@ from mapstate.errors import (
     StateSchemaError,
     UsageError,
 )
-from mapstate.protocol.ledger import decode_ledger, encode_ledger
+from mapstate.protocol.joint import check_follower
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.transitions import (
-    AlreadyCommitted,
-    Attempt,
-    BatchPlan,
-    Commit,
-    LedgerRecord,
-    OpenRequest,
-    begin,
-    begin_vacuum,
-    check_follower,
-    commit,
-    commit_vacuum,
-    give_up,
-    open_ledger,
-    rollback,
-)
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
+from mapstate.protocol.transitions import begin, commit, give_up, open_ledger, rollback
+from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
 from mapstate.schema import Field, KeyField
 
 START = 1000
@@ -130,7 +119,7 @@ def test_another_owner_is_refused_by_default_with_the_facts(kind):
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 @pytest.mark.parametrize("policy", ["refuse", "adopt"])
-def test_an_owner_whose_first_batch_failed_gives_way_to_another(kind, policy):
+def test_an_owner_whose_first_batch_failed_leaves_the_state_to_another(kind, policy):
     ledger, left = began(opened(kind), 0)
     ledger = give_up(ledger, "session-1")
     assert ledger.fence().closed
@@ -145,7 +134,7 @@ def test_an_owner_whose_first_batch_failed_gives_way_to_another(kind, policy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_owner_that_has_begun_nothing_gives_way_to_another(kind):
+def test_an_owner_that_has_begun_nothing_leaves_the_state_to_another(kind):
     assert opened(kind, ledger=opened(kind), owner="query-2").owner == "query-2"
 
 
@@ -164,7 +153,7 @@ def test_a_non_transactional_owner_whose_first_batch_failed_keeps_what_it_may_ha
 
 
 def test_an_owner_does_not_give_way_where_an_owner_before_it_has_committed():
-    """The earlier owner's checkpoint is in mid-life: it would count on above nothing."""
+    """The earlier owner's checkpoint already has batches: it would go on above nothing."""
     ledger = opened(ledger=with_batches(2), owner="query-2", on_new_owner="reset")
     assert ledger.last_txid is None
     with pytest.raises(StateOwnershipError, match="nothing committed yet"):
@@ -250,7 +239,7 @@ def test_reset_of_a_non_transactional_state_is_refused():
 
 
 def test_reset_asked_by_the_owner_itself_changes_nothing():
-    """A recipe keeps its on_new_owner for ever; only a *new* owner starts empty."""
+    """A spec keeps its on_new_owner for ever; only a *new* owner starts empty."""
     ledger = opened(ledger=with_batches(2), on_new_owner="reset")
     assert (ledger.floor, ledger.last_txid) == (0, START + 1)
 
@@ -862,7 +851,7 @@ def test_a_batch_that_is_given_by_hand_has_no_plan_and_keeps_the_rules_without_o
 
 def older(ledger, at=""):
     """The ledger as it would be of a mapstate that kept no plans."""
-    offsets = {"committed": "[8]", "previous": '[{"logOffset":5,"source":"files","newest":1,"paths":[]}]'}
+    offsets = {"last_commit": "[8]", "previous": '[{"logOffset":5,"source":"files","newest":1,"paths":[]}]'}
     commits = {
         name: msgspec.structs.replace(getattr(ledger, name), plan=None, offsets=text, at=at)
         for name, text in offsets.items()

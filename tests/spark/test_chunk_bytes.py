@@ -15,7 +15,7 @@ from mapstate.errors import ConfigurationError
 from mapstate.maps.serialized import Room
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import Commit, OpenRequest
+from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask, slices
 

@@ -14,7 +14,8 @@ from spark_fixtures import Visits
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.errors import UsageError
-from mapstate.protocol.transitions import BatchPlan, Commit
+from mapstate.protocol.ledger_record import Commit
+from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.offsets import files_not_counted, offsets_of, plan_of
 
 pytestmark = pytest.mark.spark

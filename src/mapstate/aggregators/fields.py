@@ -15,7 +15,7 @@ import msgspec
 
 from mapstate.aggregators import built_in
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
-from mapstate.aggregators.net import BY_STORED_NAME, NetRows
+from mapstate.aggregators.retraction import BY_STORED_NAME, RetractableRows
 from mapstate.errors import AggregatorError, MapStateError, cut
 from mapstate.schema import Field
 from mapstate.serializers.value_types import check_type
@@ -34,7 +34,7 @@ class Fields:
         self.aggregators = [aggregators[field.name] for field in fields]
         self.native = all(isinstance(one, NativeCombiner) for one in self.aggregators)
         self._single = len(self.fields) == 1
-        self._rows_at = next((at for at, one in enumerate(self.aggregators) if isinstance(one, NetRows)), None)
+        self._rows_at = next((at for at, one in enumerate(self.aggregators) if isinstance(one, RetractableRows)), None)
 
     def from_columns(self, columns: list[list[list[Any]]]) -> list[Any]:
         """Partials of a chunk, one per key, from each field's native columns."""
@@ -48,8 +48,8 @@ class Fields:
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         """New values of a chunk from what was stored and what the batch brings.
 
-        A key of which `NetRows` counts no rows any more is removed. Raises ValueOverflowError, and AggregatorError
-        where a user's aggregator raised.
+        A key whose `RetractableRows` reach 0 is removed. Raises ValueOverflowError, and AggregatorError where a user's
+        aggregator raised.
         """
         values = self._combined(bases, partials)
         at = self._rows_at

@@ -30,7 +30,8 @@ from mapstate.operations.drop import drop as drop_state
 from mapstate.operations.vacuum import Vacuumed
 from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.protocol import transitions
-from mapstate.protocol.ledger import Ledger, read_ledger
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.reader import StateReader, open_reader
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.spec import check_state_name

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mapstate.batch_report import BatchReport
 from mapstate.findings import Finding
-from mapstate.protocol.transitions import Commit, LedgerRecord
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
 
 __all__ = ["say", "show_findings", "show_ledger", "show_reports"]
 

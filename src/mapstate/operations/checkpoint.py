@@ -18,8 +18,8 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import close_if_possible
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
-from mapstate.protocol.ledger import read_ledger
-from mapstate.protocol.transitions import LedgerRecord
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.spec import check_state_name
 
 __all__ = ["Rewound", "check_first_offsets", "clear_first_offsets", "query_of", "rewind"]

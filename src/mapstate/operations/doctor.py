@@ -21,10 +21,11 @@ from mapstate.errors import (
 )
 from mapstate.findings import Finding, Unreadable
 from mapstate.keys import KeyCodec, StoreKey
-from mapstate.protocol import transitions
-from mapstate.protocol.ledger import Ledger, read_ledger, record_pages
+from mapstate.protocol import upkeep
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import newer_than_ledger, newer_txids
-from mapstate.protocol.transitions import LedgerRecord
+from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
@@ -136,7 +137,7 @@ def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False)
         ledger = Ledger(store, state)
         ledger.remember()
         counted = _count(backend_or_url, state)
-        transitions.recount(counted.ledger, counted.ledger, counted.found)  # says what is in the way
+        upkeep.recount(counted.ledger, counted.ledger, counted.found)  # says what is in the way
         if not dry_run:
             ledger.recount(counted.ledger, counted.found)
     finally:

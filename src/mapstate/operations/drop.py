@@ -16,8 +16,9 @@ from mapstate.capabilities import Drops, Scan, SpreadFences, close_if_possible
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
 from mapstate.findings import named_in
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.ledger import clock_txid, decode_ledger, encode_ledger, has_records, ledger_store, now
-from mapstate.protocol.transitions import LedgerRecord, begin_drop
+from mapstate.protocol.ledger_record import LedgerRecord, clock_txid, now
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger, has_records, ledger_store
+from mapstate.protocol.upkeep import begin_drop
 from mapstate.spec import check_state_name
 
 __all__ = ["Dropped", "drop"]
@@ -86,7 +87,7 @@ def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callab
         return done
     fences = Fences(store, state) if isinstance(store, SpreadFences) else None
     if fences is not None:
-        fences.look(after.next_txid, None)
+        fences.verify(after.next_txid, None)
     version = ledger_store(store).swap(encode_ledger(after), None if found is None else found[1], after.fence())
     if version is None:
         raise FencedError(

@@ -21,9 +21,12 @@ from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, StoreKey
 from mapstate.maps.serialized import Room
-from mapstate.protocol.ledger import Ledger, check_page_size, read_ledger, record_pages
+from mapstate.protocol.joint import has_last_batch
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
-from mapstate.protocol.transitions import LedgerRecord, begin_vacuum, check_vacuum, has_last_batch
+from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
+from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 

@@ -27,7 +27,7 @@ class Fences:
         self._open: FenceToken | None = None
         self._lives: list[Any] = []
 
-    def look(self, newest: int, last: int | None) -> None:
+    def verify(self, newest: int, last: int | None) -> None:
         """Before the ledger's write that begins an attempt: no fence is ahead of the ledger, and none behind.
 
         Raises StaleBatchError where one is above ``newest``, the highest txid that the ledger has given out: the ledger
@@ -49,9 +49,9 @@ class Fences:
         self._check_closed(self._found, last)
 
     def advance_to(self, token: FenceToken, last: int | None) -> None:
-        """After that write: each fence moves up to ``token``. ``last`` as in `look`.
+        """After that write: each fence moves up to ``token``. ``last`` as in `verify`.
 
-        Raises FencedError where a fence is higher already, and MissingBatchesError as `look` does.
+        Raises FencedError where a fence is higher already, and MissingBatchesError as `verify` does.
         """
         for _ in range(_TRIES):
             if any(one.token is not None and one.token.rank > token.rank for one in self._found):

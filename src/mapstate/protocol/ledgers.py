@@ -21,17 +21,19 @@ import msgspec
 
 from mapstate.capabilities import JointLedgers
 from mapstate.errors import MissingBatchesError
-from mapstate.protocol import transitions
-from mapstate.protocol.ledger import Ledger, change_all, now
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol import joint, transitions
+from mapstate.protocol.held_ledger import HeldLedger, change_all
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
+from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnGap
 
-__all__ = ["Ledgers", "places_of"]
+__all__ = ["Ledgers", "commit_domains"]
 
 _Open = Callable[[LedgerRecord | None], LedgerRecord]
 
 
-def places_of(stores: Sequence[Any]) -> list[list[int]]:
+def commit_domains(stores: Sequence[Any]) -> list[list[int]]:
     """Which of these stores can change their ledgers in one write: their places in the sequence, group by group."""
     groups: dict[Any, list[int]] = {}
     for at, store in enumerate(stores):
@@ -48,7 +50,7 @@ class Ledgers:
 
     def __init__(self, stores: Sequence[Any], openings: Sequence[OpenRequest], on_gaps: Sequence[OnGap]) -> None:
         self.ledgers = [Ledger(store, one.state) for store, one in zip(stores, openings, strict=True)]
-        self._groups = places_of(stores)
+        self._groups = commit_domains(stores)
         self._on_gaps = on_gaps
         self._opens = [_opened(ledger, one) for ledger, one in zip(self.ledgers, openings, strict=True)]
 
@@ -76,7 +78,7 @@ class Ledgers:
         except MissingBatchesError:
             for ledger, record in zip(self.ledgers, found, strict=True):
                 if record is None:
-                    ledger.check_not_lost()
+                    ledger.held.was_created_meanwhile()
             raise
         for group in self._groups:
             change_all(self._of(group), partial(self._opened, group), may_create=True)
@@ -101,10 +103,10 @@ class Ledgers:
         Raises as `Ledger.commit` does; then some places may have committed, and the next `begin` rolls them back.
         """
         for one in self.ledgers:
-            one.close_fences()
+            one.held.close_fences()
         done = [msgspec.structs.replace(one, apart_from=self._apart_from(place)) for place, one in enumerate(done)]
         for group in self._groups:
-            change_all(self._of(group), partial(self._committed, group, done), same_life=True)
+            change_all(self._of(group), partial(self._committed, group, done), same_incarnation=True)
 
     def say_what_fenced(self) -> None:
         """See `Ledger.say_what_fenced`."""
@@ -134,7 +136,7 @@ class Ledgers:
                 self._of(group),
                 begin,
                 may_create=opens is not None,
-                looks=True,
+                verify_fences=True,
                 accept_loss=[accept_loss[place] for place in group],
             )
             for place, one in zip(group, results, strict=True):
@@ -156,8 +158,8 @@ class Ledgers:
         sessions = [one.session for one in self.ledgers]
         for one, record in zip(self.ledgers, records, strict=True):
             one.check_not_put_back(record, batch_id)
-        even = transitions.reconcile(records, sessions, batch_id)
-        transitions.check_adopted(even, self._on_gaps)
+        even = joint.reconcile(records, sessions, batch_id)
+        joint.check_adopted(even, self._on_gaps)
         names = nonces or [""] * len(even)
         begun = [
             transitions.begin(record, session, batch_id, on_gap, nonce, at=at, plan=plan)
@@ -199,8 +201,8 @@ class Ledgers:
         own = next(group for group in self._groups if place in group)
         return tuple(one.record.state for at, one in enumerate(self.ledgers) if at not in own)
 
-    def _of(self, group: Sequence[int]) -> list[Ledger]:
-        return [self.ledgers[place] for place in group]
+    def _of(self, group: Sequence[int]) -> list[HeldLedger]:
+        return [self.ledgers[place].held for place in group]
 
     def _load(self) -> list[LedgerRecord | None]:
         found = [one.load() for one in self.ledgers]

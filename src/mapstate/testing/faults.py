@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 from mapstate.backing_map import Backend, check_lengths
 from mapstate.capabilities import FenceToken, ReadsAhead
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreUnavailableError
-from mapstate.protocol.ledger import LEDGER_KEY
+from mapstate.protocol.stored_ledger import LEDGER_KEY
 
 __all__ = [
     "Begins",

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 from mapstate.batch_report import BatchReport, FinishedBatch
 from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
-from mapstate.protocol.ledger import now
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames, through

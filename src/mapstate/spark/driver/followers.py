@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mapstate.capabilities import close_if_possible
+from mapstate.protocol.joint import check_follower
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import BatchPlan, LedgerRecord, check_follower
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spec import StateSpec
 

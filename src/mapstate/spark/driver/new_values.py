@@ -12,8 +12,8 @@ from mapstate.capabilities import Scan
 from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
-from mapstate.protocol.ledger import record_pages
-from mapstate.protocol.transitions import Commit, LedgerRecord
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.query import configured

@@ -13,7 +13,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import UsageError
-from mapstate.protocol.transitions import BatchPlan, Commit
+from mapstate.protocol.ledger_record import Commit
+from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.query import QueryRun, java_class, running_query
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
 from mapstate.errors import IncompleteBatchError, StateSchemaError
-from mapstate.protocol.ledger import clock_txid
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
 from mapstate.spark.driver.apply import AttemptResult, apply_on_driver, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower

@@ -24,8 +24,8 @@ from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import Room, SerializedMap
-from mapstate.protocol.ledger import read_ledger
 from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
@@ -37,7 +37,7 @@ from mapstate.spec import StateSpec
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from mapstate.protocol.transitions import Attempt
+    from mapstate.protocol.ledger_record import Attempt
 
 __all__ = ["BatchTask"]
 

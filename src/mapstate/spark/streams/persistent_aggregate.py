@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.net import SIGN, net_of
+from mapstate.aggregators.retraction import SIGN, retractable
 from mapstate.errors import ConfigurationError, DuplicateNameError
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.frames import through
@@ -226,7 +226,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
                 f"the state {followed!r} cannot say which old values its new ones replace: it has to be opaque, "
                 "without a ttl, and newValuesStream() without old"
             )
-        return {name: net_of(name, aggregator, grouped=keyed) for name, aggregator in aggregates.items()}
+        return {name: retractable(name, aggregator, grouped=keyed) for name, aggregator in aggregates.items()}
 
     def keep(self, job: Job) -> PersistentAggregate:
         """See `Groupable.keep`. The second state has a driver of its own, which the first one's commit calls."""

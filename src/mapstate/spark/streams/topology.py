@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
-from mapstate.protocol.ledgers import places_of
+from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
 from mapstate.spark.streams.query import Query
@@ -143,7 +143,7 @@ class Topology:
             )
         specs = [*(known.job.spec for known in query.plan.branches), spec]
         others = [each for each in specs if each.type != "opaque"]
-        domains = len(places_of([each.open() for each in specs]))
+        domains = len(commit_domains([each.open() for each in specs]))
         if others and domains > 1:
             raise ConfigurationError(
                 f"the states {', '.join(each.state for each in specs)} cannot be committed in one write ({domains} "

@@ -27,7 +27,8 @@ from mapstate.capabilities import (
     SpreadFences,
 )
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
-from mapstate.protocol.ledger import Ledger, record_pages
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader import open_reader
 from mapstate.spec import opaque
 from mapstate.testing.contracts.backing_map import BackingMapContract

@@ -13,7 +13,7 @@ from mapstate.backing_map import IBackingMap
 from mapstate.errors import TooLargeError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.maps.serialized import SerializedMap
-from mapstate.protocol.ledger import LEDGER_KEY
+from mapstate.protocol.stored_ledger import LEDGER_KEY
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.capabilities import Contract, needs

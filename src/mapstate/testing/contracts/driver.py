@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
-from mapstate.protocol.ledger import Ledger, now
-from mapstate.protocol.transitions import AlreadyCommitted, Attempt, Commit, OpenRequest
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, OpenRequest, now
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 __all__ = ["FIELDS", "CountingQuery", "HowToWrite", "RunningAttempt", "opening"]

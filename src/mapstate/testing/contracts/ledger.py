@@ -13,9 +13,9 @@ from mapstate.backing_map import Backend
 from mapstate.capabilities import Claims, FenceToken, LedgerStore, ReadsAhead, Reports, Scan, SpreadFences, Swap
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
-from mapstate.protocol.ledger import Ledger, now
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.transitions import Attempt, Commit
 from mapstate.testing.contracts.backend import BackendContract, closing, scanned
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import opening

@@ -17,19 +17,27 @@ from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverfl
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["BY_STORED_NAME", "SIGN", "NetAvg", "NetCount", "NetRows", "RetractableSum", "net_of"]
+__all__ = [
+    "BY_STORED_NAME",
+    "SIGN",
+    "RetractableAvg",
+    "RetractableCount",
+    "RetractableRows",
+    "RetractableSum",
+    "retractable",
+]
 
 SIGN = "__mapstate_sign"
 
 
-def net_of(name: str, one: Aggregator, *, grouped: bool) -> Aggregator:
+def retractable(name: str, one: Aggregator, *, grouped: bool) -> Aggregator:
     """The aggregate that can take rows back. Raises ConfigurationError where there is none."""
     if type(one) is Count:
-        return NetCount(one.column) if one.column is not None or not grouped else NetRows()
+        return RetractableCount(one.column) if one.column is not None or not grouped else RetractableRows()
     if type(one) is Sum:
         return RetractableSum(one.column)
     if type(one) is Avg:
-        return NetAvg(one.column)
+        return RetractableAvg(one.column)
     raise ConfigurationError(
         f"{name}={one} over the new values of a state: they take the place of older ones, and {type(one).__name__} "
         "cannot take those back. Count, Sum and Avg can. What shall see all values as they come goes into a "
@@ -37,7 +45,7 @@ def net_of(name: str, one: Aggregator, *, grouped: bool) -> Aggregator:
     )
 
 
-class NetCount(Count):
+class RetractableCount(Count):
     """Rows that are there now; with a column, those in which it is not null."""
 
     def columns(self) -> Sequence[str]:
@@ -69,7 +77,7 @@ class NetCount(Count):
         return counts
 
 
-class NetRows(NetCount):
+class RetractableRows(RetractableCount):
     """Rows of a key that are there now: where it comes to 0, the key is removed."""
 
     def describe(self) -> str:
@@ -77,7 +85,7 @@ class NetRows(NetCount):
         return "NetRows"
 
 
-class NetAvg(Avg):
+class RetractableAvg(Avg):
     """The mean of a column over the rows that are there now; stored as sum and count."""
 
     def columns(self) -> Sequence[str]:
@@ -126,7 +134,7 @@ class NetAvg(Avg):
         )
 
 
-class RetractableSum(NetAvg):
+class RetractableSum(RetractableAvg):
     """The sum of a column over the rows that are there now; stored as sum and count."""
 
     def bind(self, columns: Mapping[str, str]) -> str:
@@ -148,9 +156,9 @@ class RetractableSum(NetAvg):
 
 
 BY_STORED_NAME: dict[str, type[Aggregator]] = {
-    "NetAvg": NetAvg,
-    "NetCount": NetCount,
-    "NetRows": NetRows,
+    "NetAvg": RetractableAvg,
+    "NetCount": RetractableCount,
+    "NetRows": RetractableRows,
     "NetSum": RetractableSum,
 }
 """Each by the name that ledgers hold. A reader without the job looks there."""
