@@ -17,6 +17,7 @@ from mapstate import (
     Avg,
     Count,
     Max,
+    Min,
     ReducerAggregator,
     Sum,
     errors,
@@ -196,6 +197,40 @@ def test_a_key_that_is_removed_takes_its_contribution_along(url, spark):
     assert contents(url, "second") == {(): {"keys": 1}}
 
 
+def test_the_greatest_of_what_only_grows_is_exact_in_a_second_state(url, spark, visits):
+    """The most visits of any user of a country: no old value is ever greater than the new one in its place."""
+
+    def job() -> Any:
+        stream = visits.stream(spark).withColumn("country", F.substring("user_id", 1, 1))
+        by_user = newStream("visits", stream).groupBy("country", "user_id")
+        counts = by_user.persistentAggregate(opaque(url), n=Count(), most=Max("bytes"), least=Min("bytes"))
+        by_country = counts.newValuesStream().groupBy("country")
+        return by_country.persistentAggregate(
+            opaque(url, name="by_country"), users=Count(), n=Max("n"), most=Max("most"), least=Min("least")
+        )
+
+    for at, rows in enumerate([[("at1", 5), ("at2", 2), ("be1", 7)], [("at1", 1), ("be2", 3)], [("at2", 9)] * 3]):
+        visits.put(f"{at}", rows)
+        run(job(), visits)
+        users: dict[str, list[int]] = {}
+        for name in visits._files:
+            for user, size in visits.rows(name):
+                users.setdefault(user, []).append(size)
+        expected = {}
+        for country in {user[0] for user in users}:
+            sizes = [found for user, found in users.items() if user[0] == country]
+            expected[(country,)] = {
+                "users": len(sizes),
+                "n": max(map(len, sizes)),
+                "most": max(map(max, sizes)),
+                "least": min(map(min, sizes)),
+            }
+        assert contents(url, "by_country") == expected
+        assert crash_between(visits.checkpoint) == at
+    run(job(), visits)
+    assert contents(url, "by_country") == expected
+
+
 def test_a_second_state_that_was_begun_later_is_told(url, spark):
     frame = spark.createDataFrame([("a", 1)], "user_id string, bytes bigint")
     by_user = newStream("s", frame).groupBy("user_id")
@@ -271,7 +306,14 @@ def behind(spark: SparkSession, recipe: Any = None, **options: Any) -> Any:
 
 NEXT = opaque("memory://", "next")
 BAD = [
-    (lambda s: behind(s).persistentAggregate(NEXT, m=Max("n")), errors.ConfigurationError, "Max.*Count, Sum and Avg"),
+    (lambda s: behind(s).persistentAggregate(NEXT, m=Max("k")), errors.ConfigurationError, "Max.*Count, Sum and Avg"),
+    (lambda s: behind(s).persistentAggregate(NEXT, m=Min("n")), errors.ConfigurationError, "does not keep"),
+    (lambda s: behind(s).groupBy("n").persistentAggregate(NEXT, m=Max("n")), errors.ConfigurationError, "Max"),
+    (
+        lambda s: behind(s).transform(lambda rows: rows.where("n < 3")).persistentAggregate(NEXT, m=Max("n")),
+        errors.ConfigurationError,
+        "without a transform",
+    ),
     (lambda s: behind(s).persistentAggregate(NEXT, m=Newest()), errors.ConfigurationError, "Newest"),
     (
         lambda s: behind(s).persistentAggregate(opaque("memory://"), m=Count()),

@@ -15,6 +15,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
+from mapstate.aggregators.columns import column_of
 from mapstate.errors import UnsupportedTypeError, ValueOverflowError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Count(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        return [F.count(F.lit(1) if self.column is None else _column(self.column))]
+        return [F.count(F.lit(1) if self.column is None else column_of(self.column))]
 
     def init(self, row: Row) -> int:
         """See `CombinerAggregator.init`."""
@@ -98,7 +99,7 @@ class Sum(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        column = _column(self.column)
+        column = column_of(self.column)
         if value_type == "double":
             return [F.sum(column.cast("double"))]
         # try_sum says null where it overflows; the count tells that from a sum of nulls
@@ -155,7 +156,7 @@ class Avg(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        column = _column(self.column)
+        column = column_of(self.column)
         if "double" in value_type:
             return [F.sum(column.cast("double")), F.count(column)]
         if "decimal(38,0)" in value_type:
@@ -229,7 +230,7 @@ class _Extreme(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        return [(F.max if self._greatest else F.min)(_column(self.column))]
+        return [(F.max if self._greatest else F.min)(column_of(self.column))]
 
     def init(self, row: Row) -> Any:
         """See `CombinerAggregator.init`."""
@@ -284,9 +285,9 @@ class _AtEnd(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        by = _column(self.by)
+        by = column_of(self.by)
         # A struct, and not min_by: rows of one instant must give one answer, whatever their order.
-        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), _column(self.column).alias("value")))
+        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), column_of(self.column).alias("value")))
         end = (F.max if self._greatest else F.min)(pair)
         return [end["by"], end["value"]]
 
@@ -341,12 +342,6 @@ class Last(_AtEnd):
     """
 
     _greatest = True
-
-
-def _column(name: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _scale(decimal_type: str) -> int:

@@ -1,7 +1,8 @@
 """Aggregates of rows that replace one another: what a second state keeps of the new values of a first.
 
 Each row comes with a sign, 1 for a key's new values and -1 for the old ones that they replace. Count, Sum and Avg can
-take back what they have taken; a minimum cannot, because what it passed over is not kept.
+take back what they have taken. A greatest value cannot: the values that it passed over are not kept. But nothing has
+to be taken back where each new value is at least as great as the old one that it replaces.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator, column_type
-from mapstate.aggregators.built_in import Avg, Count, Sum
+from mapstate.aggregators.built_in import Avg, Count, Max, Min, Sum
+from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverflowError
 
 if TYPE_CHECKING:
@@ -22,26 +24,41 @@ __all__ = [
     "SIGN",
     "RetractableAvg",
     "RetractableCount",
+    "RetractableMax",
+    "RetractableMin",
     "RetractableRows",
     "RetractableSum",
+    "monotone_columns",
     "retractable",
 ]
 
 SIGN = "__mapstate_sign"
 
 
-def retractable(name: str, one: Aggregator, *, grouped: bool) -> Aggregator:
-    """The aggregate that can take rows back. Raises ConfigurationError where there is none."""
+def monotone_columns(fields: Mapping[str, Aggregator]) -> dict[str, type[Aggregator]]:
+    """The fields of a state whose values only grow (`Max`) or only fall (`Min`) while a key is there."""
+    growth: dict[type[Aggregator], type[Aggregator]] = {Count: Max, Max: Max, Min: Min}
+    return {name: growth[type(one)] for name, one in fields.items() if type(one) in growth}
+
+
+def retractable(name: str, one: Aggregator, *, grouped: bool, monotone: Mapping[str, type[Aggregator]]) -> Aggregator:
+    """The aggregate that can take rows back. Raises ConfigurationError where there is none.
+
+    ``monotone`` are columns as `monotone_columns` gives them, if no row ever moves to another group; else empty.
+    """
     if type(one) is Count:
         return RetractableCount(one.column) if one.column is not None or not grouped else RetractableRows()
     if type(one) is Sum:
         return RetractableSum(one.column)
     if type(one) is Avg:
         return RetractableAvg(one.column)
+    if isinstance(one, (Max, Min)) and monotone.get(one.column) is type(one):
+        return RetractableMax(one.column) if type(one) is Max else RetractableMin(one.column)
     raise ConfigurationError(
         f"{name}={one} over the new values of a state: they take the place of older ones, and {type(one).__name__} "
-        "cannot take those back. Count, Sum and Avg can. What shall see all values as they come goes into a "
-        "foreachBatch function."
+        "cannot take those back, because it does not keep what it passed over. Count, Sum and Avg can; so can Max of a "
+        "Count or Max and Min of a Min, grouped by key columns of the first state and nothing else, without "
+        "a transform. What shall see all values as they come goes into a foreachBatch function."
     )
 
 
@@ -63,7 +80,7 @@ class RetractableCount(Count):
         sign = F.col(SIGN)
         if self.column is None:
             return [F.sum(sign)]
-        return [F.sum(F.when(_column(self.column).isNotNull(), sign).otherwise(0))]
+        return [F.sum(F.when(column_of(self.column).isNotNull(), sign).otherwise(0))]
 
     def init(self, row: Mapping[str, Any]) -> int:
         """See `CombinerAggregator.init`."""
@@ -85,6 +102,50 @@ class RetractableRows(RetractableCount):
         return "NetRows"
 
 
+class RetractableMax(Max):
+    """The greatest of values that only grow: what is taken back is never greater than what replaces it."""
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column, SIGN)
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return f"NetMax({self.column})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        return [F.max(F.when(F.col(SIGN) > 0, column_of(self.column)))]
+
+    def init(self, row: Mapping[str, Any]) -> Any:
+        """See `CombinerAggregator.init`."""
+        return super().init(row) if row[SIGN] > 0 else None
+
+
+class RetractableMin(Min):
+    """The least of values that only fall. See `RetractableMax`."""
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column, SIGN)
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return f"NetMin({self.column})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        return [F.min(F.when(F.col(SIGN) > 0, column_of(self.column)))]
+
+    def init(self, row: Mapping[str, Any]) -> Any:
+        """See `CombinerAggregator.init`."""
+        return super().init(row) if row[SIGN] > 0 else None
+
+
 class RetractableAvg(Avg):
     """The mean of a column over the rows that are there now; stored as sum and count."""
 
@@ -102,7 +163,7 @@ class RetractableAvg(Avg):
 
         kind = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
         wide = "decimal(38,0)" if kind == "bigint" else kind
-        column, plus = _column(self.column), F.col(SIGN) > 0
+        column, plus = column_of(self.column), F.col(SIGN) > 0
         amount = column.cast(wide)
         signed = F.when(plus, amount).otherwise(-amount)
         total = F.sum(signed) if kind == "double" else F.try_sum(signed).try_cast(kind)
@@ -158,6 +219,8 @@ class RetractableSum(RetractableAvg):
 BY_STORED_NAME: dict[str, type[Aggregator]] = {
     "NetAvg": RetractableAvg,
     "NetCount": RetractableCount,
+    "NetMax": RetractableMax,
+    "NetMin": RetractableMin,
     "NetRows": RetractableRows,
     "NetSum": RetractableSum,
 }
@@ -171,9 +234,3 @@ def _took_too_much(who: Aggregator) -> MissingBatchesError:
         "or begin both anew, with a new checkpoint, under other names.",
         aggregator=who.describe(),
     )
-
-
-def _column(name: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col("`" + name.replace("`", "``") + "`")

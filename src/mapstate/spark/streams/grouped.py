@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
@@ -44,7 +44,7 @@ class Groupable(Protocol[Kept]):
         ...
 
     def adapted(
-        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, keyed: bool
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
         """The aggregators that do on these rows what the given ones say. Raises ConfigurationError."""
         ...
@@ -96,7 +96,7 @@ class GroupedStream(Generic[Kept]):
                     "CombinerAggregator or ReducerAggregator of your own"
                 )
         check_unique([key.name for key in self._keys] + list(aggregates))
-        adapted = self._rows.adapted(state, aggregates, keyed=bool(self._keys))
+        adapted = self._rows.adapted(state, aggregates, by=[key.name for key in self._keys])
         types = self._types | self._rows.hidden_columns()
         spec = state.named(self._rows.name)
         fields = tuple(Field(name, one.describe(), one.bind(types)) for name, one in adapted.items())

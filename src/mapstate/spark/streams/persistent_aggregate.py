@@ -7,14 +7,14 @@ rows under the same batch id, whatever crashed in between; its own ledger does t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.retraction import SIGN, retractable
+from mapstate.aggregators.retraction import SIGN, monotone_columns, retractable
 from mapstate.errors import ConfigurationError, DuplicateNameError
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.frames import through
@@ -186,9 +186,10 @@ class NewValuesStream(Rows[PersistentAggregate]):
         """Keeps aggregates of all rows that are there now, under the key ``()``.
 
         Of an opaque state without a ttl: a key's new values replace its old ones, so after each batch the second state
-        holds what the aggregates come to over the whole first state. For `Count`, `Sum` and `Avg`. What is grouped by
-        has no entry where no rows are left, if there is a ``Count()``; without one its sums become null. The
-        second state has a ledger of its own, and the batch ids of the first.
+        holds what the aggregates come to over the whole first state. For `Count`, `Sum` and `Avg`; for `Max` of a
+        field that only grows (a `Count` or `Max`) and `Min` of a `Min`, if grouped by key columns of the first state
+        alone, without a transform. What is grouped by has no entry where no rows are left, if there is a ``Count()``;
+        without one its sums become null. The second state has a ledger of its own, and the batch ids of the first.
 
         Raises ConfigurationError: also where rows come from a query or an aggregate of the batch, whose answers
         cannot be taken back.
@@ -200,7 +201,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
         return {SIGN: "int"} if self.kind == "updates" else {}
 
     def adapted(
-        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, keyed: bool
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
         """Those that can take rows back, where rows replace one another. Raises ConfigurationError."""
         if state.name is None:
@@ -226,7 +227,13 @@ class NewValuesStream(Rows[PersistentAggregate]):
                 f"the state {followed!r} cannot say which old values its new ones replace: it has to be opaque, "
                 "without a ttl, and newValuesStream() without old"
             )
-        return {name: retractable(name, aggregator, grouped=keyed) for name, aggregator in aggregates.items()}
+        job = None if self.state is None else self.state.job
+        stays_in_group = job is not None and not self.steps and set(by) <= {key.name for key in job.keys}
+        monotone = monotone_columns(job.aggregators) if job is not None and stays_in_group else {}
+        return {
+            name: retractable(name, aggregator, grouped=bool(by), monotone=monotone)
+            for name, aggregator in aggregates.items()
+        }
 
     def keep(self, job: Job) -> PersistentAggregate:
         """See `Groupable.keep`. The second state has a driver of its own, which the first one's commit calls."""

@@ -66,7 +66,7 @@ class Rows(ABC, Generic[Kept]):
 
     @abstractmethod
     def adapted(
-        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, keyed: bool
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
         """See `Groupable.adapted`."""
 

@@ -189,7 +189,7 @@ class Stream(Rows[PersistentAggregate]):
         state: StateSpec,  # noqa: ARG002
         aggregates: Mapping[str, Aggregator],
         *,
-        keyed: bool,  # noqa: ARG002
+        by: Sequence[str],  # noqa: ARG002
     ) -> Mapping[str, Aggregator]:
         """See `Groupable.adapted`."""
         return dict(aggregates)
