@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "mapstate-postgresql" / "README.md"]
+FOLDERS = ("bench", "compose", "docs", "examples", "model", "scripts", "src", "tests")
+NO_MODULES = {"mapstate.backends": "an entry point group too", "mapstate.claims": "a set in Aerospike"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -28,6 +32,59 @@ def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_anchors_lead_somewhere():
+    linked = [
+        (page, (page.parent / target).resolve() if target else page, anchor)
+        for page in PAGES + NOTES
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())
+    ]
+    linked += [
+        (path, ROOT / target, anchor)
+        for folder in ("src", "examples", "bench", "model")
+        for path in (ROOT / folder).rglob("*.py")
+        for target, anchor in re.findall(r"\b(docs/[\w-]+\.md)#([\w-]+)", path.read_text())
+    ]
+    assert len(linked) > 30
+    assert [f"{path.name}: {page.name}#{anchor}" for path, page, anchor in linked if anchor not in anchors(page)] == []
+
+
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: page.parent.name + "/" + page.name)
+def test_every_path_of_a_page_exists(page: Path):
+    text = re.sub(r"https?://\S+", "", page.read_text())
+    paths = set(re.findall(rf"(?<![\w./{{-])(?:{'|'.join(FOLDERS)})/[\w./-]*[\w/]", text))
+    paths = {path for path in paths if not path.startswith("tests/data/states/")}
+    assert [path for path in sorted(paths) if not any((base / path).exists() for base in (ROOT, page.parent))] == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[end:]:
+                found = getattr(found, part)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: page.parent.name + "/" + page.name)
+def test_every_module_of_a_page_exists(page: Path):
+    names = set(re.findall(r"`((?:mapstate|model)(?:\.\w+)+)", page.read_text())) - set(NO_MODULES)
+    assert [name for name in sorted(names) if not exists(name)] == []
 
 
 # The public methods of Storm 2's Stream, GroupedStream, TridentState and TridentTopology.

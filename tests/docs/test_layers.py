@@ -257,7 +257,7 @@ def test_every_module_says_its_subject_in_its_first_line(module):
 
 
 def test_nothing_is_made_at_import():
-    """No client, no thread, no file: a recipe is all there is until a store is opened."""
+    """No client, no thread, no file: a spec is all there is until a store is opened."""
     out = run(
         "import threading, mapstate, mapstate.backends.memory, mapstate.backends.sqlite, mapstate.protocol.ledger;"
         "mapstate.opaque('sqlite:///x.db', 's');"

@@ -45,14 +45,14 @@ def test_page_visits(spark, tmp_path):
     page_visits = _load("page_visits")
     visits = tmp_path / "visits"
     visits.mkdir()
-    url, told = f"memory://{tmp_path.name}", []
+    url, alerts = f"memory://{tmp_path.name}", []
     stream = spark.readStream.schema("user string, page string").csv(str(visits))
-    job = page_visits.page_visits(stream, url, 3, lambda user, n: told.append((user, n)))
+    job = page_visits.page_visits(stream, url, 3, lambda user, n: alerts.append((user, n)))
     users = ["a", "b", "a"], ["a", "a", "c"], ["b", "a", "c"]
     for at, batch in enumerate(users):
         (visits / f"{at}.csv").write_text("".join(f"{user},/{at}\n" for user in batch))
         job.start(tmp_path / "checkpoint", trigger=AVAILABLE).awaitTermination()
-    assert told == [("a", 4)]
+    assert alerts == [("a", 4)]
     by_user = Counter(user for batch in users for user in batch)
     with open_reader(url, "users_by_visits") as state:
         assert {n: value["users"] for (n,), value in state.scan()} == Counter(by_user.values())
