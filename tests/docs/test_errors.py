@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from mapstate import errors
-from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreUnavailableError
+from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreError, StoreUnavailableError
 
 CLASSES = {
     name: one
@@ -36,7 +36,7 @@ def drawn():
 def test_the_tree_of_the_docstring_is_the_tree_of_the_classes():
     parents, said = drawn()
     assert parents.pop("MapStateError") is None
-    assert parents == {name: one.__base__.__name__ for name, one in CLASSES.items() if one is not MapStateError}
+    assert parents == {name: one.__bases__[0].__name__ for name, one in CLASSES.items() if one is not MapStateError}
     assert all(said[name] for name in parents)
 
 
@@ -95,4 +95,44 @@ def test_what_is_wrong_before_a_run_is_told_from_what_goes_wrong_in_it():
         "LedgerError",
         "StoreError",
     }
-    assert not issubclass(ConfigurationError, ValueError)
+    assert not issubclass(ConfigurationError, (StoreError, OSError))
+
+
+BUILT_INS = {
+    "ConfigurationError": [ValueError],
+    "MissingDriverError": [ImportError],
+    "UnknownColumnError": [KeyError],
+    "UnsupportedTypeError": [TypeError],
+    "NotPicklableError": [pickle.PicklingError],
+    "UsageError": [ValueError],
+    "CheckpointError": [OSError],
+    "KeyEncodingError": [ValueError],
+    "SerializationError": [ValueError],
+    "ValueOverflowError": [OverflowError],
+    "TooLargeError": [ValueError],
+    "CorruptRecordError": [ValueError],
+    "StateNotFoundError": [LookupError],
+    "StoreUnavailableError": [ConnectionError, TimeoutError],
+    "StoreAuthError": [PermissionError],
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=list(CLASSES))
+def test_code_that_knows_only_built_in_errors_catches_what_fits(kind):
+    expected = BUILT_INS.get(kind.__name__, [])
+    own = [base for base in kind.__bases__ if not issubclass(base, MapStateError)]
+    assert own == ([Exception] if kind is MapStateError else expected)
+    words = drawn()[1].get(kind.__name__, "")
+    drawn_as = words[:-1].rpartition("(")[2].split(", ") if words.endswith(")") else []
+    assert drawn_as == [base.__name__ for base in expected]
+    for built_in in expected:
+        with pytest.raises(built_in) as caught:
+            raise kind("the message, as it is", key="a")
+        assert str(caught.value) == "the message, as it is"
+
+
+def test_an_error_shows_its_message_unquoted_and_takes_notes():
+    error = errors.UnknownColumnError("there is no column 'a'")
+    error.add_note("in attempt 2")
+    assert f"{error}" == "there is no column 'a'"
+    assert repr(error) == """UnknownColumnError("there is no column 'a'")"""

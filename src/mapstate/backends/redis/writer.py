@@ -15,7 +15,7 @@ from mapstate.backends.redis.problems import DRIVER_ERRORS
 from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
-from mapstate.errors import FencedError
+from mapstate.errors import FencedError, MapStateError
 from mapstate.protocol.records import contains_none
 
 __all__ = ["MOST_AHEAD", "Writer", "fenced"]
@@ -135,12 +135,16 @@ class Writer:
         for _ in range(_PUT_TRIES):
             if self._own() is None:  # a connection is never taken anew before what was sent on the old one is done
                 break
-            with suppress(*DRIVER_ERRORS):  # what was sent may be done or not: again, below
+            try:
                 self._read_to(sent)
                 self._check(self._taken(), sent.fence)
                 if sent.done is not None and self._is_stored(sent):
                     return
                 self._put(sent)
+            except MapStateError:  # a StoreUnavailableError is an OSError, too
+                raise
+            except DRIVER_ERRORS:  # what was sent may be done or not: again, below
+                continue
         else:
             raise fenced(self._state, self._token, _TOUCHED)
         self._forget()
