@@ -728,7 +728,7 @@ def test_an_attempt_is_not_committed_to_a_server_that_was_started_again(start_re
     assert ledger.record.dead == ((attempt.txid, attempt.txid),)
 
 
-def test_a_user_that_may_not_ask_for_the_servers_life_commits_all_the_same_and_is_warned(start_redis, caplog):
+def test_a_user_that_may_not_ask_for_the_servers_incarnation_commits_all_the_same_and_is_warned(start_redis, caplog):
     server = start_redis()
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "job", "on", f">{SECRET}", "~*", "+@all", "-info")

@@ -100,7 +100,7 @@ def scanned(store: RedisClusterStore, page_size: int = 1000) -> set[str]:
 
 def count(store: Any, ledger: Ledger, begun: Attempt, keys: list[str]) -> None:
     """What a task does: adds one to each key."""
-    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
     state = OpaqueMap(SerializedMap(store.writer(begun.token), codec), begun.view, written_once=True)
     state.begin_commit(begun.txid)
     add = lambda bases, news: [(base or 0) + new for base, new in zip(bases, news, strict=True)]  # noqa: E731

@@ -56,7 +56,7 @@ class Place:
     def count(self, batch_id: int, keys: list[str], *, commit: bool = True) -> None:
         """A batch that adds one to each key."""
         ledger, begun = Ledger.open_and_begin(self.store, OPENING, batch_id)
-        codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+        codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
         writer: Any = self.store.writer(begun.token)
         state: Any = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
         state.begin_commit(begun.txid)

@@ -78,7 +78,7 @@ def live(url: str) -> None:
     commit(ledger, begun)
     store.keep_report(b"{}", 9)
     begun = ledger.begin(1)
-    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
     writer = store.writer(begun.token)
     state: Any = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
     state.begin_commit(begun.txid)

@@ -23,7 +23,7 @@ _MOST_BUCKETS = 1024
 class RedisClusterBackend(RedisSettings):
     """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
 
-    ``rediss+cluster://`` is the same with TLS. The hosts are those that are asked first; one is enough while it lives.
+    ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.
 
     ``buckets``  into how many groups a state's records go, each in a slot of its own: at least some for each node, and
                  not so many that a chunk falls into crumbs. Settled when the state is made, and checked from then on

@@ -1,6 +1,6 @@
 """One state in a Redis cluster: its records in buckets, each with a fence, and its ledger beside them.
 
-A state ``visits`` of 64 buckets lives under these keys::
+A state ``visits`` of 64 buckets has these keys::
 
     visits:{17}:user-42    a record; {17} is its bucket, and puts it into the slot of all of that bucket
     visits!{17}fence       who may write into the bucket: "epoch:txid:nonce", then ":closed"
@@ -87,28 +87,28 @@ class RedisClusterStore:
         return before, records, after.found[0]
 
     def load(self) -> tuple[bytes, Version] | None:
-        """See `LedgerStore.load`. The version is the record, and the life of the ledger's node.
+        """See `LedgerStore.load`. The version is the record, and the incarnation of the ledger's node.
 
         Raises ConfigurationError where the state has another number of buckets than the URL says.
         """
-        (reply,) = self._cluster.ask([self._both()], lives=True)
+        (reply,) = self._cluster.ask([self._both()], incarnations=True)
         record = self._checked(reply)
-        return None if record is None else (record, (record, reply.life_before))
+        return None if record is None else (record, (record, reply.incarnation_before))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`; leaves the fences alone. A closed ``fence`` lets the claims up to it go.
 
         Raises StoreUnavailableError where the reply is lost: then ask `load`.
         """
-        (reply,) = self._cluster.ask([self._both()], lives=True)
+        (reply,) = self._cluster.ask([self._both()], incarnations=True)
         found = self._checked(reply)
-        if (None if found is None else (found, reply.life_before)) != expected:
+        if (None if found is None else (found, reply.incarnation_before)) != expected:
             return None
         count = b"%d" % len(self._buckets)
         keys = (self._ledger, self._count, self._claims)
         swap = swap_ledger(keys, found, record, count, fence.txid if fence.closed else None)
-        (reply,) = self._cluster.ask([Request(self._slot, (swap,))], repeat=False, lives=True)
-        return (record, reply.life_before) if reply.found[0] else None
+        (reply,) = self._cluster.ask([Request(self._slot, (swap,))], repeat=False, incarnations=True)
+        return (record, reply.incarnation_before) if reply.found[0] else None
 
     def fences(self) -> list[Fence]:
         """See `SpreadFences.fences`: one round trip to each node."""
@@ -117,8 +117,8 @@ class RedisClusterStore:
     def move_fences(self, before: Sequence[FenceToken | None], after: FenceToken) -> list[Fence]:
         """See `SpreadFences.move_fences`: one round trip to each node. May be sent twice.
 
-        The life of a fence that opens is that of before, and of one that is closed that of after: in between, all
-        that was acknowledged is in the server of that life.
+        A fence that opens has the incarnation read before the move, a closed one that read after it: whatever was
+        acknowledged in between is in that incarnation of the server.
         """
         moves = [
             compare_and_set(bucket.fence, None if one is None else token_text(one), token_text(after))
@@ -276,9 +276,12 @@ class RedisClusterStore:
 
     def _fences_in(self, commands: Sequence[bytes], *, after: bool) -> list[Fence]:
         asked = [Request(bucket.slot, (one,)) for bucket, one in zip(self._buckets, commands, strict=True)]
-        replies = self._cluster.ask(asked, lives=True)
+        replies = self._cluster.ask(asked, incarnations=True)
         try:
-            return [Fence(token_of(one.found[0]), one.life_after if after else one.life_before) for one in replies]
+            return [
+                Fence(token_of(one.found[0]), one.incarnation_after if after else one.incarnation_before)
+                for one in replies
+            ]
         except ValueError as error:
             raise CorruptRecordError(
                 f"state {self._state!r}: one of its fences, {self._buckets[0].fence.decode()!r} and so on, holds "

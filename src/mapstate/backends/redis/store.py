@@ -12,7 +12,7 @@ from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout, not_listed
 from mapstate.backends.redis.packed_layout import PackedLayout
-from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
+from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Scan, Swap, close_if_possible
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
 
 Version = tuple[bytes, bytes | None]
-"""The ledger, and the life of the server that it was read in."""
+"""The ledger, and the incarnation of the server that it was read from."""
 
 _REMOVED = 1000  # records on a page of a state that is dropped
 _FEW = 128  # keys of a read, up to which EXISTS goes along: it costs less than a round trip where one is absent
@@ -89,7 +89,7 @@ class RedisStore:
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
-        """See `LedgerStore.load`. The version is the record, and the life of the server, where it may be asked.
+        """See `LedgerStore.load`. The version is the record, and the incarnation of the server, where INFO is allowed.
 
         Raises ConfigurationError where the records of the state lie in another layout than the URL says.
         """
@@ -97,15 +97,15 @@ class RedisStore:
         record, layout, *info = self._server.ask(asked, 4, optional=2)
         if record is not None and layout != self._kind:
             raise self._elsewhere(layout)
-        return None if record is None else (record, (record, life(*info)))
+        return None if record is None else (record, (record, incarnation_of(*info)))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
         done = self.swap_all([Swap(self, record, expected, fence)])
         return None if done is None else done[0]
 
-    def ledger_place(self) -> Hashable:
-        """See `JointLedgers.ledger_place`: the server, its database and the user."""
+    def commit_domain(self) -> Hashable:
+        """See `JointLedgers.commit_domain`: the server, its database and the user."""
         return self._backend.reached
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
@@ -117,9 +117,9 @@ class RedisStore:
         asked = 2 * len(more) + len(swaps) + 2
         conn, replies = server.retrying(lambda: server.watch(server.take(), first, ask, asked, optional=2))
         ledgers, layouts = [replies[0], *replies[2 : 2 * len(swaps) : 2]], replies[-2 - len(swaps) : -2]
-        lived = life(*replies[-2:])
+        incarnation = incarnation_of(*replies[-2:])
         if any(
-            (None if found is None else (found, lived)) != swap.expected
+            (None if found is None else (found, incarnation)) != swap.expected
             for found, swap in zip(ledgers, swaps, strict=True)
         ):
             server.unwatch(conn)
@@ -128,7 +128,7 @@ class RedisStore:
             if found is not None and layout != swap.store._kind:
                 server.unwatch(conn)
                 raise swap.store._elsewhere(layout)
-        if lived is None and any(not one.fence.closed for one in swaps):  # an attempt begins
+        if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
             _log.warning(
                 "state %s: this user of Redis may not run INFO, so a server that restarts, or fails over, within a "
                 "batch goes unnoticed, and may lose a part of it: allow it INFO",
@@ -141,7 +141,7 @@ class RedisStore:
         ]
         transaction = MULTI + b"".join(changes) + EXEC
         done = server.retrying(lambda: server.finish(conn, transaction, len(changes) + 2), retries=0)[-1]
-        return None if done is None else [(one.record, lived) for one in swaps]
+        return None if done is None else [(one.record, incarnation) for one in swaps]
 
     def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[bytes]:
         """Commands for a transaction."""
@@ -173,13 +173,13 @@ class RedisStore:
             asked = self._layout.scan(cursor, page_size)
             if first:
                 (cursor, found, *other), *info = self._server.ask(asked + INFO, 3, optional=2)
-                began_in = life(*info)
+                began_in = incarnation_of(*info)
             else:
                 ((cursor, found, *other),) = self._server.ask(asked, 1)
             page += self._layout.scanned(found, unlisted)
             if other:
                 unlisted += [repr(name.decode()) for name in other[0]]
-            if cursor == b"0" and not first and life(*self._server.ask(INFO, 2, optional=2)) != began_in:
+            if cursor == b"0" and not first and incarnation_of(*self._server.ask(INFO, 2, optional=2)) != began_in:
                 raise StoreUnavailableError(
                     f"state {self._state!r}: Redis was started again or failed over while its keys were listed, so "
                     "some may have been passed over. List them again.",

@@ -14,7 +14,7 @@ from redis.connection import ConnectionPool
 from mapstate.backends.redis.connection import Patience
 from mapstate.backends.redis.problems import DRIVER_ERRORS, NOT_DONE, problem_of
 from mapstate.backends.redis.settings import Address
-from mapstate.backends.redis.wire import INFO, command, life
+from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreError, StoreUnavailableError
 
 __all__ = ["Ahead", "Cluster", "Reply", "Request", "Seeds", "Shape", "slot_of"]
@@ -38,11 +38,11 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The replies to a request, and the life of the node that gave them, before and after, where it was asked."""
+    """The replies to a request, and the incarnation of the node before and after them, where it was asked."""
 
     found: list[Any]
-    life_before: bytes | None = None
-    life_after: bytes | None = None
+    incarnation_before: bytes | None = None
+    incarnation_after: bytes | None = None
 
 
 class Ahead(NamedTuple):
@@ -56,7 +56,7 @@ class Ahead(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A cluster at one moment: the node of each slot, each of them with its life, and the slots on the move."""
+    """A cluster at one moment: the node of each slot, each of them with its incarnation, and the slots on the move."""
 
     owners: tuple[Address, ...]
     masters: dict[Address, bytes | None]
@@ -107,12 +107,12 @@ class Cluster:
         self._backend = backend
         self._state = state
 
-    def ask(self, requests: Sequence[Request], *, repeat: bool = True, lives: bool = False) -> list[Reply]:
+    def ask(self, requests: Sequence[Request], *, repeat: bool = True, incarnations: bool = False) -> list[Reply]:
         """The replies to each request: one round trip to each node for all that it has to answer.
 
         What was redirected, or failed where that may pass, is asked again; with ``repeat`` off only what certainly was
-        not done. Raises StoreUnavailableError where it does not pass, and the errors of `problem_of`. With ``lives``
-        each node says who it is, before and after.
+        not done. Raises StoreUnavailableError where it does not pass, and the errors of `problem_of`. With
+        ``incarnations`` each node says who it is, before and after.
         """
         replies: list[Reply | None] = [None] * len(requests)
         asking: dict[int, Address] = {}
@@ -122,7 +122,7 @@ class Cluster:
             left = [at for at, reply in enumerate(replies) if reply is None]
             if not left:
                 return [reply for reply in replies if reply is not None]
-            troubles = self._round(requests, left, asking, replies, lives=lives)
+            troubles = self._round(requests, left, asking, replies, incarnations=incarnations)
             if not troubles:
                 continue
             asking = {}
@@ -154,7 +154,7 @@ class Cluster:
         def read() -> list[Reply]:
             if os.getpid() != pid:
                 sent.clear()  # a fork leaves its parent's replies alone
-            self._receive(sent, replies, troubles, lives=False)
+            self._receive(sent, replies, troubles, incarnations=False)
             missing = [at for at, reply in enumerate(replies) if reply is None]
             for at, reply in zip(missing, self.ask([requests[at] for at in missing]), strict=True):
                 replies[at] = reply
@@ -168,7 +168,7 @@ class Cluster:
         owners = self._owners()
         masters = {node: self.ask_node(node, [command(b"CLUSTER", b"NODES")]) for node in sorted(set(owners))}
         moving = {slot for reply in masters.values() for slot in _MOVING.findall(reply.found[0])}
-        return Shape(owners, {node: reply.life_after for node, reply in masters.items()}, frozenset(moving))
+        return Shape(owners, {node: reply.incarnation_after for node, reply in masters.items()}, frozenset(moving))
 
     def known(self) -> list[Address]:
         """The nodes that this process has met; asks nothing."""
@@ -179,7 +179,7 @@ class Cluster:
         patience = Patience(self._backend.retries, self._backend.socket_timeout)
         while True:
             replies: list[Reply | None] = [None]
-            trouble = self._exchange({node: [(0, tuple(commands))]}, replies, lives=True)
+            trouble = self._exchange({node: [(0, tuple(commands))]}, replies, incarnations=True)
             if replies[0] is not None:
                 return replies[0]
             problem, may_pass = self._problem(trouble[0])
@@ -193,7 +193,7 @@ class Cluster:
         asking: dict[int, Address],
         replies: list[Reply | None],
         *,
-        lives: bool,
+        incarnations: bool,
     ) -> dict[int, Exception]:
         """Asks once what is left; fills in replies, and returns what went wrong, by request."""
         try:
@@ -206,18 +206,18 @@ class Cluster:
             if at in asking:
                 commands = tuple(one for own in commands for one in (_ASKING, own))
             by_node.setdefault(asking.get(at) or owners[requests[at].slot], []).append((at, commands))
-        troubles = self._exchange(by_node, replies, lives=lives)
+        troubles = self._exchange(by_node, replies, incarnations=incarnations)
         for at in asking:
             reply = replies[at]
             if reply is not None:
                 replies[at] = reply._replace(found=reply.found[1::2])
         return troubles
 
-    def _exchange(self, by_node: _ByNode, replies: list[Reply | None], *, lives: bool) -> dict[int, Exception]:
+    def _exchange(self, by_node: _ByNode, replies: list[Reply | None], *, incarnations: bool) -> dict[int, Exception]:
         """Sends to all nodes, and then reads from each."""
         sent: list[_Sent] = []
-        troubles = self._send(by_node, sent, INFO if lives else b"")
-        return self._receive(sent, replies, troubles, lives=lives)
+        troubles = self._send(by_node, sent, INFO if incarnations else b"")
+        return self._receive(sent, replies, troubles, incarnations=incarnations)
 
     def _send(self, by_node: _ByNode, sent: list[_Sent], around: bytes) -> dict[int, Exception]:
         """The first half: adds to ``sent`` the connections that were taken; returns what went wrong, by request."""
@@ -242,13 +242,13 @@ class Cluster:
         return troubles
 
     def _receive(
-        self, sent: list[_Sent], replies: list[Reply | None], troubles: dict[int, Exception], *, lives: bool
+        self, sent: list[_Sent], replies: list[Reply | None], troubles: dict[int, Exception], *, incarnations: bool
     ) -> dict[int, Exception]:
         """The second half: reads from each node, and gives the connections back."""
         try:
             for _, conn, asked in sent:
                 if asked[0][0] not in troubles:
-                    troubles |= _read(conn, asked, replies, lives=lives)
+                    troubles |= _read(conn, asked, replies, incarnations=incarnations)
         finally:
             _let_go(sent, replies)
         return troubles
@@ -295,7 +295,7 @@ class Cluster:
         trouble: StoreError | None = None
         for node in dict.fromkeys((*(known or ()), *self._backend.nodes)):
             replies: list[Reply | None] = [None]
-            failed = self._exchange({node: [(0, (command(b"CLUSTER", b"SLOTS"),))]}, replies, lives=False)
+            failed = self._exchange({node: [(0, (command(b"CLUSTER", b"SLOTS"),))]}, replies, incarnations=False)
             if replies[0] is None:
                 trouble, may_pass = self._problem(failed[0])
                 if not may_pass:
@@ -316,13 +316,13 @@ class Cluster:
 
 
 def _read(
-    conn: Any, asked: list[tuple[int, tuple[bytes, ...]]], replies: list[Reply | None], *, lives: bool
+    conn: Any, asked: list[tuple[int, tuple[bytes, ...]]], replies: list[Reply | None], *, incarnations: bool
 ) -> dict[int, Exception]:
     """Reads all replies of one node, in order, fills them in, and returns what went wrong, by request."""
     troubles: dict[int, Exception] = {}
     found: dict[int, list[Any]] = {}
     try:
-        before = life(*_info(conn)) if lives else None
+        before = incarnation_of(*_info(conn)) if incarnations else None
         for at, commands in asked:
             own = [_reply(conn) for _ in commands]
             failed = next((one for one in own if isinstance(one, Exception)), None)
@@ -330,7 +330,7 @@ def _read(
                 found[at] = own
             else:
                 troubles[at] = failed
-        after = life(*_info(conn)) if lives else None
+        after = incarnation_of(*_info(conn)) if incarnations else None
     except DRIVER_ERRORS as error:  # the connection broke: what was read of it is whole, but its node is in doubt
         return troubles | dict.fromkeys((at for at, _ in asked if at not in troubles), error)
     for at, own in found.items():

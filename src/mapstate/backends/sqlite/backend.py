@@ -194,8 +194,8 @@ class SqliteStore:
         done = self.swap_all([Swap(self, record, expected, fence)])
         return None if done is None else done[0]
 
-    def ledger_place(self) -> tuple[str, str]:
-        """See `JointLedgers.ledger_place`: the file, and when what was written to it is on the disk."""
+    def commit_domain(self) -> tuple[str, str]:
+        """See `JointLedgers.commit_domain`: the file, and when what was written to it is on the disk."""
         return self._path, self._backend.synchronous
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[_Version] | None:
