@@ -21,8 +21,8 @@ from servers import RedisServer, free_port, wait_until
 from mapstate import opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisClusterBackend, RedisClusterStore
-from mapstate.backends.redis.buckets import in_groups
-from mapstate.backends.redis.topology import slot_of
+from mapstate.backends.redis.cluster_map import slot_of
+from mapstate.backends.redis.slot_groups import by_slot_group
 from mapstate.backing_map import Backend, IBackingMap
 from mapstate.capabilities import (
     Checkup,
@@ -190,7 +190,7 @@ def test_redis_keys_are_laid_out_as_documented(store, prefix, side_door):
     commit(ledger, begun)
     assert side_door.get(f"{prefix}visits!{{{bucket}}}fence") == fence + b":closed"
     assert side_door.get(f"{prefix}{{visits}}!buckets") == b"64"
-    assert side_door.cluster_keyslot(f"{prefix}{record}") == store._buckets[bucket].slot
+    assert side_door.cluster_keyslot(f"{prefix}{record}") == store._groups[bucket].slot
 
 
 def test_states_and_prefixes_do_not_mix(cluster_url):
@@ -414,7 +414,7 @@ def test_another_number_of_buckets_is_refused_before_anything_is_written_or_read
         lambda: open_reader(other._backend, "visits"),
         lambda: vacuum(other._backend, "visits"),
     ):
-        with pytest.raises(ConfigurationError, match="64 buckets, and the URL says 32"):
+        with pytest.raises(ConfigurationError, match="64 slot groups, and the URL says 32"):
             call()
     assert store.load()[0] == record
 
@@ -480,7 +480,7 @@ def of_slot(cluster: RedisCluster, slot: int) -> tuple[RedisServer, RedisServer]
 def moving(redis_cluster: RedisCluster, store: RedisClusterStore) -> Iterator[tuple[int, RedisServer, RedisServer]]:
     """A slot with records, its master, and where it may go. It is where it was afterwards."""
     store.writer(OPEN).multi_put(KEYS, [b"old"] * len(KEYS))
-    slot = store._buckets[5].slot
+    slot = store._groups[5].slot
     source, target = of_slot(redis_cluster, slot)
     yield slot, source, target
     redis_cluster.end_move(slot, source, target)
@@ -489,7 +489,7 @@ def moving(redis_cluster: RedisCluster, store: RedisClusterStore) -> Iterator[tu
 
 def records_in(store: RedisClusterStore) -> list[bytes]:
     """The Redis keys of the records of bucket 5."""
-    (keys,) = (one.keys for one in in_groups(KEYS, 64) if one.bucket == 5)
+    (keys,) = (one.keys for one in by_slot_group(KEYS, 64) if one.group == 5)
     return [store._name + f":{{5}}:{key}".encode() for key in keys]
 
 
@@ -544,7 +544,7 @@ def test_a_slot_that_stays_half_way_is_a_clear_error(store, cluster_url, redis_c
 
 def test_an_attempt_during_which_a_slot_moved_is_begun_anew(store, redis_cluster):
     ledger, begun = Ledger.open_and_begin(opened(repr(store._backend).split("'")[1]), OPENING, 0)
-    slot = store._buckets[5].slot
+    slot = store._groups[5].slot
     source, target = of_slot(redis_cluster, slot)
     redis_cluster.move_slot(slot, source, target)
     try:

@@ -17,7 +17,7 @@ from mapstate.backends.redis.settings import Address
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreError, StoreUnavailableError
 
-__all__ = ["Ahead", "Cluster", "Reply", "Request", "Seeds", "Shape", "slot_of"]
+__all__ = ["Ahead", "ClusterMap", "Reply", "Request", "Seeds", "Shape", "slot_of"]
 
 SLOTS = 16384
 _ASKING = command(b"ASKING")
@@ -49,7 +49,7 @@ class Ahead(NamedTuple):
     """Requests that were sent. One of the two is called, once."""
 
     read: Callable[[], list[Reply]]
-    """Their replies. What failed, was redirected or could not be sent is asked again, as `Cluster.ask` does."""
+    """Their replies. What failed, was redirected or could not be sent is asked again, as `ClusterMap.ask` does."""
 
     drop: Callable[[], None]
     """Lets the connections go, half read as they are."""
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
 
 
 class Seeds(Protocol):
-    """What a `Cluster` has to know of the backend that it belongs to."""
+    """What a `ClusterMap` has to know of the backend that it belongs to."""
 
     @property
     def nodes(self) -> tuple[Address, ...]:
@@ -100,7 +100,7 @@ _slots: dict[tuple[int, Any], tuple[Address, ...]] = {}
 """The owner of each slot as of the last look, by process and backend."""
 
 
-class Cluster:
+class ClusterMap:
     """A cluster as the store of one state talks to it. Holds no connection by itself."""
 
     def __init__(self, backend: Seeds, state: str) -> None:
