@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -12,9 +11,10 @@ from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDoma
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
-from mapstate.backends.redis.settings import Address, RedisSettings, Url, boolean, shown_address
+from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.store import RedisStore
 from mapstate.errors import ConfigurationError
+from mapstate.urls import Address, Parameters, Url, boolean, shown_address
 
 __all__ = ["OneServer", "RedisBackend", "RedisSentinelBackend", "RedisUnixBackend"]
 
@@ -38,7 +38,8 @@ class OneServer(RedisSettings):
     buckets: int | None = None
     records: str | None = None
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
+    PARAMETERS: ClassVar[Parameters] = {
+        **RedisSettings.PARAMETERS,
         "layout": str,
         "buckets": int,
         "records": str,
@@ -96,7 +97,7 @@ class RedisBackend(OneServer):
     host: str = "localhost"
     port: int = 6379
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS
+    PARAMETERS: ClassVar[Parameters] = OneServer.PARAMETERS
     EXAMPLE: ClassVar[str] = "redis://user:password@host:port/db"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis", "rediss")
 
@@ -139,7 +140,7 @@ class RedisUnixBackend(OneServer):
 
     path: str = ""
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {"db": int}  # type: ignore[operator]
+    PARAMETERS: ClassVar[Parameters] = {**OneServer.PARAMETERS, "db": int}
     EXAMPLE: ClassVar[str] = "unix://user:password@/path/to/redis.sock"
     SCHEMES: ClassVar[tuple[str, ...]] = ("unix", "redis+unix")
 
@@ -187,8 +188,9 @@ class RedisSentinelBackend(OneServer):
     sentinel_login: bool = False
     retries: int = 20
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {  # type: ignore[operator]
-        "sentinel_login": boolean
+    PARAMETERS: ClassVar[Parameters] = {
+        **OneServer.PARAMETERS,
+        "sentinel_login": boolean,
     }
     EXAMPLE: ClassVar[str] = "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+sentinel", "rediss+sentinel")

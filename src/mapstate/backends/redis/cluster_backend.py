@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -11,8 +10,9 @@ from redis.connection import Connection, ConnectionPool, SSLConnection
 
 from mapstate.backends.redis.cluster_store import RedisClusterStore
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
-from mapstate.backends.redis.settings import Address, RedisSettings, Url, shown_address
+from mapstate.backends.redis.settings import RedisSettings
 from mapstate.errors import ConfigurationError
+from mapstate.urls import Address, Parameters, Url, shown_address
 
 __all__ = ["RedisClusterBackend"]
 
@@ -34,8 +34,9 @@ class RedisClusterBackend(RedisSettings):
     buckets: int = 64
     retries: int = 20
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
-        "buckets": int
+    PARAMETERS: ClassVar[Parameters] = {
+        **RedisSettings.PARAMETERS,
+        "buckets": int,
     }
     EXAMPLE: ClassVar[str] = "redis+cluster://user:password@host:port,host2:port"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+cluster", "rediss+cluster")

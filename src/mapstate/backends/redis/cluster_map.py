@@ -13,9 +13,9 @@ from redis.connection import ConnectionPool
 
 from mapstate.backends.redis.connection import Patience
 from mapstate.backends.redis.problems import DRIVER_ERRORS, NOT_DONE, problem_of
-from mapstate.backends.redis.settings import Address
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreError, StoreUnavailableError
+from mapstate.urls import Address
 
 __all__ = ["Ahead", "ClusterMap", "Reply", "Request", "Seeds", "Shape", "slot_of"]
 

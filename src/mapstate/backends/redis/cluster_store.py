@@ -21,7 +21,6 @@ from mapstate.backends.redis.cluster_map import ClusterMap, Reply, Request, slot
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.layout import escaped, not_listed, texts_of
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
-from mapstate.backends.redis.settings import shown_address
 from mapstate.backends.redis.slot_groups import SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.store import Version, allowed, facts_of, overtaken, removed, sampled
 from mapstate.backends.redis.wire import command, token_of, token_text
@@ -30,6 +29,7 @@ from mapstate.capabilities import Fence, FenceToken
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError, cut
 from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
+from mapstate.urls import shown_address
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend
@@ -258,15 +258,15 @@ class RedisClusterStore:
             if count is None:
                 name = self._count.decode(errors="backslashreplace")
                 raise ConfigurationError(
-                    f"state {self._state!r}: the key {name!r} is gone (deleted or evicted), which says in how many "
-                    "slot groups its records lie. Nothing was written. Where the URL says what the state was made with, "
-                    f"set it again: redis-cli -c SET {name!r} {len(self._groups)}. Then look with mapstate doctor "
-                    "whether other keys are gone too."
+                    f"state {self._state!r}: the key {name!r}, the number of its slot groups, was deleted or evicted. "
+                    "Nothing was written. If the URL has the number that the state was made with, set it again: "
+                    f"redis-cli -c SET {name!r} {len(self._groups)}. Then run mapstate doctor, because other keys may "
+                    "be gone, too."
                 )
             there = count.decode(errors="replace")
             raise ConfigurationError(
                 f"state {self._state!r} was made with {there} slot groups, and the URL says {len(self._groups)}: its "
-                "records would not be found. Nothing was written. Put the number into the URL: buckets=..."
+                "records would not be found. Nothing was written. Put the state's own number into the URL: buckets=..."
             )
         found: bytes | None = record
         return found
