@@ -104,11 +104,14 @@ def boolean(text: str) -> bool:
 
 
 def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
-    """The parameters of a URL, each of its type. Raises ConfigurationError for one that the scheme does not have."""
+    """The parameters of a URL, each of its type. Raises ConfigurationError for those that the scheme does not have."""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = given.keys() - known.keys()
+    if unknown:
+        names = ", ".join(map(shown, sorted(unknown)))
+        raise ConfigurationError(f"{scheme}:// has no parameter {names}; it has {', '.join(known)}")
     values: dict[str, Any] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
-        if name not in known:
-            raise ConfigurationError(f"{scheme}:// has no parameter {shown(name)}; it has {', '.join(known)}")
+    for name, text in given.items():
         try:
             values[name] = known[name](text)
         except ValueError as error:

@@ -15,7 +15,8 @@ from spark_fixtures import Visits
 from states import Job
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
-from mapstate.backends import resolve, sqlite
+from mapstate.backends import resolve
+from mapstate.backends.sqlite.connection import fork_gate
 from mapstate.errors import (
     CheckpointError,
     MissingBatchesError,
@@ -211,8 +212,8 @@ def contents(url: str) -> dict[Any, Any]:
 
 def close_connections() -> None:
     """As the end of a job would: a SQLite file must not be copied or replaced while a process has it open."""
-    for store in list(sqlite._gate._stores):
-        store.close()
+    for database in list(fork_gate.databases):
+        database.close()
 
 
 @pytest.mark.spark
