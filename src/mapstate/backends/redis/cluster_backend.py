@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Self
 
 from redis.connection import Connection, ConnectionPool, SSLConnection
 
+from mapstate.backends.redis.cluster_map import ClusterAccess
 from mapstate.backends.redis.cluster_store import RedisClusterStore
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
 from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.slot_groups import SlotGroup
 from mapstate.errors import ConfigurationError
 from mapstate.urls import Address, Parameters, Url, shown_address
 
@@ -71,7 +73,19 @@ class RedisClusterBackend(RedisSettings):
         """See `Backend.open`. Makes no connection."""
         if "{" in state or "}" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in a cluster: braces choose the slot there")
-        return RedisClusterStore(self, state, self.expiry(state, ttl))
+        access = ClusterAccess(
+            owner=self._reached,
+            nodes=self.nodes,
+            address=self.address,
+            retries=self.retries,
+            socket_timeout=self.socket_timeout,
+            secret=lambda: self.secret,
+            pool_to=self.pool_to,
+        )
+        name = (self.prefix + state).encode()
+        expiry = self.expiry(state, ttl)
+        groups = [SlotGroup(name, number, state, self.max_value_bytes, expiry) for number in range(self.buckets)]
+        return RedisClusterStore(access, state, self.prefix, groups)
 
     def pool_to(self, node: Address) -> ConnectionPool:
         """The connections of this process to one node; see `pool_of`."""

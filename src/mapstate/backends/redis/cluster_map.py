@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from binascii import crc_hqx
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from redis import exceptions as driver
 from redis.connection import ConnectionPool
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
-from mapstate.backends.redis.connection import Patience
 from mapstate.backends.redis.problems import DRIVER_ERRORS, NOT_DONE, problem_of
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreError, StoreUnavailableError
+from mapstate.retry import Retries
 from mapstate.urls import Address
 
-__all__ = ["Ahead", "ClusterMap", "Reply", "Request", "Seeds", "Shape", "slot_of"]
+__all__ = ["Ahead", "ClusterAccess", "ClusterMap", "Reply", "Request", "Shape"]
 
-SLOTS = 16384
 _ASKING = command(b"ASKING")
 _MOVING = re.compile(rb"\[(\d+)-[<>]-")  # in CLUSTER NODES, of the node that is asked
 _REDIRECTS = 5  # in a row, without a pause
-
-
-def slot_of(tag: bytes) -> int:
-    """The slot of a Redis key whose hash tag, or which as a whole, is this."""
-    return crc_hqx(tag, 0) % SLOTS
 
 
 class Request(NamedTuple):
@@ -63,31 +58,25 @@ class Shape(NamedTuple):
     moving: frozenset[bytes]
 
 
-class Seeds(Protocol):
-    """What a `ClusterMap` has to know of the backend that it belongs to."""
+@dataclass(frozen=True, slots=True)
+class ClusterAccess:
+    """How a store reaches its cluster.
 
-    @property
-    def nodes(self) -> tuple[Address, ...]:
-        """Where to ask first."""
+    ``owner``           equal owners share what they know of the cluster
+    ``nodes``           the nodes to ask first
+    ``address``         for messages
+    ``retries``         how often a request is retried; ``socket_timeout`` in seconds bounds them, see `Retries`
+    ``secret``          returns what messages must not show
+    ``pool_to``         returns the connections of this process to one node
+    """
 
-    @property
-    def address(self) -> str:
-        """For messages."""
-
-    @property
-    def secret(self) -> str | None:
-        """What messages must not show."""
-
-    @property
-    def retries(self) -> int:
-        """See `Patience`."""
-
-    @property
-    def socket_timeout(self) -> float:
-        """Seconds."""
-
-    def pool_to(self, node: Address) -> ConnectionPool:
-        """The connections of this process to one node."""
+    owner: Hashable
+    nodes: tuple[Address, ...]
+    address: str
+    retries: int
+    socket_timeout: float
+    secret: Callable[[], str | None]
+    pool_to: Callable[[Address], ConnectionPool]
 
 
 _ByNode = dict[Address, list[tuple[int, tuple[bytes, ...]]]]
@@ -103,8 +92,8 @@ _slots: dict[tuple[int, Any], tuple[Address, ...]] = {}
 class ClusterMap:
     """A cluster as the store of one state talks to it. Holds no connection by itself."""
 
-    def __init__(self, backend: Seeds, state: str) -> None:
-        self._backend = backend
+    def __init__(self, access: ClusterAccess, state: str) -> None:
+        self._access = access
         self._state = state
 
     def ask(self, requests: Sequence[Request], *, repeat: bool = True, incarnations: bool = False) -> list[Reply]:
@@ -116,7 +105,7 @@ class ClusterMap:
         """
         replies: list[Reply | None] = [None] * len(requests)
         asking: dict[int, Address] = {}
-        patience = Patience(self._backend.retries, self._backend.socket_timeout)
+        retries = Retries(self._access.retries, 2 * self._access.socket_timeout)
         redirects = 0
         while True:
             left = [at for at, reply in enumerate(replies) if reply is None]
@@ -129,7 +118,7 @@ class ClusterMap:
             problem = self._worst(troubles, repeat=repeat)
             moved = all(isinstance(error, driver.MovedError | driver.AskError) for error in troubles.values())
             redirects = redirects + 1 if moved else 0
-            if not (moved and redirects <= _REDIRECTS) and patience.ends():
+            if not (moved and redirects <= _REDIRECTS) and retries.are_over():
                 raise problem
             for at, error in troubles.items():
                 if isinstance(error, driver.AskError):
@@ -142,7 +131,7 @@ class ClusterMap:
         """Sends requests that may be asked again, once, and leaves their replies for later."""
         replies: list[Reply | None] = [None] * len(requests)
         pid = os.getpid()
-        owners = _slots.get((pid, self._backend))
+        owners = _slots.get((pid, self._access.owner))
         sent: list[_Sent] = []
         troubles: dict[int, Exception] = {}
         if owners is not None:
@@ -172,18 +161,18 @@ class ClusterMap:
 
     def known(self) -> list[Address]:
         """The nodes that this process has met; asks nothing."""
-        return sorted(set(_slots.get((os.getpid(), self._backend), ())))
+        return sorted(set(_slots.get((os.getpid(), self._access.owner), ())))
 
     def ask_node(self, node: Address, commands: Sequence[bytes]) -> Reply:
         """The replies of one node, and who it is; tried again where it does not answer. Raises StoreError."""
-        patience = Patience(self._backend.retries, self._backend.socket_timeout)
+        retries = Retries(self._access.retries, 2 * self._access.socket_timeout)
         while True:
             replies: list[Reply | None] = [None]
             trouble = self._exchange({node: [(0, tuple(commands))]}, replies, incarnations=True)
             if replies[0] is not None:
                 return replies[0]
             problem, may_pass = self._problem(trouble[0])
-            if not may_pass or patience.ends():
+            if not may_pass or retries.are_over():
                 raise problem
 
     def _round(
@@ -224,7 +213,7 @@ class ClusterMap:
         troubles: dict[int, Exception] = {}
         try:
             for node, asked in by_node.items():
-                pool = self._backend.pool_to(node)
+                pool = self._access.pool_to(node)
                 packed = b"".join([around, *(one for _, commands in asked for one in commands), around])
                 try:
                     conn = pool.get_connection()
@@ -268,16 +257,15 @@ class ClusterMap:
         return worst
 
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
-        backend = self._backend
         if isinstance(error, driver.MovedError | driver.AskError | driver.TryAgainError):
-            text = f"state {self._state!r}: the cluster at {backend.address} is being rearranged: {error}"
-            return StoreUnavailableError(text, state=self._state, store=backend.address), True
-        return problem_of(error, state=self._state, store=backend.address, secret=backend.secret)
+            text = f"state {self._state!r}: the cluster at {self._access.address} is being rearranged: {error}"
+            return StoreUnavailableError(text, state=self._state, store=self._access.address), True
+        return problem_of(error, state=self._state, store=self._access.address, secret=self._access.secret())
 
     def _owners(self) -> tuple[Address, ...]:
         """The node of each slot."""
         self._look(forced=False)
-        return _slots[os.getpid(), self._backend]
+        return _slots[os.getpid(), self._access.owner]
 
     def _believe(self, moved: Sequence[driver.MovedError]) -> None:
         """A node that has given a slot away knows to whom, before others do."""
@@ -285,15 +273,15 @@ class ClusterMap:
         for one in moved:
             if one.host:
                 owners[one.slot_id] = (one.host, one.port)
-        _slots[os.getpid(), self._backend] = tuple(owners)
+        _slots[os.getpid(), self._access.owner] = tuple(owners)
 
     def _look(self, *, forced: bool) -> None:
         """Asks the cluster who has what. Raises StoreError where no node tells."""
-        known = _slots.get((os.getpid(), self._backend))
+        known = _slots.get((os.getpid(), self._access.owner))
         if known is not None and not forced:
             return
         trouble: StoreError | None = None
-        for node in dict.fromkeys((*(known or ()), *self._backend.nodes)):
+        for node in dict.fromkeys((*(known or ()), *self._access.nodes)):
             replies: list[Reply | None] = [None]
             failed = self._exchange({node: [(0, (command(b"CLUSTER", b"SLOTS"),))]}, replies, incarnations=False)
             if replies[0] is None:
@@ -303,13 +291,13 @@ class ClusterMap:
                 continue
             owners = _owners_in(replies[0].found[0], node)
             if owners is not None:
-                _slots[os.getpid(), self._backend] = owners
+                _slots[os.getpid(), self._access.owner] = owners
                 return
             trouble = trouble or StoreUnavailableError(
-                f"state {self._state!r}: the cluster at {self._backend.address} has slots that nobody serves. Look at "
+                f"state {self._state!r}: the cluster at {self._access.address} has slots that nobody serves. Look at "
                 "CLUSTER INFO: a master without a replica is down, or slots were never assigned.",
                 state=self._state,
-                store=self._backend.address,
+                store=self._access.address,
             )
         if trouble is not None and known is None:
             raise trouble
@@ -362,9 +350,9 @@ def _info(conn: Any) -> list[bytes | None]:
 
 def _owners_in(slots: list[Any], asked: Address) -> tuple[Address, ...] | None:
     """The node of each slot out of CLUSTER SLOTS, None unless each has one. ``asked`` said so."""
-    owners: list[Address | None] = [None] * SLOTS
+    owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
     for first, last, (host, port, *_), *_ in slots:
         name = host.decode() if host else asked[0]  # a node that does not know its own address
         owners[first : last + 1] = [(name, port)] * (last + 1 - first)
     whole = tuple(one for one in owners if one is not None)
-    return whole if len(whole) == SLOTS else None
+    return whole if len(whole) == REDIS_CLUSTER_HASH_SLOTS else None

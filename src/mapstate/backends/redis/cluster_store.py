@@ -14,10 +14,12 @@ Ledger and fences cannot change in one write. What takes its place is in docs/pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from redis.crc import key_slot
 
 from mapstate.backends.redis.checkup import judge
-from mapstate.backends.redis.cluster_map import ClusterMap, Reply, Request, slot_of
+from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply, Request
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.layout import escaped, not_listed, texts_of
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
@@ -31,27 +33,22 @@ from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 from mapstate.urls import shown_address
 
-if TYPE_CHECKING:
-    from mapstate.backends.redis.cluster_backend import RedisClusterBackend
-
 __all__ = ["RedisClusterStore"]
 
 
 class RedisClusterStore:
-    """One state in a cluster. Cheap to make; holds no connection while nothing is asked of it."""
+    """One state in a cluster. Cheap to make; holds no connection between requests."""
 
-    def __init__(self, backend: RedisClusterBackend, state: str, expiry: bytes | None) -> None:
-        self._backend = backend
+    def __init__(self, access: ClusterAccess, state: str, prefix: str, groups: Sequence[SlotGroup]) -> None:
+        self._access = access
         self._state = state
-        self._cluster = ClusterMap(backend, state)
-        self._name = (backend.prefix + state).encode()
-        tagged = b"%b{%b}" % (backend.prefix.encode(), state.encode())
-        self._slot = slot_of(state.encode())
+        self._cluster = ClusterMap(access, state)
+        self._name = (prefix + state).encode()
+        self._groups = groups
+        self._slot = key_slot(state.encode())
+        tagged = b"%b{%b}" % (prefix.encode(), state.encode())
         self._ledger, self._count = tagged + b"!ledger", tagged + b"!buckets"
         self._claims, self._reports = tagged + b"!claims", tagged + b"!reports"
-        self._groups = [
-            SlotGroup(self._name, number, state, backend.max_value_bytes, expiry) for number in range(backend.buckets)
-        ]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """See `IBackingMap.multi_get`: an MGET for each group, one round trip to each node, all at once.
@@ -157,10 +154,10 @@ class RedisClusterStore:
                     break
         if shape.moving or self._cluster.shape() != shape:
             raise StoreUnavailableError(
-                f"state {self._state!r}: slots of the cluster at {self._backend.address} moved, or a node failed over, "
+                f"state {self._state!r}: slots of the cluster at {self._access.address} moved, or a node failed over, "
                 "while it was scanned, so that keys may have been passed over: scan again",
                 state=self._state,
-                store=self._backend.address,
+                store=self._access.address,
             )
         if unlisted:
             raise not_listed(self._state, unlisted)
@@ -211,7 +208,7 @@ class RedisClusterStore:
     def close(self) -> None:
         """Closes this process's idle connections to the nodes. The store stays usable."""
         for node in self._cluster.known():
-            self._backend.pool_to(node).disconnect(inuse_connections=False)
+            self._access.pool_to(node).disconnect(inuse_connections=False)
 
     def _records(self, keys: Sequence[str]) -> list[bytes | None]:
         parts = by_slot_group(keys, len(self._groups))

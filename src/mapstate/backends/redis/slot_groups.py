@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from mapstate.backends.redis.cluster_map import slot_of
+from redis.crc import key_slot
+
 from mapstate.backends.redis.layout import StringLayout
 from mapstate.backends.redis.scripts import guarded_put, guarded_rewrite
 from mapstate.backends.redis.wire import PackedKeys, command
@@ -22,7 +23,7 @@ class SlotGroup:
 
     def __init__(self, name: bytes, number: int, state: str, max_value_bytes: int, expiry: bytes | None) -> None:
         tag = b"%d" % number
-        self.slot = slot_of(tag)
+        self.slot = key_slot(tag)
         self.fence = b"%b!{%b}fence" % (name, tag)
         self._expiry = expiry
         self._layout = StringLayout(state, max_value_bytes, b"%b:{%b}:" % (name, tag), expiry)

@@ -6,12 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout, not_listed
-from mapstate.backends.redis.packed_layout import PackedLayout
+from mapstate.backends.redis.layout import Layout, not_listed
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
@@ -27,10 +26,7 @@ from mapstate.errors import (
 from mapstate.findings import Finding, Unreadable
 from mapstate.protocol.records import contains_none
 
-if TYPE_CHECKING:
-    from mapstate.backends.redis.backend import OneServer
-
-__all__ = ["RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
+__all__ = ["KEY_ENDS", "RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
 
 Version = tuple[bytes, bytes | None]
 """The ledger, and the incarnation of the server that it was read from."""
@@ -40,31 +36,29 @@ _FEW = 128  # keys of a read, up to which EXISTS goes along: it costs less than 
 _SAMPLE = 20  # records that a checkup looks at
 _LOOK = 10_000  # keys of the server that it passes over in one request, to find them
 _log = logging.getLogger("mapstate")
-_NAMES = ("!ledger", "!fence", "!claims", "!reports", "!layout")
+KEY_ENDS = ("!ledger", "!fence", "!claims", "!reports", "!layout")
+"""What the Redis keys beside the records end with."""
 
 
 class RedisStore:
-    """One state in Redis. Cheap to make; holds no connection while nothing is asked of it."""
+    """One state in Redis. Cheap to make; holds no connection between requests.
 
-    def __init__(self, backend: OneServer, state: str, expiry: bytes | None) -> None:
-        self._backend = backend
+    ``name``           of the state's Redis keys, without what tells them apart
+    ``layout``         of the records; ``layout_text`` is how the state notes it
+    ``commit_domain``  see `JointLedgers.commit_domain`
+    """
+
+    def __init__(
+        self, server: Server, state: str, name: bytes, layout: Layout, *, layout_text: bytes, commit_domain: Hashable
+    ) -> None:
+        self._server = server
         self._state = state
-        self._server = Server(backend, state)
-        name = (backend.prefix + state if backend.records is None else backend.records).encode()
+        self._layout = layout
+        self._layout_text = layout_text
+        self._commit_domain = commit_domain
         self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
-            name + one.encode() for one in _NAMES
+            name + one.encode() for one in KEY_ENDS
         )
-        self._layout: Layout
-        if backend.buckets is not None:
-            self._kind = b"packed, %d buckets" % backend.buckets
-            self._layout = PackedLayout(state, backend.max_value_bytes, name + b":", backend.buckets)
-        elif backend.layout == "hash":
-            self._kind, self._layout = b"hash", HashLayout(state, backend.max_value_bytes, name)
-        elif backend.records is None:
-            self._kind, self._layout = b"string", StringLayout(state, backend.max_value_bytes, name + b":", expiry)
-        else:
-            self._kind = b"string, records at " + name
-            self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
         if not name:  # bare keys: every key of the database would be the state's
             self.drop = None  # type: ignore[assignment,method-assign]
 
@@ -95,7 +89,7 @@ class RedisStore:
         """
         asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
         record, layout, *info = self._server.ask(asked, 4, optional=2)
-        if record is not None and layout != self._kind:
+        if record is not None and layout != self._layout_text:
             raise self._elsewhere(layout)
         return None if record is None else (record, (record, incarnation_of(*info)))
 
@@ -106,7 +100,7 @@ class RedisStore:
 
     def commit_domain(self) -> Hashable:
         """See `JointLedgers.commit_domain`: the server, its database and the user."""
-        return self._backend.reached
+        return self._commit_domain
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
         """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors as of `swap`."""
@@ -125,7 +119,7 @@ class RedisStore:
             server.unwatch(conn)
             return None
         for found, layout, swap in zip(ledgers, layouts, swaps, strict=True):
-            if found is not None and layout != swap.store._kind:
+            if found is not None and layout != swap.store._layout_text:
                 server.unwatch(conn)
                 raise swap.store._elsewhere(layout)
         if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
@@ -146,7 +140,7 @@ class RedisStore:
     def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[bytes]:
         """Commands for a transaction."""
         ledger = command(b"SET", self._ledger, record), command(b"SET", self._fence, token_text(fence))
-        layout = [command(b"SET", self._kept_layout, self._kind)] if is_new else []
+        layout = [command(b"SET", self._kept_layout, self._layout_text)] if is_new else []
         return [*ledger, command(b"DEL", self._claims), *layout]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
@@ -260,15 +254,16 @@ class RedisStore:
         if found is None:
             name = self._kept_layout.decode(errors="backslashreplace")
             return ConfigurationError(
-                f"state {self._state!r}: the key {name!r} is gone (deleted or evicted), which says how its records "
-                "lie. Nothing was written. Where the URL says what the state was made with, set it again: redis-cli "
-                f"SET {name!r} '{self._kind.decode()}'. Then look with mapstate doctor whether other keys are gone too."
+                f"state {self._state!r}: the key {name!r}, the layout of its records, was deleted or evicted. Nothing "
+                "was written. If the URL has the layout that the state was made with, set it again: "
+                f"redis-cli SET {name!r} '{self._layout_text.decode()}'. Then run mapstate doctor, because other keys "
+                "may be gone, too."
             )
         there = f"layout {found.decode(errors='replace')}"
         return ConfigurationError(
-            f"state {self._state!r} was made with {there}, and the URL says {self._kind.decode()}: its records would "
-            "not be found. Nothing was written. Put into the URL what it was made with: layout=..., buckets=..., "
-            "records=..."
+            f"state {self._state!r} was made with {there}, and the URL says {self._layout_text.decode()}: its records "
+            "would not be found. Nothing was written. Put the state's own layout into the URL: layout=..., "
+            "buckets=..., records=..."
         )
 
     def _allowed(self, asked: bytes) -> Any:
@@ -277,7 +272,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Closes this process's idle connections to the server. The store stays usable."""
-        self._backend.pool().disconnect(inuse_connections=False)
+        self._server.access.pool().disconnect(inuse_connections=False)
 
 
 def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, Unreadable]:
