@@ -58,13 +58,13 @@ class FenceToken(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """One of several fences of a state: what it is at, None where there is none.
+    """One of several fences of a state: its token, or None where it has never been set.
 
-    ``life`` as in the version of a ledger: of the server that holds this fence and the records behind it.
+    ``incarnation`` names that of the server that holds this fence and the records behind it; see `LedgerStore.load`.
     """
 
     token: FenceToken | None
-    life: Any = None
+    incarnation: Any = None
 
 
 @runtime_checkable
@@ -74,9 +74,9 @@ class LedgerStore(Protocol):
     def load(self) -> tuple[bytes, Any] | None:
         """The ledger and its version, None where there is none.
 
-        A version is of one life of the store. Where it may have lost writes that it had acknowledged (a server
-        that was started again or gave way to its replica, a file that was put back), the same ledger has
-        another version: an attempt that was begun before is not committed after.
+        A version belongs to one incarnation of the store, which ends where acknowledged writes may be lost: with a
+        restart, a failover, or a file that is restored from a copy. The same ledger then has another version, so an
+        attempt that began before is not committed after.
         """
         ...
 
@@ -107,15 +107,15 @@ class JointLedgers(Protocol):
     `mapstate.protocol.ledgers`.
     """
 
-    def ledger_place(self) -> Hashable:
-        """Where the ledger lies. Ledgers of equal places, of whatever states, can change in one write. Asks nobody."""
+    def commit_domain(self) -> Hashable:
+        """What one write can change together: ledgers of equal commit domains. Makes no request."""
         ...
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Any] | None:
         """`LedgerStore.swap` of all of them, atomically: the new versions in their order, or None, and none was done.
 
-        The stores are of this store's place and class, of a state each, and one of them is this one. Once when a
-        batch begins and once when it commits.
+        The stores have this store's commit domain and class, hold a state each, and include this one. Called once when
+        a batch begins and once when it commits.
         """
         ...
 
@@ -127,8 +127,8 @@ class LedgerReads(Protocol):
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """The ledger, then the records, then the ledger again, read in this order.
 
-        All of it from one life of the store (see `LedgerStore.load`): a replica that took over in between, or a copy
-        that was put back, is asked for everything again.
+        All of it comes from one incarnation of the store (see `LedgerStore.load`): after a failover in between,
+        everything is read again.
         """
         ...
 

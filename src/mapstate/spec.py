@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
-from mapstate.backends import LIKE_A_URL, resolve
+from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.schema import OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
+from mapstate.urls import LIKE_A_URL
 
 __all__ = ["CHUNK_SIZE", "ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]
 

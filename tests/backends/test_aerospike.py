@@ -25,6 +25,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backends.aerospike import AerospikeBackend
 from mapstate.backends.aerospike.checkup import judge
+from mapstate.backends.aerospike.records import Records
 from mapstate.backends.aerospike.store import CLAIMS, AerospikeStore
 from mapstate.backing_map import Backend, IBackingMap
 from mapstate.capabilities import (
@@ -172,9 +173,7 @@ def test_keys_are_asked_for_in_parts(stand_in):
 def test_the_place_of_a_key_is_made_once_from_its_get_to_its_put(stand_in, monkeypatch):
     writer = stand_in.backend().open("visits").filtered_writer(TOKEN)
     made = []
-    monkeypatch.setattr(
-        AerospikeStore, "_place", lambda self, key, make=AerospikeStore._place: made.append(key) or make(self, key)
-    )
+    monkeypatch.setattr(Records, "place", lambda self, key, make=Records.place: made.append(key) or make(self, key))
     for keys in (["a", "b"], ["b", 1]):
         writer.multi_get(keys)
         writer.multi_put(keys, [[1, 7], [2, 7]])
@@ -270,7 +269,7 @@ def test_a_refused_record_in_a_later_part_refuses_the_put(place):
 
 def test_a_record_that_is_no_list_with_a_txid_is_not_replaced(place, store):
     place.client.put(place.place("a"), {"record": "text"})
-    with pytest.raises(FencedError, match="or no list"):
+    with pytest.raises(FencedError, match="or is no list"):
         store.filtered_writer(TOKEN).multi_put(["a"], [[1, 7]])
 
 

@@ -13,7 +13,6 @@ from servers import free_port
 from side_doors import AerospikeSideDoor
 
 from mapstate.backends.aerospike import AerospikeBackend
-from mapstate.backends.aerospike.store import AerospikeStore
 from mapstate.testing.contracts import StoreContract
 
 
@@ -72,8 +71,8 @@ class TestAerospikeStandIn(AerospikeContract):
 class SetsOfItsOwn(AerospikeBackend):
     """Each state in a set that no other test has: tests share the server."""
 
-    def open(self, state, *, ttl=None):
-        return AerospikeStore(self, state, f"{self.set}.{state}", ttl)
+    def set_of(self, state):
+        return f"{self.set}.{state}"
 
 
 @pytest.mark.aerospike

@@ -53,8 +53,9 @@ def move(store, token):
 
 
 def pools_of(store):
-    backend = store._backend
-    return [backend.pool()] if hasattr(backend, "pool") else [*map(backend.pool_to, store._cluster.known())]
+    if hasattr(store, "_server"):
+        return [store._server.access.pool()]
+    return [*map(store._access.pool_to, store._cluster.known())]
 
 
 def in_use(store):
@@ -432,7 +433,7 @@ def test_after_a_large_put_nothing_is_read_ahead(store):
     writer.close()
 
 
-def test_a_fork_reads_nothing_from_what_its_parent_has_under_way(store):
+def test_a_fork_reads_nothing_from_what_its_parent_has_under_way(place, store):
     store.multi_put([*CHUNKS[0], *CHUNKS[1]], [b"0"] * 50 + [b"1"] * 50)
     writer = store.writer(OPEN)
     writer.read_ahead(CHUNKS[0])
@@ -445,7 +446,7 @@ def test_a_fork_reads_nothing_from_what_its_parent_has_under_way(store):
     assert os.waitpid(child, 0)[1] == 0
     started = time.monotonic()
     assert writer.multi_get(CHUNKS[0]) == [b"0"] * 50
-    assert time.monotonic() - started < store._backend.socket_timeout / 2  # it waits for no reply that somebody took
+    assert time.monotonic() - started < resolve(place[0]).socket_timeout / 2  # it waits for no reply that somebody took
     writer.multi_put(CHUNKS[0], [b"2"] * 50)
     writer.close()
     assert store.multi_get(CHUNKS[0]) == [b"2"] * 50

@@ -111,11 +111,11 @@ def test_no_keys_ask_nothing_of_the_server():
         one.multi_put([], [])
 
 
-def test_keys_of_any_text_and_records_of_any_bytes_come_back_unchanged(store):
+def test_keys_of_any_text_and_records_of_any_bytes_come_back_unchanged(store, redis_url):
     keys = ["", " ", ":", "a:b", "*", "é", "\U0001f600", "\r\n$3\r\n", "\0", "%b%d", "x" * 100_000, "\\N", "日本"]
     values = [b"", b"\r\n", b"\0", bytes(range(256)), b"$-1\r\n", b"%b", b"v" * 1_000_000, b"+OK\r\n"]
     values = [values[at % len(values)] + b"%d" % at * (at % 2) for at in range(len(keys))]
-    for one in (*both(store), store._backend.open("visits", ttl=100)):
+    for one in (*both(store), opened(redis_url, ttl=100)):
         one.multi_put(keys, values)
         assert one.multi_get(keys) == values
     assert scanned(store) == set(keys)
@@ -256,11 +256,11 @@ def test_a_fence_that_is_touched_and_not_moved_does_not_stop_the_put(store, pref
     assert store.multi_get(["a"]) == [b"1"]
 
 
-def test_where_an_acl_forbids_multi_nothing_is_written_unguarded(store, side_door):
+def test_where_an_acl_forbids_multi_nothing_is_written_unguarded(store, side_door, redis_url):
     user = f"no-multi-{os.getpid()}"
     side_door.execute_command("ACL", "SETUSER", user, "on", ">pw", "~*", "+@all", "-multi")
     try:
-        limited = replace(store._backend, username=user, password="pw").open("visits")
+        limited = replace(resolve(redis_url), username=user, password="pw").open("visits")
         assert limited.load() == store.load()
         one = writer(limited)
         with pytest.raises(StoreAuthError):
@@ -292,9 +292,9 @@ def test_a_writer_holds_a_connection_only_from_get_to_put(proxy):
     assert proxy.accepted == 1
 
 
-def test_a_writer_that_is_dropped_between_get_and_put_leaves_no_connection_behind(store, side_door):
+def test_a_writer_that_is_dropped_between_get_and_put_leaves_no_connection_behind(store, redis_url):
     writer(store).multi_get(["a"])
-    pool = store._backend.pool()
+    pool = resolve(redis_url).pool()
     assert not pool._in_use_connections
 
 
@@ -359,7 +359,7 @@ def test_a_connection_is_not_used_again_after_an_error_and_not_kept_either(proxy
         with pytest.raises(StoreError, match="WRONGTYPE"):
             store.claim(7, 0, "me")
         assert proxy.accepted == times
-        assert not store._backend.pool()._in_use_connections
+        assert not resolve(proxy.url).pool()._in_use_connections
 
 
 # TTL
@@ -728,7 +728,7 @@ def test_an_attempt_is_not_committed_to_a_server_that_was_started_again(start_re
     assert ledger.record.dead == ((attempt.txid, attempt.txid),)
 
 
-def test_a_user_that_may_not_ask_for_the_servers_life_commits_all_the_same_and_is_warned(start_redis, caplog):
+def test_a_user_that_may_not_ask_for_the_servers_incarnation_commits_all_the_same_and_is_warned(start_redis, caplog):
     server = start_redis()
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "job", "on", f">{SECRET}", "~*", "+@all", "-info")
@@ -950,7 +950,8 @@ from mapstate.backends.redis import RedisBackend
 from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 
-store = RedisBackend.from_url(sys.argv[1]).open("visits")
+backend = RedisBackend.from_url(sys.argv[1])
+store = backend.open("visits")
 token = FenceToken(1, 7)
 writer, late = store.writer(token), store.writer(token)
 writer.multi_get(["mine"])          # two connections under watch, and another in the pool
@@ -989,7 +990,7 @@ else:
 # A lock of the pool that another thread holds in the moment of the fork stays locked in the child.
 held, done = threading.Event(), threading.Event()
 def hold():
-    with store._backend.pool()._lock:
+    with backend.pool()._lock:
         held.set()
         done.wait()
 holder = threading.Thread(target=hold)

@@ -15,14 +15,14 @@ import pytest
 import redis
 from openings import opening
 from redis.connection import Connection
+from redis.crc import key_slot
 from redis_groups import RedisCluster
 from servers import RedisServer, free_port, wait_until
 
 from mapstate import opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisClusterBackend, RedisClusterStore
-from mapstate.backends.redis.buckets import in_groups
-from mapstate.backends.redis.topology import slot_of
+from mapstate.backends.redis.slot_groups import by_slot_group
 from mapstate.backing_map import Backend, IBackingMap
 from mapstate.capabilities import (
     Checkup,
@@ -100,7 +100,7 @@ def scanned(store: RedisClusterStore, page_size: int = 1000) -> set[str]:
 
 def count(store: Any, ledger: Ledger, begun: Attempt, keys: list[str]) -> None:
     """What a task does: adds one to each key."""
-    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
     state = OpaqueMap(SerializedMap(store.writer(begun.token), codec), begun.view, written_once=True)
     state.begin_commit(begun.txid)
     add = lambda bases, news: [(base or 0) + new for base, new in zip(bases, news, strict=True)]  # noqa: E731
@@ -116,15 +116,15 @@ def commit(ledger: Ledger, begun: Attempt) -> None:
 # The map
 
 
-def test_the_store_has_every_capability(store):
+def test_the_store_has_every_capability(store, cluster_url):
     for capability in (
         *(IBackingMap, LedgerStore, LedgerReads, FencedWrites, SpreadFences),
         *(Claims, Scan, Reports, Checkup),
     ):
         assert isinstance(store, capability)
     assert isinstance(store.writer(OPEN), Rewrites)
-    assert isinstance(store._backend, Backend)
-    assert store._backend.shared_between_processes
+    assert isinstance(resolve(cluster_url), Backend)
+    assert resolve(cluster_url).shared_between_processes
 
 
 def test_records_come_in_the_order_of_the_keys_and_absent_ones_as_none(store):
@@ -190,7 +190,7 @@ def test_redis_keys_are_laid_out_as_documented(store, prefix, side_door):
     commit(ledger, begun)
     assert side_door.get(f"{prefix}visits!{{{bucket}}}fence") == fence + b":closed"
     assert side_door.get(f"{prefix}{{visits}}!buckets") == b"64"
-    assert side_door.cluster_keyslot(f"{prefix}{record}") == store._buckets[bucket].slot
+    assert side_door.cluster_keyslot(f"{prefix}{record}") == store._groups[bucket].slot
 
 
 def test_states_and_prefixes_do_not_mix(cluster_url):
@@ -406,15 +406,15 @@ def test_claims_outlive_the_begin_of_the_next_attempt_and_go_with_its_commit(sto
 
 def test_another_number_of_buckets_is_refused_before_anything_is_written_or_read(store, cluster_url):
     commit(*Ledger.open_and_begin(store, OPENING, 0))
-    other = opened(cluster_url, buckets=32)
+    other, backend = opened(cluster_url, buckets=32), resolve(f"{cluster_url}&buckets=32")
     record = store.load()[0]
     for call in (
         lambda: Ledger.open_and_begin(other, OPENING, 1),
         lambda: other.swap(b"x", None, OPEN),
-        lambda: open_reader(other._backend, "visits"),
-        lambda: vacuum(other._backend, "visits"),
+        lambda: open_reader(backend, "visits"),
+        lambda: vacuum(backend, "visits"),
     ):
-        with pytest.raises(ConfigurationError, match="64 buckets, and the URL says 32"):
+        with pytest.raises(ConfigurationError, match="64 slot groups, and the URL says 32"):
             call()
     assert store.load()[0] == record
 
@@ -480,7 +480,7 @@ def of_slot(cluster: RedisCluster, slot: int) -> tuple[RedisServer, RedisServer]
 def moving(redis_cluster: RedisCluster, store: RedisClusterStore) -> Iterator[tuple[int, RedisServer, RedisServer]]:
     """A slot with records, its master, and where it may go. It is where it was afterwards."""
     store.writer(OPEN).multi_put(KEYS, [b"old"] * len(KEYS))
-    slot = store._buckets[5].slot
+    slot = store._groups[5].slot
     source, target = of_slot(redis_cluster, slot)
     yield slot, source, target
     redis_cluster.end_move(slot, source, target)
@@ -489,7 +489,7 @@ def moving(redis_cluster: RedisCluster, store: RedisClusterStore) -> Iterator[tu
 
 def records_in(store: RedisClusterStore) -> list[bytes]:
     """The Redis keys of the records of bucket 5."""
-    (keys,) = (one.keys for one in in_groups(KEYS, 64) if one.bucket == 5)
+    (keys,) = (one.keys for one in by_slot_group(KEYS, 64) if one.group == 5)
     return [store._name + f":{{5}}:{key}".encode() for key in keys]
 
 
@@ -542,9 +542,9 @@ def test_a_slot_that_stays_half_way_is_a_clear_error(store, cluster_url, redis_c
             call()
 
 
-def test_an_attempt_during_which_a_slot_moved_is_begun_anew(store, redis_cluster):
-    ledger, begun = Ledger.open_and_begin(opened(repr(store._backend).split("'")[1]), OPENING, 0)
-    slot = store._buckets[5].slot
+def test_an_attempt_during_which_a_slot_moved_is_begun_anew(store, cluster_url, redis_cluster):
+    ledger, begun = Ledger.open_and_begin(opened(cluster_url), OPENING, 0)
+    slot = store._groups[5].slot
     source, target = of_slot(redis_cluster, slot)
     redis_cluster.move_slot(slot, source, target)
     try:
@@ -578,7 +578,7 @@ def test_a_master_that_fails_over_within_an_attempt_ends_it_and_the_next_one_cou
     ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
     count(store, ledger, begun, KEYS)
     commit(ledger, begun)
-    ledger_node = slot_of(b"visits") // -(-16384 // 3)
+    ledger_node = key_slot(b"visits") // -(-16384 // 3)
     for at in (one for one in range(3) if one != ledger_node):
         with cluster.masters[at].client() as client:
             client.wait(1, 5000)
@@ -667,13 +667,14 @@ def test_a_user_of_an_acl_needs_what_is_documented(start_cluster):
         with node.client() as admin:
             for user, allowed in (("job", rights), ("service", reads)):
                 admin.execute_command("ACL", "SETUSER", user, "on", ">s3cret", "~*", *allowed)
-    job = opened(cluster.url.replace("://", "://job:s3cret@"))
+    url = cluster.url.replace("://", "://job:s3cret@")
+    job = opened(url)
     ledger, begun = Ledger.open_and_begin(job, OPENING, 0)
     job.claim(begun.txid, 0, "me")
     count(job, ledger, begun, KEYS)
     commit(ledger, begun)
     job.keep_report(b"r", 9)
-    vacuum(job._backend, "visits")
+    vacuum(url, "visits")
     service = cluster.url.replace("://", "://service:s3cret@")
     with open_reader(service, "visits") as reader:
         assert dict(reader.scan()) == {(key,): {"n": 1} for key in KEYS}
@@ -691,9 +692,9 @@ def test_a_checkup_looks_at_each_master(store, redis_cluster):
         assert any(one.subject == f"127.0.0.1:{node.port} persistence" for one in found)
 
 
-def test_a_fork_and_a_close_disturb_nobody(store):
+def test_a_fork_and_a_close_disturb_nobody(store, cluster_url):
     store.multi_put(["a"], [b"1"])
-    other = pickle.loads(pickle.dumps(store._backend)).open("visits")
+    other = pickle.loads(pickle.dumps(resolve(cluster_url))).open("visits")
     assert other.multi_get(["a"]) == [b"1"]
     store.close()
     store.close()

@@ -11,7 +11,7 @@ from redis.connection import Connection
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.backends.redis.buckets import in_groups
+from mapstate.backends.redis.slot_groups import by_slot_group
 from mapstate.capabilities import FenceToken, SpreadFences
 from mapstate.errors import CorruptRecordError
 from mapstate.maps import OpaqueMap
@@ -43,20 +43,20 @@ class Place:
         server = request.getfixturevalue("redis_cluster" if cluster else "redis_server")
         self.client: Any = server.client()
         self.prefix = self.url.rpartition("prefix=")[2]
-        self._buckets = self.store._buckets if cluster else None
+        self._groups = self.store._groups if cluster else None
         request.addfinalizer(self.client.close)
 
     def name(self, key: str) -> str:
         """Of the Redis key."""
-        if self._buckets is None:
+        if self._groups is None:
             return f"{self.prefix}visits:{key}"
-        [group] = in_groups([key], len(self._buckets))
-        return f"{self.prefix}visits:{{{group.bucket}}}:{key}"
+        [part] = by_slot_group([key], len(self._groups))
+        return f"{self.prefix}visits:{{{part.group}}}:{key}"
 
     def count(self, batch_id: int, keys: list[str], *, commit: bool = True) -> None:
         """A batch that adds one to each key."""
         ledger, begun = Ledger.open_and_begin(self.store, OPENING, batch_id)
-        codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+        codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
         writer: Any = self.store.writer(begun.token)
         state: Any = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
         state.begin_commit(begun.txid)

@@ -46,7 +46,7 @@ def move(store: Any, fence: FenceToken) -> None:
 
 
 def count(store: Any, ledger: Ledger, begun: Attempt, keys: list[str]) -> None:
-    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
     state: Any = OpaqueMap(SerializedMap(store.writer(begun.token), codec), begun.view, written_once=True)
     state.begin_commit(begun.txid)
     state.multi_combine(

@@ -69,7 +69,7 @@ def secured_cluster(
 def test_a_cluster_is_reached_by_tls_and_so_is_each_node_that_it_names(secured_cluster, tmp_path):
     cluster, fronts = secured_cluster
     url = f"rediss+cluster://127.0.0.1:{fronts[0].port}?ssl_ca_certs={tmp_path / 'ca.pem'}"
-    slot = resolve(url).open("visits")._buckets[0].slot
+    slot = resolve(url).open("visits")._groups[0].slot
     at = slot * 3 // SLOTS
     two_batches(url, lambda: cluster.move_slot(slot, cluster.masters[at], cluster.masters[(at + 1) % 3]))  # MOVED, too
     assert all(one.accepted for one in fronts)

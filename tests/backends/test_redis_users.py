@@ -15,7 +15,7 @@ from test_redis_shapes import KEYS, OPENING, commit, count
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.backends.redis.buckets import in_groups
+from mapstate.backends.redis.slot_groups import by_slot_group
 from mapstate.errors import CorruptRecordError, StoreAuthError
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
@@ -78,7 +78,7 @@ def live(url: str) -> None:
     commit(ledger, begun)
     store.keep_report(b"{}", 9)
     begun = ledger.begin(1)
-    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.layouts)
+    codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
     writer = store.writer(begun.token)
     state: Any = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
     state.begin_commit(begun.txid)
@@ -142,15 +142,15 @@ def test_users_of_a_cluster_need_what_is_documented_and_nothing_else(start_clust
     for node in cluster.masters:
         with node.client() as admin:
             admin.config_resetstat()
-    slot = resolve(job).open("visits")._buckets[0].slot
+    slot = resolve(job).open("visits")._groups[0].slot
     source, target = cluster.masters[slot * 3 // 16384], cluster.masters[(slot * 3 // 16384 + 1) % 3]
     cluster.begin_move(slot, source, target)
     cluster.move_keys(slot, source, target)  # what is asked for there is ASKed for
     resolve(reader).open("visits").multi_get(KEYS)
     cluster.end_move(slot, source, target)
     with cluster.client() as admin:
-        buckets = resolve(job).open("visits")._buckets
-        read(reader, lambda key: a_list(admin, f"visits:{{{in_groups([key], len(buckets))[0].bucket}}}:{key}"))
+        groups = resolve(job).open("visits")._groups
+        read(reader, lambda key: a_list(admin, f"visits:{{{by_slot_group([key], len(groups))[0].group}}}:{key}"))
     assert set().union(*map(asked, cluster.masters)) - THEIRS == may_read
     assert ran | may_read == may_all
     with pytest.raises(StoreAuthError):

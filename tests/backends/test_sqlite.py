@@ -23,6 +23,7 @@ from states import Job
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend, SqliteStore
+from mapstate.backends.sqlite.problems import problem_of
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken
 from mapstate.errors import (
@@ -159,7 +160,7 @@ def test_a_password_that_was_put_there_by_mistake_is_not_repeated():
     ("query", "named"),
     [
         ("timeuot=3", "timeuot"),
-        ("mode=ro&uri=true", "mode, uri"),
+        ("mode=ro&uri=true", "'mode', 'uri'"),
         ("timeout=soon", "soon"),
         ("timeout=-1", "-1"),
         ("timeout=nan", "nan"),
@@ -483,14 +484,14 @@ def test_an_error_that_is_kept_keeps_no_lock(store, path):
 
     store.multi_put(["a", "b", "c"], [b"1"] * 3)
     with pytest.raises(StoreError) as caught:
-        store._transaction("BEGIN IMMEDIATE", fail)
+        store._database.transaction("BEGIN IMMEDIATE", fail)
     with locked(path):
         assert caught.value.__traceback__ is not None
     assert store.multi_get(["a"]) == [b"1"]
 
 
 def test_a_file_that_vanishes_while_it_is_opened_is_not_made_by_a_reader(store, path, monkeypatch):
-    monkeypatch.setattr("mapstate.backends.sqlite.backend._identity", lambda path: (1, 1))
+    monkeypatch.setattr("mapstate.backends.sqlite.connection.identity_of", lambda path: (1, 1))
     with pytest.raises(StoreUnavailableError):
         store.load()
     assert not path.exists()
@@ -750,7 +751,7 @@ def test_a_locked_file_is_reported_in_bounded_time_with_who_may_hold_it(path):
         store.multi_put(["a"], [b"2"])
 
 
-def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eight(path):
+def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eight(path, monkeypatch):
     opening = OpenRequest(
         state="s",
         type="opaque",
@@ -765,8 +766,10 @@ def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eig
         ledger = Ledger.open(store, opening)
         attempt = ledger.begin(0)
         tries = []
-        store._translated = lambda error: tries.append(error) or SqliteStore._translated(store, error)
-        other._translated = store._translated
+        monkeypatch.setattr(
+            "mapstate.backends.sqlite.connection.problem_of",
+            lambda error, **facts: tries.append(error) or problem_of(error, **facts),
+        )
         with locked(path):
             for change in (
                 lambda: ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q")),
@@ -798,7 +801,7 @@ def limited(monkeypatch, pages):
         db.execute(f"PRAGMA max_page_count = {pages}")
         return db
 
-    monkeypatch.setattr("mapstate.backends.sqlite.backend.sqlite3.connect", connect_limited)
+    monkeypatch.setattr("mapstate.backends.sqlite.connection.sqlite3.connect", connect_limited)
 
 
 def test_a_full_disk_is_reported_and_nothing_of_the_put_is_there(store, path, monkeypatch):
@@ -1000,7 +1003,7 @@ def test_a_file_that_may_only_be_read_is_read(store, path, monkeypatch):
         db.execute("PRAGMA query_only = 1")
         return db
 
-    monkeypatch.setattr("mapstate.backends.sqlite.backend.sqlite3.connect", connect_read_only)
+    monkeypatch.setattr("mapstate.backends.sqlite.connection.sqlite3.connect", connect_read_only)
     assert store.multi_get(["a"]) == [b"1"]
     with pytest.raises(StoreError, match="only be read") as caught:
         store.multi_put(["a"], [b"2"])

@@ -98,7 +98,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         db.execute(f"PRAGMA max_page_count = {min(pages[0], 2**30) if pages[0] > used else used + 100}")
         return db
 
-    monkeypatch.setattr("mapstate.backends.sqlite.backend.sqlite3.connect", limited)
+    monkeypatch.setattr("mapstate.backends.sqlite.connection.sqlite3.connect", limited)
     yield Disk(folder, lambda: pages.__setitem__(0, 0), lambda: pages.__setitem__(0, 2**30), apply_on="driver")
 
 

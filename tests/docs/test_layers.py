@@ -20,7 +20,7 @@ MODULES = {
 # From the bottom up. A module imports only from layers below its own, or from its own.
 LAYERS = [
     ("errors",),
-    ("retry",),
+    ("retry", "urls"),
     ("findings",),
     ("schema",),
     ("keys", "protocol.records", "backing_map"),

@@ -25,8 +25,8 @@ class OverSqlite(BackingMapContract):
         store.close()
 
     @pytest.fixture
-    def side_door(self, inner):
-        return SqliteSideDoor(inner._path)
+    def side_door(self, inner, tmp_path):
+        return SqliteSideDoor(str(tmp_path / "inner.db"))
 
 
 class TestCachedMap(OverSqlite, MapStateContract):

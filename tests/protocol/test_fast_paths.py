@@ -18,7 +18,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import RetractableAvg, RetractableRows, RetractableSum
 from mapstate.backends.redis.layout import HashLayout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
-from mapstate.backends.redis.scripts import _GET_FIELDS, _PUT_FIELDS
+from mapstate.backends.redis.scripts import script
 from mapstate.backends.redis.wire import command
 from mapstate.errors import (
     LedgerLostError,
@@ -67,8 +67,8 @@ def test_packed_commands_are_those_of_the_plain_packer(records, head):
     packed = many.pack(keys)
     hashes = [b"%b%02d" % (head.encode(), crc32(key.encode()) % 11) for key in keys]
     number, own = b"%d" % len(keys), [key.encode() for key in keys]
-    assert many.get(packed) == command(b"EVAL", _GET_FIELDS, number, *hashes, *own)
-    assert many.put(packed, values) == (command(b"EVAL", _PUT_FIELDS, number, *hashes, *fields), 1)
+    assert many.get(packed) == command(b"EVAL", script("get_fields"), number, *hashes, *own)
+    assert many.put(packed, values) == (command(b"EVAL", script("put_fields"), number, *hashes, *fields), 1)
 
 
 class AtMostTen(Count):

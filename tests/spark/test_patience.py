@@ -44,7 +44,7 @@ def test_a_server_that_is_away_for_some_seconds_does_not_end_a_job(spark, visits
         job = counting(spark, visits, make(f"{server.url}?retries=0", "visits"))
         job = job.on_batch(lambda done: server.kill() if done.batch_id == 0 else None)
         query = job.start(visits.checkpoint, trigger=AVAILABLE)
-        wait_for(lambda: caplog.text.count("is asked again") >= 3, "the job to ask again", 60)
+        wait_for(lambda: caplog.text.count("is retried in") >= 3, "the job to retry", 60)
         server.restart()
         finish(query)
         assert contents(server.url, "visits") == visits.truth()
@@ -73,7 +73,7 @@ def test_when_patience_is_over_the_error_is_the_stores_own(spark, visits, tmp_pa
     with pytest.raises(StreamingQueryException):
         finish(job.start(visits.checkpoint, trigger=AVAILABLE))
     assert isinstance(job.last_error, StoreUnavailableError)
-    assert job.last_error.__notes__ == ["The store was asked again for 1.5 seconds (patience)."]
+    assert job.last_error.__notes__ == ["The request was retried for 1.5 seconds (patience)."]
     finish(counting(spark, visits, opaque(url, "visits")).start(visits.checkpoint, trigger=AVAILABLE))
     assert contents(url, "visits") == visits.truth()
 

@@ -70,8 +70,8 @@ class MemoryStore:
         with self._lock:
             return self._set(record, fence) if self._version() == expected else None
 
-    def ledger_place(self) -> str:
-        """See `JointLedgers.ledger_place`: this process."""
+    def commit_domain(self) -> str:
+        """See `JointLedgers.commit_domain`: this process."""
         return "memory"
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[int] | None:

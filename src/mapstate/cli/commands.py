@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mapstate.backends import LIKE_A_URL, resolve
+from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import close_if_possible
 from mapstate.cli.group import Command, CommandGroup
@@ -35,6 +35,7 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.reader import StateReader, open_reader
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.spec import check_state_name
+from mapstate.urls import LIKE_A_URL
 
 __all__ = ["app"]
 

@@ -58,7 +58,7 @@ class Fences:
                 break
             found = self._store.move_fences([one.token for one in self._found], token)
             if all(one.token == token for one in found):
-                self._open, self._lives = token, [one.life for one in found]
+                self._open, self._lives = token, [one.incarnation for one in found]
                 return
             self._found = found
             self._check_closed(found, last)
@@ -68,7 +68,7 @@ class Fences:
         """Before the commit, when all tasks are done: nobody writes any more, and each server shows that it has all.
 
         A server keeps what it acknowledged in order, so one that has its fence closed has the records too.
-        Raises FencedError where a newer attempt has begun, and StoreRestartedError where a fence, or the life of
+        Raises FencedError where a newer attempt has begun, and StoreRestartedError where a fence, or the incarnation of
         the server that holds it, is not what it was: records of this attempt may be lost. Closing twice is no error.
         """
         token = self._open
@@ -79,7 +79,7 @@ class Fences:
         for fence, life in zip(found, self._lives, strict=True):
             if fence.token is not None and fence.token.rank > closed.rank:
                 raise self._fenced(token)
-            if fence.token != closed or fence.life != life:
+            if fence.token != closed or fence.incarnation != life:
                 raise StoreRestartedError(
                     f"a server with records of state {self._state!r} was started again, replaced by its replica, or "
                     "gave its part to another one while a batch was written: it may have lost records that it had "

@@ -37,7 +37,7 @@ def commit_domains(stores: Sequence[Any]) -> list[list[int]]:
     """Which of these stores can change their ledgers in one write: their places in the sequence, group by group."""
     groups: dict[Any, list[int]] = {}
     for at, store in enumerate(stores):
-        name = (type(store), store.ledger_place()) if isinstance(store, JointLedgers) else at
+        name = (type(store), store.commit_domain()) if isinstance(store, JointLedgers) else at
         groups.setdefault(name, []).append(at)
     return list(groups.values())
 

@@ -426,7 +426,7 @@ class ForgetfulStore:
     A put and a change of the ledger are one write each. ``inner`` gets them that many writes later, in order.
     It has the capabilities of ``inner`` among those that this module knows: a method it does not know
     could see what the replica does not have yet. Claims are never lost. A version of the ledger is of one
-    life, which ends with `lose`; lives of ``inner`` are not told apart.
+    incarnation, which ends with `lose`; those of ``inner`` are not told apart.
     """
 
     def __init__(self, inner: Any, *, last: int = 1) -> None:
@@ -436,7 +436,7 @@ class ForgetfulStore:
         self._last = last
         self._lock = threading.RLock()
         self._waiting: deque[_Write] = deque()
-        self._life = 0
+        self._incarnation = 0
         self._replicated_fence: FenceToken | None = None
         known = {
             "load": self._load,
@@ -467,10 +467,10 @@ class ForgetfulStore:
     def lose(self) -> int:
         """The store is as it was ``last`` writes ago, or at the start; returns how many were lost.
 
-        A life of its own begins, as `LedgerStore.load` asks: what was begun before cannot be committed after.
+        A new incarnation begins, as `LedgerStore.load` asks: what was begun before cannot be committed after.
         """
         with self._lock:
-            self._life += 1
+            self._incarnation += 1
             lost = len(self._waiting)
             self._waiting.clear()
             return lost
@@ -492,7 +492,7 @@ class ForgetfulStore:
             waiting = [write.ledger for write in self._waiting if write.ledger is not None]
             found = None if waiting else self._inner.load()
             record = waiting[-1] if waiting else found and found[0]
-            return None if record is None else (record, (record, self._life))
+            return None if record is None else (record, (record, self._incarnation))
 
     def _swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         with self._lock:
@@ -500,7 +500,7 @@ class ForgetfulStore:
             if (found and found[1]) != expected:
                 return None
             self._add(_Write({}, record, fence))
-            return record, self._life
+            return record, self._incarnation
 
     def _multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         with self._lock:
@@ -529,7 +529,7 @@ class ForgetfulStore:
 
 
 _Version = tuple[bytes, int]
-"""The ledger, and the life of the store that it was read in."""
+"""The ledger, and the incarnation of the store that it was read from."""
 
 
 class _Write(NamedTuple):

@@ -76,7 +76,7 @@ _PAGE = "SELECT key FROM mapstate_records WHERE state = %s AND key > %s ORDER BY
 
 
 class Version(NamedTuple):
-    """Of a ledger: which write it was, in which life of the server."""
+    """The version of a ledger: which write it was, in which incarnation of the server."""
 
     write: Any
     timeline: str

@@ -14,16 +14,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aerospike
 
-from mapstate.backends import password_in
+from mapstate.backends.aerospike.connection import Access, Connection
+from mapstate.backends.aerospike.records import Records
 from mapstate.backends.aerospike.store import CLAIMS, AerospikeStore
 from mapstate.errors import ConfigurationError
+from mapstate.urls import (
+    Address,
+    Parameters,
+    Url,
+    boolean,
+    check_password,
+    parameters_in,
+    secret_of,
+    shown_address,
+    shown_login,
+    shown_parameters,
+    unreadable,
+)
 
 __all__ = ["AerospikeBackend"]
 
@@ -31,14 +43,15 @@ _LONGEST_TTL = 10 * 365 * 86_400
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,31}")
 _SET = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _BIN = re.compile(r"[A-Za-z0-9_-]{1,15}")
-_PARAMETERS: dict[str, Callable[[str], Any]] = {
+_EXAMPLE = "aerospike://user:password@host:3000,other:3000/namespace/set"
+_PARAMETERS: Parameters = {
     "bin": str,
     "batch_size": int,
     "timeout": float,
     "connect_timeout": float,
     "retries": int,
     "claim_ttl": int,
-    "use_services_alternate": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
+    "use_services_alternate": boolean,
     "tls_name": str,
     "tls_cafile": str,
     "tls_certfile": str,
@@ -51,21 +64,21 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
 class AerospikeBackend:
     """Where an Aerospike cluster is, how to reach it, and the set of the state.
 
-    ``aerospike://user:password@host:3000,other:3000/namespace/set?batch_size=250``. Without a set it is the state's
-    name. A set holds one state. The URL's parameters are the fields from ``bin`` on.
+    ``aerospike://user:password@host:3000,other:3000/namespace/set?batch_size=250``. Without a set, the state's name is
+    that of its set. A set holds one state. The URL's parameters are the fields from ``bin`` on.
 
     ``bin``              of the records, up to 15 letters, digits, ``_ -``
     ``batch_size``       records per request
     ``timeout``          seconds for a request with the client's own repetitions; ``connect_timeout`` for a node
-    ``retries``          how often reads, puts and claims are tried again, after growing pauses, where the cluster is
-                         busy; none begins later than two ``timeout`` after the first
+    ``retries``          of a read, put or claim, with growing pauses, where the cluster is busy; none begins later
+                         than two ``timeout`` after the first try
     ``claim_ttl``        seconds that a claim is kept, longer than any attempt lasts; 0 is for ever
     ``use_services_alternate``  the addresses that the servers have for clients outside their network
     ``tls_...``          with ``tls_cafile`` connections are TLS; file names are those of the machine that connects
     ``password_env``     the environment variable with the password, on each machine that connects; instead of one here
     """
 
-    hosts: tuple[tuple[str, int], ...]
+    hosts: tuple[Address, ...]
     namespace: str
     set: str | None = None
     username: str | None = None
@@ -101,8 +114,7 @@ class AerospikeBackend:
         ):
             if not fits:
                 raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        if self.password_env is not None and self.password is not None:
-            raise ConfigurationError("there is a password and a password_env: leave one of them out")
+        check_password(self.password, self.password_env)
         if (self.username is None) != (self.password is None and self.password_env is None):
             raise ConfigurationError(
                 "a user and a password go together: aerospike://user:password@host:3000/namespace, or "
@@ -113,87 +125,75 @@ class AerospikeBackend:
 
     @classmethod
     def from_url(cls, url: str) -> AerospikeBackend:
-        """The backend that a URL names. Raises ConfigurationError.
-
-        What cannot be read is not repeated there: it may be a piece of the password.
-        """
+        """The backend that a URL names. Raises ConfigurationError, which does not repeat a URL that cannot be read."""
         try:
-            parts = urlsplit(url)
-            user, at, places = parts.netloc.rpartition("@")
-            split = [urlsplit(f"//{place}") for place in places.split(",")]
-            hosts = tuple((one.hostname or "", one.port or 3000) for one in split)
+            parts: Url | None = Url.read(url)
         except ValueError:
-            parts, user, at, hosts = urlsplit(""), "", "", ()
-        name, colon, password = user.partition(":")
-        namespace, _, name_of_set = parts.path.strip("/").partition("/")
-        if parts.scheme != "aerospike" or not namespace or parts.fragment or "@" in parts.path + parts.query:
-            raise ConfigurationError(
-                "this is no URL like aerospike://user:password@host:3000,other:3000/namespace/set?parameter=value. It "
-                "is not shown, because it may hold a password; in the password, and wherever there is an '@', write "
-                "special characters percent-encoded: urllib.parse.quote(password, safe='')"
-            )
-        given: dict[str, Any] = {}
-        for parameter, text in parse_qsl(parts.query, keep_blank_values=True):
-            if parameter not in _PARAMETERS:
-                raise ConfigurationError(
-                    f"aerospike:// has no parameter {parameter!r}; it has {', '.join(_PARAMETERS)}"
-                )
-            try:
-                given[parameter] = _PARAMETERS[parameter](text)
-            except (ValueError, KeyError) as error:
-                raise ConfigurationError(f"the parameter {parameter} cannot be {text!r}") from error
+            parts = None  # raised below, where the error has no context that holds the URL
+        namespace, _, set_name = ("" if parts is None else parts.path.strip("/")).partition("/")
+        if parts is None or parts.scheme != "aerospike" or not namespace:
+            raise unreadable(_EXAMPLE)
+        given = parameters_in(parts.scheme, parts.query, _PARAMETERS)
+        password = parts.password
+        if password is None and parts.username is not None and "password_env" not in given:
+            password = ""  # a user whose password is empty
         return cls(
-            hosts,
+            tuple((host, port or 3000) for host, port in parts.hosts),
             namespace,
-            name_of_set or None,
-            username=unquote(name) if at else None,
-            password=unquote(password) if at and (colon or "password_env" not in given) else None,
+            set_name or None,
+            username=parts.username,
+            password=password,
             **given,
         )
 
     def __repr__(self) -> str:
-        user = "" if self.username is None else quote(self.username, safe="") + ("@" if self.password_env else ":***@")
         default = {one.name: one.default for one in fields(self)}
-        changed = [(name, getattr(self, name)) for name in _PARAMETERS if getattr(self, name) != default[name]]
-        query = "&".join(f"{name}={quote(str(value))}" for name, value in changed)
-        return f"AerospikeBackend('aerospike://{user}{self.address}{'?' if query else ''}{query}')"
+        changed = {name: getattr(self, name) for name in _PARAMETERS if getattr(self, name) != default[name]}
+        login = shown_login(self.username, self.password)
+        return f"AerospikeBackend('aerospike://{login}{self.address}{shown_parameters(changed)}')"
 
     @property
     def address(self) -> str:
         """Hosts, namespace and set, for messages."""
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        hosts = ",".join(map(shown_address, self.hosts))
         return f"{hosts}/{self.namespace}{'/' if self.set else ''}{self.set or ''}"
 
     def open(self, state: str, *, ttl: float | None = None) -> AerospikeStore:
         """See `Backend.open`. Makes no connection."""
         if ttl is not None and not 0 < ttl <= _LONGEST_TTL:
             raise ConfigurationError(f"ttl is a number of seconds from 0 to {_LONGEST_TTL}, not {ttl!r}")
-        name = self.set or state
+        name = self.set_of(state)
         if not _SET.fullmatch(name) or name == CLAIMS:
             raise ConfigurationError(f"{name!r} cannot name a set of Aerospike: give the URL one, /namespace/set")
-        return AerospikeStore(self, state, name, ttl)
+        connection = Connection(Access(self.address, self.timeout, self.retries, self.client), state)
+        records = Records(connection, state, self.namespace, name, bin=self.bin, batch_size=self.batch_size, ttl=ttl)
+        return AerospikeStore(connection, records, state, claim_ttl=self.claim_ttl)
+
+    def set_of(self, state: str) -> str:
+        """The set of a state: the URL's, or else the one that has the state's name."""
+        return self.set or state
 
     def client(self) -> Any:
-        """The client of this process, made and connected at first use: one does not survive a fork.
+        """The client of this process, made and connected at first use: a client does not survive a fork.
 
-        A client that a fork inherited is neither used nor let go: closing it would wait for threads that are
-        not there.
+        A forked process neither uses nor closes the client of its parent: closing would wait for threads that the
+        fork did not copy.
         """
         place = (os.getpid(), self)
         found = _clients.get(place)
         if found is None:
             made = self.connect()
             found = _clients.setdefault(place, made)
-            if found is not made:  # another thread was faster
+            if found is not made:  # another thread connected meanwhile
                 made.close()
         return found
 
     def connect(self) -> Any:
-        """A new client, connected. What a stand-in for it replaces."""
+        """A new client, connected. A stand-in overrides this."""
         return aerospike.client(self.config())
 
     def config(self) -> dict[str, Any]:
-        """What the client is made with. Names that it does not know are refused, and not passed over."""
+        """The configuration of the client, which refuses names that it does not know."""
         config: dict[str, Any] = {
             "hosts": [(host, port, self.tls_name) if self.tls_name else (host, port) for host, port in self.hosts],
             "validate_keys": True,
@@ -202,8 +202,7 @@ class AerospikeBackend:
             "send_bool_as": aerospike.AS_BOOL,
         }
         if self.username is not None:
-            password = self.password if self.password_env is None else password_in(self.password_env)
-            config |= {"user": self.username, "password": password}
+            config |= {"user": self.username, "password": secret_of(self.password, self.password_env)}
         if self.tls_cafile is not None:
             files = {"cafile": self.tls_cafile, "certfile": self.tls_certfile, "keyfile": self.tls_keyfile}
             config["tls"] = {"enable": True} | {name: file for name, file in files.items() if file is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -11,10 +10,13 @@ from urllib.parse import quote
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
-from mapstate.backends.redis.settings import Address, RedisSettings, Url, boolean, shown_address
-from mapstate.backends.redis.store import RedisStore
+from mapstate.backends.redis.connection import MOST_CONNECTIONS, Access, Server, pool_of
+from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
+from mapstate.backends.redis.packed_layout import PackedLayout
+from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.errors import ConfigurationError
+from mapstate.urls import Address, Parameters, Url, boolean, shown_address
 
 __all__ = ["OneServer", "RedisBackend", "RedisSentinelBackend", "RedisUnixBackend"]
 
@@ -38,7 +40,8 @@ class OneServer(RedisSettings):
     buckets: int | None = None
     records: str | None = None
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
+    PARAMETERS: ClassVar[Parameters] = {
+        **RedisSettings.PARAMETERS,
         "layout": str,
         "buckets": int,
         "records": str,
@@ -70,7 +73,21 @@ class OneServer(RedisSettings):
                 f"layout={self.layout} has no ttl: Redis expires a hash as a whole. Leave out the ttl, or keep the "
                 "state with layout=string"
             )
-        return RedisStore(self, state, expiry)
+        name = (self.prefix + state if self.records is None else self.records).encode()
+        access = Access(self.address, self.retries, self.socket_timeout, lambda: self.secret, self.pool)
+        layout, text = self._layout_of(state, name, expiry)
+        return RedisStore(Server(access, state), state, name, layout, layout_text=text, commit_domain=self.reached)
+
+    def _layout_of(self, state: str, name: bytes, expiry: bytes | None) -> tuple[Layout, bytes]:
+        """The layout of a state's records, and the text by which the state notes it."""
+        limit = self.max_value_bytes
+        if self.buckets is not None:
+            return PackedLayout(state, limit, name + b":", self.buckets), b"packed, %d buckets" % self.buckets
+        if self.layout == "hash":
+            return HashLayout(state, limit, name), b"hash"
+        if self.records is None:
+            return StringLayout(state, limit, name + b":", expiry), b"string"
+        return StringLayout(state, limit, name, expiry, reserved=KEY_ENDS), b"string, records at " + name
 
     def pool(self) -> ConnectionPool:
         """The connections of this process; see `pool_of`."""
@@ -96,7 +113,7 @@ class RedisBackend(OneServer):
     host: str = "localhost"
     port: int = 6379
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS
+    PARAMETERS: ClassVar[Parameters] = OneServer.PARAMETERS
     EXAMPLE: ClassVar[str] = "redis://user:password@host:port/db"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis", "rediss")
 
@@ -139,7 +156,7 @@ class RedisUnixBackend(OneServer):
 
     path: str = ""
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {"db": int}  # type: ignore[operator]
+    PARAMETERS: ClassVar[Parameters] = {**OneServer.PARAMETERS, "db": int}
     EXAMPLE: ClassVar[str] = "unix://user:password@/path/to/redis.sock"
     SCHEMES: ClassVar[tuple[str, ...]] = ("unix", "redis+unix")
 
@@ -187,8 +204,9 @@ class RedisSentinelBackend(OneServer):
     sentinel_login: bool = False
     retries: int = 20
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {  # type: ignore[operator]
-        "sentinel_login": boolean
+    PARAMETERS: ClassVar[Parameters] = {
+        **OneServer.PARAMETERS,
+        "sentinel_login": boolean,
     }
     EXAMPLE: ClassVar[str] = "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+sentinel", "rediss+sentinel")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from redis.connection import Connection, ConnectionPool, SSLConnection
 
+from mapstate.backends.redis.cluster_map import ClusterAccess
 from mapstate.backends.redis.cluster_store import RedisClusterStore
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
-from mapstate.backends.redis.settings import Address, RedisSettings, Url, shown_address
+from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.slot_groups import SlotGroup
 from mapstate.errors import ConfigurationError
+from mapstate.urls import Address, Parameters, Url, shown_address
 
 __all__ = ["RedisClusterBackend"]
 
@@ -23,7 +25,7 @@ _MOST_BUCKETS = 1024
 class RedisClusterBackend(RedisSettings):
     """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
 
-    ``rediss+cluster://`` is the same with TLS. The hosts are those that are asked first; one is enough while it lives.
+    ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.
 
     ``buckets``  into how many groups a state's records go, each in a slot of its own: at least some for each node, and
                  not so many that a chunk falls into crumbs. Settled when the state is made, and checked from then on
@@ -34,8 +36,9 @@ class RedisClusterBackend(RedisSettings):
     buckets: int = 64
     retries: int = 20
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
-        "buckets": int
+    PARAMETERS: ClassVar[Parameters] = {
+        **RedisSettings.PARAMETERS,
+        "buckets": int,
     }
     EXAMPLE: ClassVar[str] = "redis+cluster://user:password@host:port,host2:port"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+cluster", "rediss+cluster")
@@ -70,7 +73,19 @@ class RedisClusterBackend(RedisSettings):
         """See `Backend.open`. Makes no connection."""
         if "{" in state or "}" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in a cluster: braces choose the slot there")
-        return RedisClusterStore(self, state, self.expiry(state, ttl))
+        access = ClusterAccess(
+            owner=self._reached,
+            nodes=self.nodes,
+            address=self.address,
+            retries=self.retries,
+            socket_timeout=self.socket_timeout,
+            secret=lambda: self.secret,
+            pool_to=self.pool_to,
+        )
+        name = (self.prefix + state).encode()
+        expiry = self.expiry(state, ttl)
+        groups = [SlotGroup(name, number, state, self.max_value_bytes, expiry) for number in range(self.buckets)]
+        return RedisClusterStore(access, state, self.prefix, groups)
 
     def pool_to(self, node: Address) -> ConnectionPool:
         """The connections of this process to one node; see `pool_of`."""

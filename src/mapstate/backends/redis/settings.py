@@ -5,72 +5,32 @@ from __future__ import annotations
 import math
 import re
 import socket
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from typing import Any, ClassVar, Self
 
 from redis.backoff import NoBackoff
 from redis.credentials import UsernamePasswordCredentialProvider
 from redis.retry import Retry
 
-from mapstate.backends import password_in
 from mapstate.errors import ConfigurationError
+from mapstate.urls import (
+    Parameters,
+    Url,
+    boolean,
+    check_password,
+    parameters_in,
+    secret_of,
+    shown_login,
+    shown_parameters,
+    unreadable,
+)
 
-__all__ = ["Address", "RedisSettings", "Url", "shown_address"]
-
-Address = tuple[str, int]
-"""Host and port."""
+__all__ = ["RedisSettings"]
 
 _LONGEST_TTL = 1e10
 _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?:([^/?#]*)@)?([^/?#@]*)([^?#]*)(?:\?([^#]*))?")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,]*)(?::(\d{1,5}))?")
-
-
-def boolean(text: str) -> bool:
-    """True or False. KeyError for anything else."""
-    return _BOOLEANS[text.lower()]
-
-
-class Url(NamedTuple):
-    """The pieces of a URL, decoded. ``hosts`` are as many as it names, at least one; `None` is no port."""
-
-    scheme: str
-    username: str | None
-    password: str | None
-    hosts: tuple[tuple[str, int | None], ...]
-    path: str
-    query: str
-
-    @classmethod
-    def read(cls, url: str) -> Url:
-        """Raises ValueError, which repeats nothing: what cannot be read may be a piece of a password."""
-        found = _URL.fullmatch(url)
-        if found is None:
-            raise ValueError("not a URL")
-        scheme, login, netloc, path, query = found.groups(default="")
-        if "@" in path + query:
-            raise ValueError("an '@' that is not the end of the login")
-        user, colon, password = login.partition(":")
-        hosts = []
-        for one in netloc.split(","):
-            host = _HOST.fullmatch(one)
-            if host is None:
-                raise ValueError("not a host")
-            urlsplit(f"//{host[1]}")  # knows characters that look like others
-            hosts.append((host[1].strip("[]").lower(), None if host[2] is None else int(host[2])))
-        return cls(
-            scheme.lower(),
-            unquote(user) or None,
-            unquote(password) if colon else None,
-            tuple(hosts),
-            unquote(path),
-            query,
-        )
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -101,7 +61,7 @@ class RedisSettings:
     ssl_cert_reqs: str = "required"
     ssl_check_hostname: bool = True
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+    PARAMETERS: ClassVar[Parameters] = {
         "prefix": str,
         "socket_timeout": float,
         "socket_connect_timeout": float,
@@ -122,8 +82,7 @@ class RedisSettings:
         for name, fits, expected in self._rules():
             if not fits:
                 raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        if self.password_env is not None and self.password is not None:
-            raise ConfigurationError("there is a password and a password_env: leave one of them out")
+        check_password(self.password, self.password_env)
         if self.username and self.password is None and self.password_env is None:
             raise ConfigurationError(
                 "there is a user but no password: a password alone is written redis://:password@host, and a user "
@@ -157,21 +116,11 @@ class RedisSettings:
             if parts.scheme in cls.SCHEMES:
                 read = parts, cls._place(parts)
         if read is None:
-            raise ConfigurationError(
-                f"this is no URL like {cls.EXAMPLE}?parameter=value, with numbers for port and "
-                "db. It is not shown, because it may hold a password; in the password, and wherever there is an '@', "
-                "write special characters percent-encoded: urllib.parse.quote(password, safe='')"
-            )
+            raise unreadable(cls.EXAMPLE, ", with numbers for port and db")
         parts, given = read
-        for name, text in parse_qsl(parts.query, keep_blank_values=True):
-            if name not in cls.PARAMETERS:
-                known = ", ".join(cls.PARAMETERS)
-                raise ConfigurationError(f"{parts.scheme}:// has no parameter {name!r}; it has {known}")
-            try:
-                given[name] = cls.PARAMETERS[name](text)
-            except (ValueError, KeyError) as error:
-                raise ConfigurationError(f"the parameter {name} cannot be {text!r}") from error
-        return cls(username=parts.username, password=parts.password, tls=parts.scheme.startswith("rediss"), **given)
+        given |= parameters_in(parts.scheme, parts.query, cls.PARAMETERS)
+        tls = parts.scheme.startswith("rediss")
+        return cls(username=parts.username or None, password=parts.password, tls=tls, **given)
 
     @classmethod
     def _place(cls, url: Url) -> dict[str, Any]:
@@ -179,10 +128,8 @@ class RedisSettings:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        user = quote(self.username or "", safe="")
-        user = f"{user}:***@" if self.password is not None else f"{user}@" if user else ""
-        query = "&".join(f"{name}={quote(str(value))}" for name, value in self._changed().items())
-        return f"{type(self).__name__}('{self._url(user)}{'?' if query else ''}{query}')"
+        url = self._url(shown_login(self.username, self.password))
+        return f"{type(self).__name__}('{url}{shown_parameters(self._changed())}')"
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels is what was given, and nothing that was worked out from it meanwhile."""
@@ -201,7 +148,7 @@ class RedisSettings:
     @property
     def secret(self) -> str | None:
         """The password, wherever it is; what messages must not show. Raises ConfigurationError."""
-        return self.password if self.password_env is None else password_in(self.password_env)
+        return secret_of(self.password, self.password_env)
 
     def connection_options(self) -> dict[str, Any]:
         """What redis-py needs for a connection, but for the place. Raises ConfigurationError."""
@@ -236,9 +183,3 @@ class RedisSettings:
         if ":" in state or "!" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in Redis: ':' and '!' end the name there")
         return None if ttl is None else b"%d" % math.ceil(ttl * 1000)
-
-
-def shown_address(address: Address) -> str:
-    """``host:port``."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -6,13 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout, not_listed
-from mapstate.backends.redis.packed_layout import PackedLayout
-from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
+from mapstate.backends.redis.layout import Layout, not_listed
+from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Scan, Swap, close_if_possible
@@ -27,44 +26,39 @@ from mapstate.errors import (
 from mapstate.findings import Finding, Unreadable
 from mapstate.protocol.records import contains_none
 
-if TYPE_CHECKING:
-    from mapstate.backends.redis.backend import OneServer
-
-__all__ = ["RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
+__all__ = ["KEY_ENDS", "RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
 
 Version = tuple[bytes, bytes | None]
-"""The ledger, and the life of the server that it was read in."""
+"""The ledger, and the incarnation of the server that it was read from."""
 
 _REMOVED = 1000  # records on a page of a state that is dropped
 _FEW = 128  # keys of a read, up to which EXISTS goes along: it costs less than a round trip where one is absent
 _SAMPLE = 20  # records that a checkup looks at
 _LOOK = 10_000  # keys of the server that it passes over in one request, to find them
 _log = logging.getLogger("mapstate")
-_NAMES = ("!ledger", "!fence", "!claims", "!reports", "!layout")
+KEY_ENDS = ("!ledger", "!fence", "!claims", "!reports", "!layout")
+"""What the Redis keys beside the records end with."""
 
 
 class RedisStore:
-    """One state in Redis. Cheap to make; holds no connection while nothing is asked of it."""
+    """One state in Redis. Cheap to make; holds no connection between requests.
 
-    def __init__(self, backend: OneServer, state: str, expiry: bytes | None) -> None:
-        self._backend = backend
+    ``name``           of the state's Redis keys, without what tells them apart
+    ``layout``         of the records; ``layout_text`` is how the state notes it
+    ``commit_domain``  see `JointLedgers.commit_domain`
+    """
+
+    def __init__(
+        self, server: Server, state: str, name: bytes, layout: Layout, *, layout_text: bytes, commit_domain: Hashable
+    ) -> None:
+        self._server = server
         self._state = state
-        self._server = Server(backend, state)
-        name = (backend.prefix + state if backend.records is None else backend.records).encode()
+        self._layout = layout
+        self._layout_text = layout_text
+        self._commit_domain = commit_domain
         self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
-            name + one.encode() for one in _NAMES
+            name + one.encode() for one in KEY_ENDS
         )
-        self._layout: Layout
-        if backend.buckets is not None:
-            self._kind = b"packed, %d buckets" % backend.buckets
-            self._layout = PackedLayout(state, backend.max_value_bytes, name + b":", backend.buckets)
-        elif backend.layout == "hash":
-            self._kind, self._layout = b"hash", HashLayout(state, backend.max_value_bytes, name)
-        elif backend.records is None:
-            self._kind, self._layout = b"string", StringLayout(state, backend.max_value_bytes, name + b":", expiry)
-        else:
-            self._kind = b"string, records at " + name
-            self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
         if not name:  # bare keys: every key of the database would be the state's
             self.drop = None  # type: ignore[assignment,method-assign]
 
@@ -89,24 +83,24 @@ class RedisStore:
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
-        """See `LedgerStore.load`. The version is the record, and the life of the server, where it may be asked.
+        """See `LedgerStore.load`. The version is the record, and the incarnation of the server, where INFO is allowed.
 
         Raises ConfigurationError where the records of the state lie in another layout than the URL says.
         """
         asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
         record, layout, *info = self._server.ask(asked, 4, optional=2)
-        if record is not None and layout != self._kind:
+        if record is not None and layout != self._layout_text:
             raise self._elsewhere(layout)
-        return None if record is None else (record, (record, life(*info)))
+        return None if record is None else (record, (record, incarnation_of(*info)))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
         done = self.swap_all([Swap(self, record, expected, fence)])
         return None if done is None else done[0]
 
-    def ledger_place(self) -> Hashable:
-        """See `JointLedgers.ledger_place`: the server, its database and the user."""
-        return self._backend.reached
+    def commit_domain(self) -> Hashable:
+        """See `JointLedgers.commit_domain`: the server, its database and the user."""
+        return self._commit_domain
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
         """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors as of `swap`."""
@@ -117,18 +111,18 @@ class RedisStore:
         asked = 2 * len(more) + len(swaps) + 2
         conn, replies = server.retrying(lambda: server.watch(server.take(), first, ask, asked, optional=2))
         ledgers, layouts = [replies[0], *replies[2 : 2 * len(swaps) : 2]], replies[-2 - len(swaps) : -2]
-        lived = life(*replies[-2:])
+        incarnation = incarnation_of(*replies[-2:])
         if any(
-            (None if found is None else (found, lived)) != swap.expected
+            (None if found is None else (found, incarnation)) != swap.expected
             for found, swap in zip(ledgers, swaps, strict=True)
         ):
             server.unwatch(conn)
             return None
         for found, layout, swap in zip(ledgers, layouts, swaps, strict=True):
-            if found is not None and layout != swap.store._kind:
+            if found is not None and layout != swap.store._layout_text:
                 server.unwatch(conn)
                 raise swap.store._elsewhere(layout)
-        if lived is None and any(not one.fence.closed for one in swaps):  # an attempt begins
+        if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
             _log.warning(
                 "state %s: this user of Redis may not run INFO, so a server that restarts, or fails over, within a "
                 "batch goes unnoticed, and may lose a part of it: allow it INFO",
@@ -141,12 +135,12 @@ class RedisStore:
         ]
         transaction = MULTI + b"".join(changes) + EXEC
         done = server.retrying(lambda: server.finish(conn, transaction, len(changes) + 2), retries=0)[-1]
-        return None if done is None else [(one.record, lived) for one in swaps]
+        return None if done is None else [(one.record, incarnation) for one in swaps]
 
     def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[bytes]:
         """Commands for a transaction."""
         ledger = command(b"SET", self._ledger, record), command(b"SET", self._fence, token_text(fence))
-        layout = [command(b"SET", self._kept_layout, self._kind)] if is_new else []
+        layout = [command(b"SET", self._kept_layout, self._layout_text)] if is_new else []
         return [*ledger, command(b"DEL", self._claims), *layout]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
@@ -173,13 +167,13 @@ class RedisStore:
             asked = self._layout.scan(cursor, page_size)
             if first:
                 (cursor, found, *other), *info = self._server.ask(asked + INFO, 3, optional=2)
-                began_in = life(*info)
+                began_in = incarnation_of(*info)
             else:
                 ((cursor, found, *other),) = self._server.ask(asked, 1)
             page += self._layout.scanned(found, unlisted)
             if other:
                 unlisted += [repr(name.decode()) for name in other[0]]
-            if cursor == b"0" and not first and life(*self._server.ask(INFO, 2, optional=2)) != began_in:
+            if cursor == b"0" and not first and incarnation_of(*self._server.ask(INFO, 2, optional=2)) != began_in:
                 raise StoreUnavailableError(
                     f"state {self._state!r}: Redis was started again or failed over while its keys were listed, so "
                     "some may have been passed over. List them again.",
@@ -260,15 +254,16 @@ class RedisStore:
         if found is None:
             name = self._kept_layout.decode(errors="backslashreplace")
             return ConfigurationError(
-                f"state {self._state!r}: the key {name!r} is gone (deleted or evicted), which says how its records "
-                "lie. Nothing was written. Where the URL says what the state was made with, set it again: redis-cli "
-                f"SET {name!r} '{self._kind.decode()}'. Then look with mapstate doctor whether other keys are gone too."
+                f"state {self._state!r}: the key {name!r}, the layout of its records, was deleted or evicted. Nothing "
+                "was written. If the URL has the layout that the state was made with, set it again: "
+                f"redis-cli SET {name!r} '{self._layout_text.decode()}'. Then run mapstate doctor, because other keys "
+                "may be gone, too."
             )
         there = f"layout {found.decode(errors='replace')}"
         return ConfigurationError(
-            f"state {self._state!r} was made with {there}, and the URL says {self._kind.decode()}: its records would "
-            "not be found. Nothing was written. Put into the URL what it was made with: layout=..., buckets=..., "
-            "records=..."
+            f"state {self._state!r} was made with {there}, and the URL says {self._layout_text.decode()}: its records "
+            "would not be found. Nothing was written. Put the state's own layout into the URL: layout=..., "
+            "buckets=..., records=..."
         )
 
     def _allowed(self, asked: bytes) -> Any:
@@ -277,7 +272,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Closes this process's idle connections to the server. The store stays usable."""
-        self._backend.pool().disconnect(inuse_connections=False)
+        self._server.access.pool().disconnect(inuse_connections=False)
 
 
 def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, Unreadable]:

@@ -19,8 +19,8 @@ __all__ = [
     "UNWATCH",
     "PackedKeys",
     "command",
+    "incarnation_of",
     "interleaved",
-    "life",
     "packed_keys",
     "raise_first",
     "sizes",
@@ -114,15 +114,15 @@ def raise_first(replies: Sequence[Any]) -> None:
             raise reply
 
 
-def life(server: bytes | None, replication: bytes | None) -> bytes | None:
-    """Names one life of a server: it ends with its process, and with a failover. None where INFO is forbidden."""
+def incarnation_of(server: bytes | None, replication: bytes | None) -> bytes | None:
+    """Name one incarnation of a server: it ends with its process, and with a failover. None where INFO is forbidden."""
     run = re.search(rb"run_id:(\w+)", server or b"")
     history = re.search(rb"master_replid:(\w+)", replication or b"")
     return None if run is None else run[1] + b"/" + (history[1] if history else b"")
 
 
 INFO = command(b"INFO", b"server") + command(b"INFO", b"replication")
-"""Two commands, whose replies `life` takes."""
+"""Two commands, whose replies `incarnation_of` takes."""
 
 MULTI = command(b"MULTI")
 DISCARD = command(b"DISCARD")

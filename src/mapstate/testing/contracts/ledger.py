@@ -155,8 +155,8 @@ class LedgerContract(BackendContract):
         self, store: Any, other: Any, backend: Backend, opened: ExitStack, side_door: SideDoor
     ) -> None:
         another = closing(opened, backend.open(f"{self.state}2"))
-        assert store.ledger_place() == other.ledger_place() == another.ledger_place()
-        hash(store.ledger_place())
+        assert store.commit_domain() == other.commit_domain() == another.commit_domain()
+        hash(store.commit_domain())
         self.move(another, LATER)
         before = another.load()
         versions = store.swap_all([Swap(another, b"two", before[1], CLOSED), Swap(store, b"one", None, OPEN)])

@@ -1,4 +1,4 @@
-"""A state's records in a cluster: which bucket a key belongs to, and what is asked of each bucket."""
+"""Slot groups: the records of a state in a cluster that share a slot and a fence."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
+from redis.crc import key_slot
+
 from mapstate.backends.redis.layout import StringLayout
 from mapstate.backends.redis.scripts import guarded_put, guarded_rewrite
-from mapstate.backends.redis.topology import slot_of
 from mapstate.backends.redis.wire import PackedKeys, command
 from mapstate.errors import CorruptRecordError
 
-__all__ = ["Bucket", "Group", "in_groups", "put_together"]
+__all__ = ["GroupKeys", "SlotGroup", "by_slot_group", "in_chunk_order"]
 
 T = TypeVar("T")
 
 
-class Bucket:
-    """One part of a state's records. They lie in one slot, and so does their fence."""
+class SlotGroup:
+    """Some of a state's records, in one slot with their fence."""
 
     def __init__(self, name: bytes, number: int, state: str, max_value_bytes: int, expiry: bytes | None) -> None:
         tag = b"%d" % number
-        self.slot = slot_of(tag)
+        self.slot = key_slot(tag)
         self.fence = b"%b!{%b}fence" % (name, tag)
         self._expiry = expiry
         self._layout = StringLayout(state, max_value_bytes, b"%b:{%b}:" % (name, tag), expiry)
@@ -76,10 +77,10 @@ class Bucket:
         return self._layout.ttl_of(key)
 
 
-class Group(NamedTuple):
-    """The keys of one bucket out of a chunk, and their places in it."""
+class GroupKeys(NamedTuple):
+    """The keys of a chunk that belong to one slot group, and their places in the chunk."""
 
-    bucket: int
+    group: int
     places: list[int]
     keys: list[str]
 
@@ -88,22 +89,22 @@ class Group(NamedTuple):
         return list(map(values.__getitem__, self.places))
 
 
-def in_groups(keys: Sequence[str], buckets: int) -> list[Group]:
-    """A chunk by buckets. A key's bucket is the CRC-32 of its UTF-8 text, modulo their number."""
+def by_slot_group(keys: Sequence[str], groups: int) -> list[GroupKeys]:
+    """Divide a chunk by slot group: the CRC-32 of a key's UTF-8 text modulo the number of groups."""
     try:
         numbers = list(map(crc32, map(str.encode, keys)))
     except UnicodeEncodeError:  # a half pair is refused when it is packed
         numbers = [crc32(key.encode("utf-8", "surrogatepass")) for key in keys]
-    places: list[list[int]] = [[] for _ in range(buckets)]
+    places: list[list[int]] = [[] for _ in range(groups)]
     for at, number in enumerate(numbers):
-        places[number % buckets].append(at)
-    return [Group(bucket, own, list(map(keys.__getitem__, own))) for bucket, own in enumerate(places) if own]
+        places[number % groups].append(at)
+    return [GroupKeys(group, own, list(map(keys.__getitem__, own))) for group, own in enumerate(places) if own]
 
 
-def put_together(groups: Iterable[Group], parts: Iterable[Sequence[T]], count: int) -> list[T | None]:
-    """What each group has for its keys, in the order of the chunk."""
+def in_chunk_order(parts: Iterable[GroupKeys], answers: Iterable[Sequence[T]], count: int) -> list[T | None]:
+    """The answers for each part's keys, in the order of the chunk."""
     out: list[T | None] = [None] * count
-    for group, part in zip(groups, parts, strict=True):
-        for at, one in zip(group.places, part, strict=True):
+    for part, own in zip(parts, answers, strict=True):
+        for at, one in zip(part.places, own, strict=True):
             out[at] = one
     return out
