@@ -15,7 +15,7 @@ from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport, encode_report, read_reports
 from mapstate.capabilities import FenceToken, Reports
 from mapstate.errors import CorruptRecordError, FencedError, StoreAuthError, StoreUnavailableError
-from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledgers import Ledgers
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -109,7 +109,7 @@ def test_on_batch_gets_what_the_store_keeps_before_downstream_does(url, spark):
 def test_keys_that_a_replay_had_applied_already_are_skipped(url, spark, monkeypatch):
     frame, job = visits(spark, transactional(url))
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "commit", lambda *_: (_ for _ in ()).throw(FencedError("died before the commit")))
+        patch.setattr(Ledgers, "commit", lambda *_: (_ for _ in ()).throw(FencedError("died before the commit")))
         with pytest.raises(FencedError):
             job(frame, 0)
     seen: list[BatchReport] = []

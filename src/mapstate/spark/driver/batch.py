@@ -53,6 +53,11 @@ class BatchDriver:
         self._planned = PlannedBatches()
         self._open: tuple[QueryRun, Ledgers] | None = None
 
+    @property
+    def serves_query(self) -> bool:
+        """Whether a streaming query has brought the last batch, and not a call by hand."""
+        return self._open is not None and self._open[0].run_id is not None
+
     def run(self, batch_df: DataFrame, batch_id: int, upstream_txid: int | None = None) -> None:
         """One foreachBatch call. ``upstream_txid`` is as in `BatchPlan`.
 

@@ -43,7 +43,7 @@ class PersistentAggregate(Startable):
 
         df.writeStream.foreachBatch(counts).option("checkpointLocation", path).start()
 
-    Its methods change what is declared: they add to this state, until the first batch comes.
+    Its methods change what is declared: they add to this state, until its query has begun.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ __all__ = ["Query", "Startable"]
 
 
 class Query:
-    """All that is declared of one stream. It changes until its first batch comes; then it is closed.
+    """All that is declared of one stream. It changes until a started query brings the first batch; then it is closed.
 
     ``admit`` raises for a state that cannot be one of this query's. ``siblings`` are the queries of the same topology,
     by the names of their streams, and ``owner`` names it for messages.
@@ -86,8 +86,11 @@ class Query:
         return both
 
     def check_open(self) -> None:
-        """Raises UsageError once a batch has come, or the stream has been merged into another one."""
-        if self._driver is not None:
+        """Raises UsageError once a started query has brought a batch, or the stream was merged into another one.
+
+        After batches that were given by hand the states are opened again, with all that is declared then.
+        """
+        if self._driver is not None and self._driver.serves_query:
             raise UsageError(
                 f"the stream {self.name!r}{self._owner} runs already: declare all of its states, and what follows "
                 "them, before it is started"
@@ -96,6 +99,7 @@ class Query:
             raise UsageError(
                 f"the stream {self.name!r}{self._owner} was merged into {self.merged_into!r}: declare on that one"
             )
+        self._driver = None
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. What Spark calls, on the driver.
