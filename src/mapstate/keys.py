@@ -87,11 +87,11 @@ class KeyCodec:
             self._types = [_NATIVE_INTEGER]
 
     def encode(self, key: Any) -> StoreKey:
-        """The text of one key, given as a tuple, or bare where the state has one key column.
+        """The text of one key, given as a tuple or a list, or bare where the state has one key column.
 
         Raises KeyEncodingError where number or types of its values differ from the schema.
         """
-        values = key if isinstance(key, tuple) else (key,)
+        values = key if isinstance(key, (tuple, list)) else (key,)
         if len(values) != len(self.fields):
             raise KeyEncodingError(
                 f"the key {shown(key)} has {len(values)} values; this state is keyed by {self._schema()}",
@@ -103,9 +103,9 @@ class KeyCodec:
     def encode_all(self, keys: Sequence[Any]) -> list[Any]:
         """The text of each key, given as `encode` takes it. The form that readers use."""
         width = len(self.fields)
-        if width == 1 and not any(issubclass(kind, tuple) for kind in set(map(type, keys))):
+        if width == 1 and not any(issubclass(kind, (tuple, list)) for kind in set(map(type, keys))):
             return self.encode_columns([keys], len(keys))
-        rows = [key if isinstance(key, tuple) else (key,) for key in keys]
+        rows = [key if isinstance(key, (tuple, list)) else (key,) for key in keys]
         if any(len(row) != width for row in rows):
             return [self.encode(key) for key in keys]  # which says what is wrong with the first such key
         columns = [list(map(itemgetter(at), rows)) for at in range(width)]

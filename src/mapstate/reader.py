@@ -123,7 +123,7 @@ class StateReader:
     def get(self, key: Any) -> dict[str, Any] | None:
         """The fields of one key, or None where it is absent.
 
-        ``key`` is a tuple of the grouping values, or bare where there is one grouping column. Raises
+        ``key`` is a tuple or a list of the grouping values, or bare where there is one grouping column. Raises
         KeyEncodingError, CorruptRecordError, LedgerLostError, StaleBatchError, StoreError.
         """
         return self.multi_get([key])[0]

@@ -391,7 +391,7 @@ def test_what_lists_keys_over_a_restart_of_the_server_says_so_and_changes_no_val
         for page in plain(self, page_size):
             yield page
             listed.append(page)
-            if len(listed) == 2:
+            if len(listed) == 1:  # a drop may have no third page, because the table shrinks under it
                 server.restart()
 
     with monkeypatch.context() as patch:

@@ -159,6 +159,13 @@ def test_a_bare_value_stands_for_a_key_of_one_column():
     assert codec("string").encode_all(["a", ("a",), None]) == ["a", "a", "\\N"]
 
 
+def test_a_list_stands_for_a_tuple():
+    assert codec("string", "bigint").encode(["DE", 1]) == codec("string", "bigint").encode(("DE", 1))
+    assert codec("string", "bigint").encode_all([["DE", 1], ("DE", 1)]) == ["DE|1"] * 2
+    assert codec("string").encode_all([["a"], ("a",), "a"]) == ["a"] * 3
+    assert codec().encode_all([[]]) == ["\\G"]
+
+
 def test_the_ungrouped_key_is_the_empty_tuple():
     assert codec().encode(GLOBAL_KEY) == "\\G"
     assert codec().encode_columns([], 3) == ["\\G"] * 3
@@ -205,7 +212,7 @@ def test_a_value_of_another_type_is_refused_with_the_column_and_the_schema(kind,
     assert caught.value.column == "k1"
 
 
-@pytest.mark.parametrize("key", [(), ("a", "b"), ("a", None, "c")])
+@pytest.mark.parametrize("key", [(), ("a", "b"), ("a", None, "c"), ["a", "b"]])
 def test_a_key_with_another_number_of_values_is_refused(key):
     with pytest.raises(KeyEncodingError, match="k0 string"):
         codec("string").encode(key)

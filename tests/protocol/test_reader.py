@@ -175,7 +175,7 @@ def test_committed_values_are_read_and_absent_keys_are_none(backend):
     job.batch({"a": 1, "b": 2})
     with reading(backend) as reader:
         assert reader.get("a") == {"visits": 1}
-        assert reader.get(("b",)) == {"visits": 2}
+        assert reader.get(("b",)) == reader.get(["b"]) == {"visits": 2}
         assert reader.get("no") is None
         assert reader.multi_get(["b", "no", "a", "b"]) == [{"visits": 2}, None, {"visits": 1}, {"visits": 2}]
         assert reader.multi_get([]) == []
@@ -579,7 +579,7 @@ def test_keys_of_several_columns_and_types():
         assert {key[:2] for key, _ in reader.scan()} == {("a|b", day), (None, None)}
 
 
-@pytest.mark.parametrize("key", [1, ("a", "b"), (), b"a", ["a"], True, 1.5], ids=repr)
+@pytest.mark.parametrize("key", [1, ("a", "b"), (), b"a", ["a", "b"], [], [["a"]], True, 1.5], ids=repr)
 def test_a_key_that_does_not_fit_the_schema_is_refused_with_the_schema(key):
     backend = MemoryBackend("wrong keys")
     Job(backend)

@@ -1,6 +1,6 @@
 """The ledger's record, and the small values that its events take and return.
 
-Nothing here does I/O or decides anything: `mapstate.protocol.transitions` has the rules.
+Nothing here does I/O or decides anything; `mapstate.protocol.transitions` has the rules.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ DROPPER = "mapstate drop"
 
 
 class PlanDigest(msgspec.Struct, frozen=True):
-    """What a ledger keeps of a `BatchPlan`: the same digests, the same plan. Each is 16 hexadecimal digits.
+    """The digests of a `BatchPlan` that a ledger keeps, of 16 hexadecimal digits each. Equal digests mean equal plans.
 
-    ``fingerprint`` is that of the plan, ``previous`` that of the batch before it; None if only offsets could be read.
-    ``upstream_txid`` is as in `BatchPlan`.
+    ``fingerprint``    of the plan, None if only offsets could be read
+    ``previous``       of the plan of the batch before, None likewise
+    ``start``          of the start offsets
+    ``end``            of the end offsets
+    ``upstream_txid``  see `BatchPlan`
     """
 
     fingerprint: str | None
@@ -53,14 +56,16 @@ class PlanDigest(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that counts. ``at`` is ISO 8601 in UTC; ``offsets`` the source's, where known.
+    """A committed batch.
 
-    ``run`` names the start of the query that brought it: within one, no batch comes twice. ``plan`` is what Spark had
-    planned for it, None where no checkpoint says. ``apart_from`` names the states of the topology whose commit of this
-    batch is a write of its own, so that they may lack it.
-    ``keys_delta`` is how many keys the attempt added, less those that it removed; None if it cannot tell.
-    ``keys_held`` is how many keys the state holds after the batch; None if unknown. `commit` computes it.
-    ``last_txid_before`` is the ledger's last txid before the batch: of another commit, a vacuum, or adopted records.
+    ``at``                the time of the commit, ISO 8601 in UTC
+    ``offsets``           the source's end offsets, where known
+    ``run``               the start of the query that brought the batch; within one run no batch comes twice
+    ``plan``              Spark's plan of the batch, None without a checkpoint
+    ``keys_delta``        the number of keys added less those removed; None if unknown
+    ``keys_held``         the number of keys in the state after the batch; None if unknown. `commit` computes it
+    ``apart_from``        states of the topology that commit this batch in another write, so that they may lack it
+    ``last_txid_before``  the ledger's last txid before the batch: of a commit, a vacuum, or adopted records
     """
 
     batch_id: int
@@ -79,10 +84,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that may write, if its epoch is still the ledger's. No batch id: a vacuum.
+    """An attempt that may write while its epoch is the ledger's. A vacuum has no batch id.
 
-    ``nonce`` is a random name: a store that was put back gives out the same epoch and txid again. ``at`` is
-    when it was begun, ISO 8601 in UTC, for people: nothing is decided by it.
+    ``nonce``  a random name, because a store that was put back gives out the same epoch and txid again
+    ``at``     the time of its begin, ISO 8601 in UTC; for people only, no rule uses it
     """
 
     txid: int
@@ -97,17 +102,23 @@ _STORED_NAMES = {"last_commit": "committed", "field_counts": "layouts"}
 
 
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
-    """The state's own record: who owns it, what is committed, in flight, dead. `_STORED_NAMES` are the JSON's.
+    """The record of one state: its schema, its owner, its last commits, and its attempts.
 
-    ``owners``     each query id that ever owned the state, and the batch id it must bring next
-    ``session``    a random name of the opening that made this epoch
-    ``last_txid``  the highest committed txid, of a batch or a vacuum; None if nothing counts
-    ``last_commit``  the last committed batch; ``previous`` the one before it
-    ``dead``       txids below ``last_txid`` that do not count, as inclusive ranges
-    ``field_counts``    pairs (txid, n): from this txid on, records hold n fields
-    ``rewrites``   how many vacuums have begun: since then records may have been purged
-    ``initial_keys`` how many keys the state held before its first batch, None if unknown
-    ``has_had_ttl``   no commit knows how many keys such a state holds
+    ``field_counts``  pairs (txid, n): from this txid on, records hold n fields. In the JSON: ``layouts``
+    ``owners``        each query id that ever owned the state, and the batch id that it must bring next
+    ``epoch``         rises with each opening; a driver of an older epoch is fenced
+    ``session``       a random name of the opening that made this epoch
+    ``first_txid``    where the ledger's txids start
+    ``next_txid``     the txid of the next attempt
+    ``last_txid``     the highest committed txid, of a batch or a vacuum; None if nothing counts
+    ``last_commit``   the last committed batch. In the JSON: ``committed``
+    ``previous``      the committed batch before it
+    ``in_flight``     the attempt that has begun last and is not committed
+    ``dead``          txids below ``last_txid`` that do not count, as inclusive ranges
+    ``floor``         records below this txid were reset and read as absent
+    ``rewrites``      the number of vacuums begun; each may have purged records
+    ``initial_keys``  the number of keys before the first batch, None if unknown
+    ``has_had_ttl``   records may expire, so the number of keys is unknown
     """
 
     format: int = FORMAT
@@ -134,38 +145,39 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     has_had_ttl: bool = False
 
     def keys_held(self) -> int | None:
-        """The number of keys with a committed value. None if unknown; see docs/operating.md#how-many-keys."""
+        """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
         if self.has_had_ttl:
             return None
         return self.initial_keys if self.last_commit is None else self.last_commit.keys_held
 
     def with_keys_held(self, held: int | None) -> LedgerRecord:
-        """The same ledger with another number of keys."""
+        """Copy the ledger with another number of keys."""
         if self.last_commit is None:
             return msgspec.structs.replace(self, initial_keys=held)
         return msgspec.structs.replace(self, last_commit=msgspec.structs.replace(self.last_commit, keys_held=held))
 
     def contents(self) -> tuple[Any, ...]:
-        """Equal for two ledgers under which an opaque state has the same committed values, and no vacuum between."""
+        """Equal for two ledgers under which an opaque state has equal committed values, with no vacuum between."""
         return self.first_txid, self.floor, self.last_txid, self.dead, self.rewrites
 
     def view(self) -> CommitView:
-        """What counts, as of this ledger."""
+        """The txids that count under this ledger."""
         return CommitView(self.last_txid, self.dead, self.floor, self.first_txid)
 
     def fence(self) -> FenceToken:
-        """Who may write under this ledger. Open only for an attempt begun in this epoch."""
-        at = self.in_flight
-        if at is not None and at.epoch == self.epoch:
-            return FenceToken(self.epoch, at.txid, nonce=at.nonce)
-        below = self.next_txid if at is None else at.txid  # a transactional txid may be begun again
+        """The fence under this ledger. It is open only for an attempt of this epoch."""
+        attempt = self.in_flight
+        if attempt is not None and attempt.epoch == self.epoch:
+            return FenceToken(self.epoch, attempt.txid, nonce=attempt.nonce)
+        below = self.next_txid if attempt is None else attempt.txid  # a transactional txid may be begun again
         return FenceToken(self.epoch, below - 1, closed=True)
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver brings to `open_ledger`. ``clock_txid`` is where a new ledger's txids start.
+    """A driver's arguments to `open_ledger`.
 
-    ``has_ttl``: the driver's records have a ttl.
+    ``clock_txid``  where a new ledger's txids start
+    ``has_ttl``     the driver's records have a ttl
     """
 
     state: str
@@ -181,7 +193,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(NamedTuple):
-    """An attempt: its txid and the view under which it judges what it reads."""
+    """One try of a driver at a batch: its txid, and the view under which it reads records."""
 
     batch_id: int
     txid: int
@@ -190,10 +202,9 @@ class Attempt(NamedTuple):
 
 
 class AlreadyCommitted(NamedTuple):
-    """The batch counts already: Spark died before its own commit log said so.
+    """The batch is committed: Spark brings it again because its own commit log lacks it.
 
-    ``commit`` is None where another owner has committed since, so that the batch's own records can
-    no longer be told from later ones.
+    ``commit`` is None if another owner has committed since: later records hide those of the batch.
     """
 
     batch_id: int
@@ -202,21 +213,20 @@ class AlreadyCommitted(NamedTuple):
 
 
 def clock_txid() -> int:
-    """Where a new ledger's txids start: deciseconds since 2026.
+    """The first txid of a new ledger: deciseconds since 2026.
 
-    Batches are slower than ten a second in the long run, so no earlier incarnation of the same name can have
-    given out this txid.
+    Batches are slower than ten a second in the long run. So no earlier state of the same name has used this txid.
     """
     return max(0, int((time.time() - _EPOCH) * 10))
 
 
 def now() -> str:
-    """The time as the ledger writes it."""
+    """The present time as ledgers have it: ISO 8601 in UTC, to the millisecond."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
 
 
 def is_time(text: str) -> bool:
-    """Whether the text is a time as ledgers and reports have it: ISO 8601 with an offset; empty where none is known."""
+    """Whether the text is a time of a ledger or a report: ISO 8601 with an offset, or empty if unknown."""
     try:
         return not text or dt.datetime.fromisoformat(text).tzinfo is not None
     except ValueError:

@@ -1,4 +1,4 @@
-"""The plan of a batch, and what the ledger makes of a batch that Spark planned anew."""
+"""Spark's plan of a batch, and the rules for a batch that comes with another plan than before."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ __all__ = [
 
 
 class BatchPlan(NamedTuple):
-    """The batch as Spark planned it: its start and end offsets, JSON lists with one entry per source, in their order.
+    """A batch as Spark planned it.
 
-    ``planned_at`` is when, in milliseconds: it stands in the checkpoint before the batch runs, so it is the same at a
-    replay, and another one where the batch is planned anew. ``previous_planned_at`` is that of the batch before. Both
-    are None if they cannot be read. ``upstream_txid`` is for a state that follows another one: the txid under which
-    that one has committed the batch, as the driver knows it that passes it on.
+    ``start``, ``end``       offsets: JSON lists with one entry per source, in the order of the sources
+    ``planned_at``           the time of planning in milliseconds. The checkpoint has it before the batch runs, so a
+                             replay has the same time and a new plan another one. None if it cannot be read
+    ``previous_planned_at``  that of the batch before, None likewise
+    ``upstream_txid``        for a state that follows another one: the txid of that state's commit of the batch
     """
 
     start: str
@@ -48,10 +49,10 @@ class BatchPlan(NamedTuple):
 
 
 def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> bool:
-    """Whether the state has committed this batch with another plan than Spark brings it with now.
+    """Whether the state has committed this batch with another plan than the present one.
 
-    Of a state that follows another one: or as of another commit of that one. False for what cannot be told: a batch
-    that is given by hand, or that is not the last one of the present owner.
+    A state that follows another one may also have counted another commit of that state. False if nobody can tell: the
+    batch has no plan, or is not the present owner's last one.
     """
     last = _last_own(ledger)
     if plan is None or last is None or last.batch_id != batch_id or ledger.owners[ledger.owner] != batch_id + 1:
@@ -63,11 +64,15 @@ def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) ->
 
 
 def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
-    """Raises ReplannedBatchError unless the committed batch, planned anew, can be rolled back and counted as it is now.
+    """Check that the committed batch can be rolled back and counted anew under the present plan.
 
-    That is right where both plans start at the same offsets, so that the new one takes the place of the old one, of an
-    opaque state after which nothing has begun: only then the records still hold what was before the batch. A state that
-    follows another one counts its later commit: raises FencedError for an earlier one, which a late driver passes on.
+    Both plans have to start at the same offsets, so that one replaces the other. The state has to be opaque, and no
+    later attempt may have begun: only then do the records still hold the values before the batch.
+
+    Raises:
+        ReplannedBatchError: The batch cannot be counted anew.
+        FencedError: The state has counted a later upstream commit. A late driver brings the earlier one.
+
     """
     last = _last_own(ledger)
     if plan is None or last is None:
@@ -76,23 +81,23 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
     if is_overtaken(known, plan.upstream_txid):
         raise FencedError(
             f"state {ledger.state!r} counts batch {batch_id} of the state that it follows as of a later commit than "
-            f"txid {plan.upstream_txid}: this driver has been replaced and stops here. Nothing was written.",
+            f"txid {plan.upstream_txid}. A newer driver has replaced this one. Nothing was written; this driver stops.",
             state=ledger.state,
             txid=plan.upstream_txid,
         )
     if ledger.type != "opaque":
         why = f"the state is {ledger.type}, and only opaque records keep the value before"
     elif known is None or not _start_together(known, plan.digest()):
-        why = "the two do not start at the same offsets"
+        why = "the plans do not start at the same offsets"
     elif ledger.in_flight is not None or ledger.next_txid != last.txid + 1:
-        why = "a later attempt has begun, and may have used the values before"
+        why = "a later attempt has begun and may have replaced the values before it"
     else:
         return
     raise ReplannedBatchError(
         f"state {ledger.state!r} counts batch {batch_id} {_range(ledger.previous, last)}. Spark planned it anew, from "
-        f"{_cut(plan.start)} to {_cut(plan.end)}: the checkpoint is older than the batch. It cannot be counted anew: "
-        f"{why}. Nothing was written. Put the newer checkpoint back; or restore the store from before the batch; or "
-        "start a new checkpoint where the state ends (on_new_owner='adopt').",
+        f"{_cut(plan.start)} to {_cut(plan.end)}: the checkpoint is older than the batch, which cannot be counted "
+        f"anew: {why}. Nothing was written. Put the newer checkpoint back, or restore the store from before the batch. "
+        "See docs/operating.md#after-a-restored-checkpoint",
         state=ledger.state,
         batch_id=batch_id,
         found=plan.end,
@@ -101,15 +106,14 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
 
 
 def check_age(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
-    """A batch that was committed before another query took the state was not planned after that one's commit."""
+    """Refuse a batch that was committed before another query took the state, if it was planned after that."""
     last = ledger.last_commit
     if plan is None or last is None or last.owner == ledger.owner or not _is_younger(plan, last):
         return
     raise ReplannedBatchError(
-        f"state {ledger.state!r} has counted batch {batch_id} of this query before query {last.owner} took it. Spark "
+        f"state {ledger.state!r} counted batch {batch_id} of this query before query {last.owner} took it. Spark has "
         f"planned that batch anew since, from {_cut(plan.start)} to {_cut(plan.end)}: the checkpoint is older than the "
-        "batch. Nothing was written. Put the newer checkpoint back; or start a new checkpoint where the state ends "
-        "(on_new_owner='adopt').",
+        "batch. Nothing was written. Put the newer checkpoint back. See docs/operating.md#after-a-restored-checkpoint",
         state=ledger.state,
         batch_id=batch_id,
         found=plan.end,
@@ -118,16 +122,15 @@ def check_age(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> No
 
 
 def check_repeated(ledger: LedgerRecord, repeat: InFlight, plan: BatchPlan | None) -> None:
-    """A transactional attempt is begun again under its txid only with the plan that it had."""
+    """Refuse to repeat a transactional attempt, which keeps its txid, with another plan."""
     if plan is None or repeat.plan is None or _is_same(repeat.plan, plan.digest()):
         return
     last = ledger.last_commit
     raise ReplannedBatchError(
         f"state {ledger.state!r} is transactional and has batch {repeat.batch_id} in flight, which begins at "
         f"{'the start' if last is None else _cut(last.offsets)}. Spark planned it anew, from {_cut(plan.start)} to "
-        f"{_cut(plan.end)}: a replay has to be identical, because it skips the keys that are in. Nothing was written. "
-        "Put the checkpoint back that holds the first plan; or start empty, with a new checkpoint and "
-        "on_new_owner='reset'.",
+        f"{_cut(plan.end)}, but a replay has to be identical: it skips keys that are written. Nothing was written. "
+        "Put the checkpoint with the first plan back. See docs/operating.md#each-refusal-and-what-to-do",
         state=ledger.state,
         batch_id=repeat.batch_id,
         found=plan.end,
@@ -136,18 +139,18 @@ def check_repeated(ledger: LedgerRecord, repeat: InFlight, plan: BatchPlan | Non
 
 
 def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
-    """A batch starts where the one before it, which the state counts, has ended."""
+    """Refuse a batch that does not start where the state's last batch ended."""
     last = _last_own(ledger)
     if plan is None or last is None or last.batch_id != batch_id - 1:
         return
-    known, found = _plan_of(last, ledger.previous), plan.digest()
-    if known is None or (known.end == found.start and _may_be_equal(known.fingerprint, found.previous)):
+    known, present = _plan_of(last, ledger.previous), plan.digest()
+    if known is None or (known.end == present.start and _may_be_equal(known.fingerprint, present.previous)):
         return
     raise ReplannedBatchError(
         f"state {ledger.state!r} counts batch {last.batch_id} {_range(ledger.previous, last)}. Spark's batch "
-        f"{batch_id} goes from {_cut(plan.start)} to {_cut(plan.end)}, so rows would count twice or "
-        "not at all: two copies of one checkpoint were in use, or it was edited. Nothing was written. Put the "
-        "checkpoint back that last wrote this state; or go on with what Spark brings, by on_gap='accept' in one run.",
+        f"{batch_id} goes from {_cut(plan.start)} to {_cut(plan.end)}, so rows would count twice or not at all: "
+        "two copies of one checkpoint were in use, or it was edited. Nothing was written. Put the checkpoint back that "
+        "last wrote this state. See docs/operating.md#each-refusal-and-what-to-do",
         state=ledger.state,
         batch_id=batch_id,
         found=plan.start,
@@ -156,31 +159,31 @@ def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -
 
 
 def is_overtaken(known: PlanDigest | None, upstream_txid: int | None) -> bool:
-    """Whether a plan counts a later commit of the state that it follows than ``upstream_txid``."""
+    """Whether a plan counts the upstream commit ``upstream_txid`` or a later one."""
     counted = None if known is None else known.upstream_txid
     return counted is not None and upstream_txid is not None and upstream_txid <= counted
 
 
-def _is_same(known: PlanDigest, found: PlanDigest) -> bool:
-    if known.upstream_txid is not None and found.upstream_txid not in (known.upstream_txid, None):
+def _is_same(known: PlanDigest, present: PlanDigest) -> bool:
+    if known.upstream_txid is not None and present.upstream_txid not in (known.upstream_txid, None):
         return False
-    if known.fingerprint is not None and found.fingerprint is not None:
-        return known.fingerprint == found.fingerprint
-    return known.end == found.end and known.start in ("", found.start)
+    if known.fingerprint is not None and present.fingerprint is not None:
+        return known.fingerprint == present.fingerprint
+    return known.end == present.end and known.start in ("", present.start)
 
 
-def _start_together(one: PlanDigest, other: PlanDigest) -> bool:
-    return one.start == other.start and _may_be_equal(one.previous, other.previous)
+def _start_together(known: PlanDigest, present: PlanDigest) -> bool:
+    return known.start == present.start and _may_be_equal(known.previous, present.previous)
 
 
-def _may_be_equal(one: str | None, other: str | None) -> bool:
-    return one == other or one is None or other is None
+def _may_be_equal(left: str | None, right: str | None) -> bool:
+    return left == right or left is None or right is None
 
 
 def _is_younger(plan: BatchPlan, commit: Commit) -> bool:
-    """Whether a batch was planned after a commit, of which there is no fingerprint.
+    """Whether a batch was planned after a commit without a fingerprint.
 
-    Two plans of a file source may have the same offsets, which are places in a log of its own.
+    Offsets alone do not tell: a file source counts them in a log of its own, so two plans may have the same ones.
     """
     if plan.planned_at is None or not commit.at:
         return False
@@ -188,13 +191,13 @@ def _is_younger(plan: BatchPlan, commit: Commit) -> bool:
 
 
 def _last_own(ledger: LedgerRecord) -> Commit | None:
-    """The last commit, if it is the present owner's: batch ids and offsets of another query say nothing here."""
+    """The last commit, if it is the present owner's. Another query's batch ids and offsets cannot be compared."""
     last = ledger.last_commit
     return last if last is not None and last.owner == ledger.owner else None
 
 
 def _plan_of(commit: Commit, previous: Commit | None) -> PlanDigest | None:
-    """The plan of a commit. Where an older mapstate kept none, what its offsets tell; ``start`` is "" if unknown."""
+    """The plan of a commit; without one, as much of it as the offsets tell. ``start`` is "" if unknown."""
     if commit.plan is not None or commit.offsets is None:
         return commit.plan
     start = ""
@@ -202,17 +205,17 @@ def _plan_of(commit: Commit, previous: Commit | None) -> PlanDigest | None:
         if previous is not None and (previous.owner, previous.batch_id) == (commit.owner, commit.batch_id - 1):
             start = "" if previous.offsets is None else _digest(_source_offsets(previous.offsets))
         return PlanDigest(None, None, start, _digest(_source_offsets(commit.offsets)))
-    except (ValueError, TypeError):  # offsets decide nothing where something else wrote them
+    except (ValueError, TypeError):  # a source may have offsets that are no JSON
         return None
 
 
 def _source_offsets(offsets: str) -> str:
-    """The sources' own offsets out of those of a `Commit`, as a `BatchPlan` has them."""
-    return json.dumps([_own_offset(one) for one in json.loads(offsets)], sort_keys=True, separators=(",", ":"))
+    """The offsets of a `Commit` in the form of a `BatchPlan`."""
+    return json.dumps([_own_offset(entry) for entry in json.loads(offsets)], sort_keys=True, separators=(",", ":"))
 
 
 def _own_offset(entry: Any) -> Any:
-    """A file source's entry has the source's name, and what was read, beside its offset."""
+    """The offset alone: a file source's entry also has the source's name and the files read."""
     is_file = isinstance(entry, dict) and isinstance(entry.get("source"), str) and "logOffset" in entry
     return {"logOffset": entry["logOffset"]} if is_file else entry
 
@@ -229,4 +232,4 @@ def _range(previous: Commit | None, last: Commit) -> str:
 
 
 def _cut(offsets: str | None) -> str:
-    return "offsets that are not known" if offsets is None else cut(offsets)
+    return "unknown offsets" if offsets is None else cut(offsets)

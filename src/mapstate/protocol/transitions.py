@@ -1,7 +1,7 @@
 """The ledger's rules for one state: one pure function per event.
 
-Each takes the ledger as it was read and returns the ledger as it shall be; nothing here does I/O,
-asks the clock or keeps anything. `mapstate.protocol.ledger` runs them against a store by compare-and-set.
+Each takes the ledger as it was read and returns the ledger to write. Nothing here does I/O, asks the clock or keeps
+state. `mapstate.protocol.ledger` runs the functions against a store by compare-and-set.
 
 The rules were searched exhaustively. What looks like a simplification of one usually is a
 counterexample: docs/protocol.md lists those that are known.
@@ -47,9 +47,10 @@ __all__ = [
 
 
 def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
-    """A driver takes the state: a new epoch, which fences every driver before it.
+    """Give the state to a driver, under a new epoch that fences every driver before it.
 
-    Raises StateSchemaError, StateOwnershipError, UsageError (reset of a non-transactional state).
+    ``ledger`` is None for a new state. Raises StateSchemaError, StateOwnershipError, and UsageError for the reset of a
+    non-transactional state.
     """
     if ledger is None:
         return LedgerRecord(
@@ -84,39 +85,35 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
 
 
 def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
-    """Checks the schema; fields that are new are added behind those that are there."""
-    for what, found, asked in (
+    """Check the schema, and append new fields."""
+    for part, stored, requested in (
         ("type", ledger.type, opening.type),
         ("serializer", ledger.serializer, opening.serializer),
         ("key schema", _schema(ledger.keys), _schema(opening.keys)),
     ):
-        if found != asked:
-            raise _schema_error(ledger.state, what, found, asked)
-    there = {field.name: field for field in ledger.fields}
-    asked_for = {field.name: field for field in opening.fields}
-    for name, field in there.items():
-        if asked_for.get(name) != field:
-            raise _schema_error(
-                ledger.state,
-                "field",
-                _schema([field]),
-                _schema([asked_for[name]] if name in asked_for else []),
-            )
-    added = tuple(field for field in opening.fields if field.name not in there)
+        if stored != requested:
+            raise _schema_error(ledger.state, part, stored, requested)
+    names = {field.name for field in ledger.fields}
+    new = {field.name: field for field in opening.fields}
+    for field in ledger.fields:
+        if new.get(field.name) != field:
+            changed = [new[field.name]] if field.name in new else []
+            raise _schema_error(ledger.state, "field", _schema([field]), _schema(changed))
+    added = tuple(field for field in opening.fields if field.name not in names)
     if not added:
         return ledger
     if ledger.type == "non-transactional":
         raise _schema_error(
             ledger.state,
-            "fields (a non-transactional record has no txid to tell old records from wider ones)",
+            "fields (a non-transactional record has no txid, which would tell old records from wider ones)",
             _schema(ledger.fields),
             _schema(opening.fields),
         )
     if ledger.type == "transactional" and ledger.in_flight is not None:
         raise StateSchemaError(
-            f"state {ledger.state!r}: {_schema(added)} cannot be added while txid {ledger.in_flight.txid} is "
-            "in flight, because a transactional attempt has to be repeated as it was. Run the job once "
-            "with the fields as they were, then add them.",
+            f"state {ledger.state!r}: {_schema(added)} cannot be added while txid {ledger.in_flight.txid} is in "
+            "flight, because a transactional attempt has to be repeated as it was. Nothing was written. Run the job "
+            "once with the old fields, then add the new ones.",
             state=ledger.state,
         )
     fields = ledger.fields + added
@@ -126,28 +123,29 @@ def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
 
 
 def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
-    """Hands the state to another streaming query, as its spec asks, or where its owner has nothing in it."""
+    """Hand the state to another streaming query, if its spec says so or the present owner holds nothing in it."""
     owners = {opening.owner: 0} | ledger.owners
     holds_nothing = _holds_nothing(ledger)
     if opening.on_new_owner == "adopt" and not holds_nothing:
         if ledger.type == "transactional" and ledger.in_flight is not None:
             raise StateOwnershipError(
-                f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid "
-                f"{ledger.in_flight.txid} (batch {ledger.in_flight.batch_id}) in flight, and a transactional "
-                "attempt can only be finished by the query that began it. Run that query once more from its "
-                "own checkpoint, or start empty with on_new_owner='reset'.",
+                f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid {ledger.in_flight.txid} "
+                f"(batch {ledger.in_flight.batch_id}) in flight, and only that query can finish a transactional attempt."
+                " Nothing was written. Run it once more from its own checkpoint, or start empty with "
+                "on_new_owner='reset'.",
                 state=ledger.state,
                 owner=ledger.owner,
             )
-        # What was in flight is left behind: above last_txid, it does not count, and never will.
+        # The attempt in flight is left behind. It is above last_txid, so it never counts.
         return msgspec.structs.replace(after_failed_attempt(ledger), owner=opening.owner, owners=owners, in_flight=None)
     if opening.on_new_owner == "reset" or holds_nothing:
         if ledger.type == "non-transactional" and not holds_nothing:
             raise UsageError(
-                f"state {ledger.state!r} is non-transactional and cannot be reset: its records carry no txid "
-                "that would tell old from new. Remove it (mapstate drop), or give the state another name."
+                f"state {ledger.state!r} is non-transactional and cannot be reset: its records carry no txid, which "
+                "would tell old from new. Nothing was written. Remove it (mapstate drop), or give the state another "
+                "name."
             )
-        # Nothing is deleted: a late writer or a reader may still be at work below the floor.
+        # Nothing is deleted, because a late writer or a reader may still be at work below the floor.
         return msgspec.structs.replace(
             ledger,
             owner=opening.owner,
@@ -161,37 +159,40 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             initial_keys=0,
             has_had_ttl=False,
         )
-    last, at = ledger.last_commit, ledger.in_flight
+    raise _owned_by_another(ledger, opening)
+
+
+def _owned_by_another(ledger: LedgerRecord, opening: OpenRequest) -> StateOwnershipError:
+    last, attempt = ledger.last_commit, ledger.in_flight
+    facts = {"state": ledger.state, "owner": ledger.owner, "asked_by": opening.owner}
     if ledger.last_txid is None and not any(ledger.owners.values()):
-        began = "its batches were rolled back" if at is None else f"txid {at.txid} is in flight since {at.at or '?'}"
+        began = "its batches were rolled back"
+        if attempt is not None:
+            began = f"txid {attempt.txid} is in flight since {attempt.at or '?'}"
         way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
         if ledger.type == "non-transactional":
-            way_out = "remove the state (mapstate drop --force), because what was written there counts"
-        raise StateOwnershipError(
+            way_out = "remove the state (mapstate drop --force), because its records count"
+        return StateOwnershipError(
             f"state {ledger.state!r} belongs to streaming query {ledger.owner}, which has not committed a batch "
-            f"({began}); this is query {opening.owner}. Nothing was written. Where that query runs, give this job a "
-            f"state of its own. Where its driver is gone, {way_out}.",
-            state=ledger.state,
-            owner=ledger.owner,
-            asked_by=opening.owner,
+            f"({began}); this is query {opening.owner}. Nothing was written. If that query runs, give this job a state "
+            f"of its own. If its driver is gone, {way_out}.",
+            **facts,
         )
-    there = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
-    raise StateOwnershipError(
-        f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({there}); this is query "
-        f"{opening.owner}: its checkpoint is new or another one, or a second job uses the same state. "
-        "Restore the old checkpoint, or give this job a state of its own, or say what shall be: "
-        "on_new_owner='adopt' counts on above what is there, 'reset' starts empty.",
-        state=ledger.state,
-        owner=ledger.owner,
-        asked_by=opening.owner,
+    held = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
+    return StateOwnershipError(
+        f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({held}); this is query {opening.owner}. "
+        "Its checkpoint is new or another one, or a second job uses the state. Nothing was written. Restore the old "
+        "checkpoint, or name another state, or choose: on_new_owner='adopt' counts on above the present values, "
+        "'reset' starts empty.",
+        **facts,
     )
 
 
 def _holds_nothing(ledger: LedgerRecord) -> bool:
-    """Whether no batch counts, of no owner, and no attempt in flight could still be committed.
+    """Whether no batch of any owner counts, and no attempt in flight can still be committed.
 
-    What such an owner has written lies below the floor of the next one. Records without a txid do not, so a
-    non-transactional state gives way only where nothing has begun in it.
+    Then the next owner may take the state: the records of failed attempts are below its floor. Records without a txid
+    have no floor, so in a non-transactional state nothing may have begun.
     """
     if ledger.last_txid is not None or any(ledger.owners.values()):
         return False
@@ -204,13 +205,13 @@ def _schema(fields: tuple[KeyField, ...] | tuple[Field, ...] | list[Field]) -> s
     return "(" + ", ".join(" ".join(field) for field in fields) + ")"
 
 
-def _schema_error(state: str, what: str, found: str, asked: str) -> StateSchemaError:
+def _schema_error(state: str, part: str, stored: str, requested: str) -> StateSchemaError:
     return StateSchemaError(
-        f"state {state!r}: its ledger has the {what} {found}, the job asks for {asked}. Open it as it was "
-        "made (fields may only be added), or give the new one another name.",
+        f"state {state!r}: its ledger has the {part} {stored}, the job asks for {requested}. Nothing was written. Open "
+        "the state as it was made (fields may only be added), or name another state.",
         state=state,
-        found=found,
-        expected=asked,
+        found=stored,
+        expected=requested,
     )
 
 
@@ -224,13 +225,26 @@ def begin(
     at: str = "",
     plan: BatchPlan | None = None,
 ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
-    """Starts an attempt at a batch. An opaque attempt always gets a txid of its own.
+    """Start an attempt at a batch. An opaque attempt always gets a new txid.
 
-    ``plan`` is what Spark planned for the batch; None, of a batch that is given by hand, skips what is said here. A
-    committed batch that Spark brings with another plan was planned anew, from a checkpoint that is one batch older than
-    the state: it is rolled back and begun, see `check_replanned`.
+    A committed batch with another plan was planned anew, from a checkpoint that is one batch older than the state. It
+    is rolled back and begun, see `check_replanned`.
 
-    Raises FencedError, StaleBatchError, MissingBatchesError, ReplannedBatchError.
+    Args:
+        ledger: The state's ledger, opened by this driver.
+        session: The driver's own, see `LedgerRecord`.
+        batch_id: Spark's number of the batch.
+        on_gap: "accept" goes on above missing batches.
+        nonce: The attempt's random name.
+        at: The present time, for people.
+        plan: Spark's plan; None, for a batch without a checkpoint, skips the checks of plans.
+
+    Raises:
+        FencedError: Another driver has opened the state.
+        StaleBatchError: The batch is older than the state.
+        MissingBatchesError: Batches between the state and this one are missing.
+        ReplannedBatchError: The batch came with another plan and cannot be counted anew.
+
     """
     check_session(ledger, session)
     if is_replanned(ledger, batch_id, plan):
@@ -272,9 +286,9 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
     own = last is not None and last.owner == ledger.owner
     if batch_id < due - 1 or (own and last is not None and last.batch_id < batch_id):
         raise StaleBatchError(
-            f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state is beyond it and waits for batch "
-            f"{due} of this query: the checkpoint is older than the state (restored from a copy?). Nothing was written."
-            " Put the newer checkpoint back, or roll the store back with it.",
+            f"Spark brings batch {batch_id} to state {ledger.state!r}, which waits for batch {due} of this query: the "
+            "checkpoint is older than the state. Nothing was written. Put the newer checkpoint back, or restore the "
+            "store to the checkpoint's moment. See docs/operating.md#after-a-restored-checkpoint",
             state=ledger.state,
             found=batch_id,
             expected=due,
@@ -286,7 +300,7 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
 def is_older(ledger: LedgerRecord, known: LedgerRecord) -> bool:
     """Whether a ledger is older than ``known``, of the same incarnation of the state. Only a restored copy is.
 
-    Epochs and txids only go up, and who takes a state over raises the epoch.
+    Epochs and txids only rise, and a new owner raises the epoch.
     """
     if ledger.first_txid != known.first_txid:
         return False
@@ -294,23 +308,23 @@ def is_older(ledger: LedgerRecord, known: LedgerRecord) -> bool:
 
 
 def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool = True) -> MissingBatchesError:
-    """Spark brings a batch, and the state has still to get the one that is ``due``."""
+    """The error of a batch that comes before the one that is ``due``."""
     way_out = " on_gap='accept' goes on without them." if accept else ""
     if ledger.next_txid == ledger.first_txid:
         return MissingBatchesError(
             f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
             "written. If the store was emptied: restore a copy and run mapstate rewind, or take a new checkpoint. If "
-            "this job is new to the state: run it once with on_gap='accept'. See "
+            "the job is new to the state: run it once with on_gap='accept'. See "
             "docs/operating.md#a-store-that-was-emptied",
             state=ledger.state,
             found=batch_id,
             expected=due,
         )
     return MissingBatchesError(
-        f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of "
-        "this query: the store lost batches (flushed, restored from a snapshot, failed over), or the state was "
-        "left out of the job for a while. Nothing was written. Rewind the checkpoint to the state, or reset "
-        f"the state and replay the source.{way_out}",
+        f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of this "
+        "query. The store lost batches, or the job ran without the state for a while. Nothing was written. Rewind the "
+        f"checkpoint (mapstate rewind), or reset the state and replay the source.{way_out} See "
+        "docs/operating.md#after-a-restored-store-mapstate-rewind",
         state=ledger.state,
         found=batch_id,
         expected=due,
@@ -318,21 +332,25 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
 
 
 def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
-    """The attempt ``done.txid`` counts from here on, with everything it wrote.
+    """Make the attempt ``done.txid`` count, with everything it wrote.
 
-    Saying it twice is no error: a lost reply is asked again. Raises FencedError.
+    A second call changes nothing, because a lost reply is retried. Raises FencedError, and UsageError for another batch
+    than the attempt's.
     """
     check_session(ledger, session)
     if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
         return ledger
-    at = check_in_flight(ledger, done.txid)
-    if at.batch_id != done.batch_id:
-        raise UsageError(f"txid {done.txid} was begun for batch {at.batch_id}, not for batch {done.batch_id}")
+    attempt = check_in_flight(ledger, done.txid)
+    if attempt.batch_id != done.batch_id:
+        raise UsageError(
+            f"txid {done.txid} was begun for batch {attempt.batch_id}, not for batch {done.batch_id}. Nothing was "
+            "committed."
+        )
     held = ledger.keys_held()
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     return msgspec.structs.replace(
         ledger,
-        last_commit=msgspec.structs.replace(done, plan=at.plan, keys_held=held, last_txid_before=ledger.last_txid),
+        last_commit=msgspec.structs.replace(done, plan=attempt.plan, keys_held=held, last_txid_before=ledger.last_txid),
         previous=ledger.last_commit,
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
@@ -342,33 +360,33 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
 
 
 def _dead_up_to(ledger: LedgerRecord, txid: int) -> tuple[tuple[int, int], ...]:
-    """``dead`` after a commit: whatever lies between two commits was begun and did not count."""
+    """``dead`` after a commit: every txid between two commits was begun and does not count."""
     low = max(ledger.first_txid, ledger.floor) if ledger.last_txid is None else ledger.last_txid + 1
     return (*ledger.dead, (low, txid - 1)) if low < txid else ledger.dead
 
 
 def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
-    """Takes the last batch back: every reader sees the state as before it, at once.
+    """Take the last batch back: every reader sees the state as before it, at once.
 
-    Opaque only, one step, and only while no later attempt has begun. The streaming checkpoint has to
-    be rewound with it. ``txid`` is that of the batch that is meant; None: whichever is the last. Raises
-    RollbackError, also where another batch is the last one.
+    For opaque states only, one batch, and only while no later attempt has begun. The streaming checkpoint has to be
+    rewound with it. ``txid`` is the expected txid of the last batch; None skips the check. Raises RollbackError.
     """
     last = ledger.last_commit
     if ledger.type != "opaque":
-        raise RollbackError(f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before")
+        raise RollbackError(
+            f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before. Nothing was changed."
+        )
     if last is None or ledger.in_flight is not None or ledger.next_txid != last.txid + 1:
         raise RollbackError(
-            f"state {ledger.state!r} can only be rolled back by one batch, while it is committed and nothing has "
-            f"begun after it: committed is {None if last is None else f'txid {last.txid}'}, the next txid is "
-            f"{ledger.next_txid}. Records keep one value before the current one, and a later attempt may have "
-            "used it.",
+            f"state {ledger.state!r} can only be rolled back by one batch, before a later attempt begins: committed is "
+            f"{'nothing' if last is None else f'txid {last.txid}'}, the next txid is {ledger.next_txid}. Records keep "
+            "one value before the current one, and a later attempt may have replaced it. Nothing was changed.",
             state=ledger.state,
         )
     if txid is not None and last.txid != txid:
         raise RollbackError(
             f"state {ledger.state!r}: the last batch is {last.batch_id} (txid {last.txid}), not txid {txid}: a batch "
-            "has been committed or taken back meanwhile. Nothing was changed: stop the query, and look again.",
+            "was committed or rolled back meanwhile. Nothing was changed. Stop the query, and look again.",
             state=ledger.state,
             found=last.txid,
             expected=txid,
@@ -376,7 +394,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     previous = ledger.previous
     low = last.last_txid_before
     if low is None and previous is not None:
-        low = previous.txid  # a commit of an older mapstate
+        low = previous.txid  # a ledger may have been written without last_txid_before
     return msgspec.structs.replace(
         ledger,
         last_commit=previous,
@@ -388,50 +406,51 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
 
 
 def give_up(ledger: LedgerRecord, session: str) -> LedgerRecord:
-    """The driver's batch has failed: its attempt is left behind, as by a restart, and the fence closes.
+    """Leave a failed attempt behind, as a restart would, and close the fence.
 
-    A transactional attempt keeps its txid, under which it is begun again. Nothing changes where another driver has
-    opened the state, or nothing is in flight.
+    A transactional attempt keeps its txid for the replay. Nothing changes if another driver has opened the state, or
+    nothing is in flight.
     """
-    at = ledger.in_flight
-    if ledger.session != session or at is None or at.epoch != ledger.epoch:
+    attempt = ledger.in_flight
+    if ledger.session != session or attempt is None or attempt.epoch != ledger.epoch:
         return ledger
     return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1)
 
 
 def after_failed_attempt(ledger: LedgerRecord) -> LedgerRecord:
-    """A failed attempt at a non-transactional state may have added keys, and nobody knows how many."""
+    """The ledger without a number of keys, if a failed non-transactional attempt may have added some."""
     if ledger.type != "non-transactional" or ledger.in_flight is None:
         return ledger
     return ledger.with_keys_held(None)
 
 
 def check_session(ledger: LedgerRecord, session: str) -> None:
-    """Raises FencedError unless the ledger is of this driver's own opening."""
+    """Raise FencedError unless this driver made the ledger's epoch."""
     if ledger.owner == DROPPER and ledger.session != session:
         raise FencedError(
-            f"state {ledger.state!r} is being removed by mapstate drop: this driver stops here. What it was writing "
-            "does not count.",
+            f"state {ledger.state!r} is being removed by mapstate drop. This driver's attempt does not count, and the "
+            "driver stops.",
             state=ledger.state,
             epoch=ledger.epoch,
         )
     if ledger.session != session:
         raise FencedError(
-            f"state {ledger.state!r} was opened again, as epoch {ledger.epoch} by query {ledger.owner}: this driver "
-            "has been replaced and stops here. Two running copies of one job are the usual cause.",
+            f"state {ledger.state!r} was opened again, as epoch {ledger.epoch} by query {ledger.owner}. A newer driver "
+            "has replaced this one, whose attempt does not count. Two running copies of one job are the usual cause: "
+            "stop one of them.",
             state=ledger.state,
             epoch=ledger.epoch,
         )
 
 
 def check_in_flight(ledger: LedgerRecord, txid: int) -> InFlight:
-    """The attempt in flight. Raises FencedError unless it has this txid and is of the ledger's epoch."""
-    at = ledger.in_flight
-    if at is None or at.txid != txid or at.epoch != ledger.epoch:
+    """Return the attempt in flight. Raises FencedError unless it has this txid and the ledger's epoch."""
+    attempt = ledger.in_flight
+    if attempt is None or attempt.txid != txid or attempt.epoch != ledger.epoch:
         raise FencedError(
-            f"state {ledger.state!r}: txid {txid} is no longer in flight "
-            f"({'nothing is' if at is None else f'txid {at.txid} is'}), so it can never count",
+            f"state {ledger.state!r}: txid {txid} is not in flight "
+            f"({'nothing is' if attempt is None else f'txid {attempt.txid} is'}), so it can never count.",
             state=ledger.state,
             txid=txid,
         )
-    return at
+    return attempt
