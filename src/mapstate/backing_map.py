@@ -1,6 +1,6 @@
-"""What a store author writes: a map with bulk get and bulk put, and the backend that opens it.
+"""The interfaces of a store: a map with bulk get and bulk put, and the backend that opens it.
 
-`IBackingMap` alone makes a working store. What a store may offer beside it is in `mapstate.capabilities`.
+`IBackingMap` alone makes a working store. `mapstate.capabilities` has what a store may offer beside it.
 """
 
 from __future__ import annotations
@@ -24,50 +24,51 @@ V = TypeVar("V")
 class IBackingMap(Protocol[K, V]):
     """A map that is read and written in bulk.
 
-    The stores under mapstate are ``IBackingMap[str, bytes]``: encoded key text to serialized record; those that
-    declare `NativeRecords` are ``IBackingMap[str | int, Any]``.
-    The layers above them (serialization, caches, map states) have the same two methods over richer
-    keys and values. On Spark the calls come from tasks: once per chunk of one to a few thousand
-    keys, from one thread.
+    A store is an ``IBackingMap[str, bytes]``: encoded key text to serialized record. A store that declares
+    `NativeRecords` is an ``IBackingMap[str | int, Any]``. The layers above (serialization, caches, map states) have the
+    same two methods over richer keys and values.
+
+    On Spark, tasks on executors call both once per chunk, of one to a few thousand keys, from one thread.
     """
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
-        """One entry per key, in the order of ``keys``; None where nothing is stored.
+        """Return one entry per key, in the order of ``keys``; None where nothing is stored.
 
-        A repeated key is answered at each of its places. No keys: an empty list.
+        A repeated key has its entry at each of its places. Without keys, the list is empty.
         """
         ...
 
     def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
         """Store all of them, or raise. Never silently a part.
 
-        Of a repeated key the last value stays. After an error the caller knows nothing about what
-        was written, and the attempt is not committed.
+        Of a repeated key the last value stays. After an error the caller knows nothing about what was written, and the
+        attempt is not committed.
         """
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """What a URL names: where a store is and how to reach it. Frozen, comparable, picklable.
+    """Where a store is and how to reach it: what a URL names. Frozen, comparable, picklable.
 
     Holds no client: `open` makes one in the process that uses it. Its repr shows no password.
-    ``shared_between_processes`` is False where two processes that open it see different data; such
-    a store is applied on the driver. One that is best with other chunks than 2,000 keys says so: ``chunk_size``.
+    ``shared_between_processes`` is False where two processes that open it see different data; such a store is applied
+    on the driver. An optional ``chunk_size`` is the number of keys per chunk at which the store is best; the default is
+    2,000.
     """
 
     shared_between_processes: bool
 
     def open(self, state: str, *, ttl: float | None = None) -> IBackingMap[str, bytes]:
-        """The store of one named state. ``ttl`` in seconds, from a record's last write.
+        """Return the store of one named state. ``ttl`` in seconds, from a record's last write.
 
-        Called once per task and once by each driver and reader; must be cheap. Raises
-        ConfigurationError where a ``ttl`` is not possible.
+        Called once by each task, driver and reader, so it must be cheap. Raises ConfigurationError where the store has
+        no ``ttl``.
         """
         ...
 
 
-def check_lengths(keys: Sequence[Any], others: Sequence[Any], what: str) -> None:
-    """UsageError unless there is one of ``others`` per key."""
+def check_lengths(keys: Sequence[Any], others: Sequence[Any], name: str) -> None:
+    """Raises UsageError unless there is one of ``others`` per key. ``name`` is theirs, in the message."""
     if len(keys) != len(others):
-        raise UsageError(f"{len(keys)} keys but {len(others)} {what}: there must be one for each key")
+        raise UsageError(f"{len(keys)} keys but {len(others)} {name}: there must be one for each key")

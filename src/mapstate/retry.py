@@ -70,6 +70,8 @@ def retrying(
     while True:
         try:
             return request()
+        except MapStateError:  # translated already; a StoreUnavailableError is one of the driver's OSErrors, too
+            raise
         except errors as error:
             problem, may_pass = problem_of(error)
         # Raised outside the except clause: the driver's error would be its context, and could hold a password.

@@ -442,20 +442,20 @@ def test_neither_ledger_nor_reports_expire_or_are_listed(place):
 def test_a_reply_that_is_lost_is_asked_again(stand_in):
     job = Job(stand_in.backend())
     stand_in.cluster.faults.append(Fault("put", 9, done=True))
-    begun = job.ledger.begin(0)
-    assert job.ledger.record.in_flight.txid == begun.txid
+    attempt = job.ledger.begin(0)
+    assert job.ledger.record.in_flight.txid == attempt.txid
     stand_in.cluster.faults.append(Fault("put", 9, done=True))
-    job.write(begun, a=1)
-    job.commit(begun)
+    job.write(attempt, a=1)
+    job.commit(attempt)
     assert contents(stand_in.backend()) == {"a": 1}
 
 
 def test_an_attempt_in_which_the_cluster_changed_is_not_committed(stand_in):
     job = Job(stand_in.backend())
-    begun = job.attempt(a=1)
+    attempt = job.attempt(a=1)
     stand_in.cluster.key = "B2"
     with pytest.raises(StoreRestartedError):
-        job.commit(begun)
+        job.commit(attempt)
     job.batch(a=1)
     assert contents(stand_in.backend()) == {"a": 1}
 
@@ -601,7 +601,7 @@ def test_the_change_of_a_ledger_is_tried_once(stand_in):
     assert store.load() is None
 
 
-# The recipe
+# The backend
 
 
 def test_a_url_says_it_all():
@@ -679,7 +679,7 @@ def test_what_the_client_is_made_with_it_knows():
     assert "pw" not in repr(backend)
 
 
-def test_a_password_out_of_the_environment_is_in_no_recipe_that_travels(monkeypatch):
+def test_a_password_out_of_the_environment_is_in_no_pickled_spec(monkeypatch):
     backend = resolve("aerospike://me@h/ns?password_env=A_VARIABLE")
     with pytest.raises(ConfigurationError, match="A_VARIABLE, which is not set on "):
         backend.config()
@@ -878,31 +878,31 @@ class Job:
         self.owner = asked["owner"]
         self.next = self.ledger.record.owners[self.owner]
 
-    def write(self, begun: Any, **values: Any) -> None:
+    def write(self, attempt: Any, **values: Any) -> None:
         """What the one task of an attempt does: adds to each key; None removes it."""
-        if self.store.claim(begun.txid, 0, begun.token.nonce) == begun.token.nonce:
-            self.put(begun, values)
+        if self.store.claim(attempt.txid, 0, attempt.token.nonce) == attempt.token.nonce:
+            self.put(attempt, values)
 
-    def put(self, begun: Any, values: Any, read: dict[str, Any] | None = None) -> None:
+    def put(self, attempt: Any, values: Any, read: dict[str, Any] | None = None) -> None:
         """``read`` is what a late task has read, if it has."""
         record = self.ledger.record
         codec = RecordCodec(serializer("native"), self.state, "opaque", record.fields, record.field_counts)
-        writer = self.store.filtered_writer(begun.token)
+        writer = self.store.filtered_writer(attempt.token)
         if read is not None:
             writer.multi_get = lambda keys: [read[key] for key in keys]
-        state = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
-        state.begin_commit(begun.txid)
+        state = OpaqueMap(SerializedMap(writer, codec), attempt.view, written_once=True)
+        state.begin_commit(attempt.txid)
         texts = KeyCodec(self.schema, native=True).encode_columns([list(values)], len(values))
         state.multi_combine(texts, list(values.values()), _add_all)
 
     def attempt(self, **values: Any) -> Any:
         """Writes, and does not commit."""
-        begun = self.ledger.begin(self.next)
-        self.write(begun, **values)
-        return begun
+        attempt = self.ledger.begin(self.next)
+        self.write(attempt, **values)
+        return attempt
 
-    def commit(self, begun: Any) -> None:
-        self.ledger.commit(Commit(batch_id=self.next, txid=begun.txid, owner=self.owner))
+    def commit(self, attempt: Any) -> None:
+        self.ledger.commit(Commit(batch_id=self.next, txid=attempt.txid, owner=self.owner))
         self.next += 1
 
     def batch(self, **values: Any) -> None:
@@ -946,12 +946,12 @@ def test_a_writer_that_was_overtaken_between_its_get_and_its_put_is_refused(plac
 def test_a_second_try_of_a_task_writes_nothing_even_after_the_commit(place):
     """There is no fence that would stop it: its claim does."""
     job = Job(place.backend())
-    begun = job.attempt(a=1)
-    job.commit(begun)
-    assert job.store.claim(begun.txid, 0, "second try") != "second try"
+    attempt = job.attempt(a=1)
+    job.commit(attempt)
+    assert job.store.claim(attempt.txid, 0, "second try") != "second try"
 
 
-def try_of_a_task(backend: Any, begun: Any, holder: str) -> TaskReport:
+def try_of_a_task(backend: Any, attempt: Any, holder: str) -> TaskReport:
     """What an executor does with one row of one partition, 100 more for "a"."""
     task = BatchTask(
         spec=opaque(backend, name="s"),
@@ -959,7 +959,7 @@ def try_of_a_task(backend: Any, begun: Any, holder: str) -> TaskReport:
         field_counts=((START, 1),),
         keys=(KeyField("k", "string"),),
         partials=[1],
-        begun=begun,
+        begun=attempt,
         new_values=None,
     )
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "partial": [100], "rows": [1]})
@@ -971,12 +971,12 @@ def try_of_a_task(backend: Any, begun: Any, holder: str) -> TaskReport:
 def test_a_try_that_comes_when_the_claim_of_the_first_has_expired_writes_nothing(stand_in):
     """Its attempt is committed, so that what it wrote would count."""
     job = Job(stand_in.backend())
-    begun = job.ledger.begin(job.next)
-    assert not try_of_a_task(stand_in.backend(), begun, "first").lost_claim
-    job.commit(begun)
+    attempt = job.ledger.begin(job.next)
+    assert not try_of_a_task(stand_in.backend(), attempt, "first").lost_claim
+    job.commit(attempt)
     assert contents(stand_in.backend()) == {"a": 100}
     stand_in.cluster.now += 2 * 86_400
-    assert try_of_a_task(stand_in.backend(), begun, "late").lost_claim
+    assert try_of_a_task(stand_in.backend(), attempt, "late").lost_claim
     assert contents(stand_in.backend()) == {"a": 100}
 
 
@@ -984,7 +984,7 @@ def test_a_try_of_an_attempt_that_the_store_has_lost_writes_nothing(stand_in):
     """The same txid is given out again, under another name."""
     job = Job(stand_in.backend())
     lost = job.ledger.begin(job.next)
-    again = lost._replace(token=lost.token._replace(nonce="of another life"))
+    again = lost._replace(token=lost.token._replace(nonce="of another incarnation"))
     assert try_of_a_task(stand_in.backend(), again, "late").lost_claim
 
 
@@ -998,9 +998,9 @@ def test_any_way_through_batches_deaths_vacuums_and_late_writers_counts_each_bat
     def some(amount: int) -> dict[str, int | None]:
         return {user: chance.choice([amount, amount, None]) for user in chance.sample(users, chance.randint(1, 8))}
 
-    def reading(begun: Any) -> tuple[Any, dict[str, int | None], dict[str, Any]]:
+    def reading(attempt: Any) -> tuple[Any, dict[str, int | None], dict[str, Any]]:
         """A task that has read and not yet written."""
-        return begun, some(10**6), dict(zip(users, job.store.multi_get(users), strict=True))
+        return attempt, some(10**6), dict(zip(users, job.store.multi_get(users), strict=True))
 
     for _ in range(60):
         match chance.randrange(7):
@@ -1009,10 +1009,10 @@ def test_any_way_through_batches_deaths_vacuums_and_late_writers_counts_each_bat
             case 1:
                 late.append(reading(job.ledger.begin(job.next)))
             case 2 | 3 if late:
-                begun, values, read = chance.choice(late)
+                attempt, values, read = chance.choice(late)
                 for user, value in values.items():
                     with suppress(FencedError, StaleBatchError):
-                        job.put(begun, {user: value}, read)
+                        job.put(attempt, {user: value}, read)
             case 4:
                 vacuum(backend, "s", page_size=3, take_over=True)
                 job = Job(backend)
@@ -1028,10 +1028,10 @@ def test_any_way_through_batches_deaths_vacuums_and_late_writers_counts_each_bat
 
 def test_two_drivers_are_told_apart(place):
     first = Job(place.backend())
-    begun = first.attempt(a=1)
+    attempt = first.attempt(a=1)
     second = Job(place.backend())
     with pytest.raises(FencedError):
-        first.commit(begun)
+        first.commit(attempt)
     second.batch(a=1)
     assert contents(place.backend()) == {"a": 1}
 
@@ -1111,10 +1111,10 @@ def test_a_store_of_faults_over_it_has_its_capabilities(stand_in):
 def test_a_reader_sees_whole_batches(place):
     job = Job(place.backend())
     job.batch(a=1, b=1)
-    begun = job.attempt(a=5)
+    attempt = job.attempt(a=5)
     with open_reader(place.backend(), "s") as reader:
         assert reader.multi_get(["a", "b", "x"]) == [{"n": 1}, {"n": 1}, None]
-        job.commit(begun)
+        job.commit(attempt)
         assert reader.get("a") == {"n": 6}
         assert dict(reader.scan()) == {("a",): {"n": 6}, ("b",): {"n": 1}}
         assert reader.ledger().serializer == "native"
@@ -1122,13 +1122,13 @@ def test_a_reader_sees_whole_batches(place):
 
 def test_a_state_keyed_by_numbers_is_read_by_numbers(place):
     job = Job(place.backend(), keys="bigint")
-    begun = job.ledger.begin(0)
-    job.put(begun, {0: 5, -1: 6, None: 7})
-    job.commit(begun)
+    attempt = job.ledger.begin(0)
+    job.put(attempt, {0: 5, -1: 6, None: 7})
+    job.commit(attempt)
     with open_reader(place.backend(), "s") as reader:
         assert reader.multi_get([0, -1, (None,), 5]) == [{"n": 5}, {"n": 6}, {"n": 7}, None]
         assert dict(reader.scan(2)) == {(0,): {"n": 5}, (-1,): {"n": 6}, (None,): {"n": 7}}
-    assert place.bins(0) == {"record": [5, None, begun.txid]}
+    assert place.bins(0) == {"record": [5, None, attempt.txid]}
 
 
 def test_a_field_that_was_added_is_null_in_older_records(place):
@@ -1203,9 +1203,9 @@ class Longest(CombinerAggregator):
 def test_batches_of_spark_count_into_it(spark, stand_in, apply_on, own):
     """Keys that are integers, 0 among them; by Catalyst on the driver, row by row on executors."""
     rows = spark.createDataFrame([(0, "a"), (0, "bb"), (7, "c"), (None, "d")], "user bigint, page string")
-    recipe = opaque(stand_in.backend(), name="visits", apply_on=apply_on)
+    spec = opaque(stand_in.backend(), name="visits", apply_on=apply_on)
     seen: list[Any] = []
-    counts = newStream("visits", rows).groupBy("user").persistentAggregate(recipe, n=Count(), **own)
+    counts = newStream("visits", rows).groupBy("user").persistentAggregate(spec, n=Count(), **own)
     job = counts.newValuesStream().foreachBatch(
         lambda frame, _: seen.extend((row.user, row.n) for row in frame.collect())
     )
@@ -1213,7 +1213,7 @@ def test_batches_of_spark_count_into_it(spark, stand_in, apply_on, own):
     job(rows, 1)
     job(rows, 1)  # which is committed already, and read back
     longest = {"own": "bb"} if own else {}
-    with open_reader(recipe.backend, "visits") as reader:
+    with open_reader(spec.backend, "visits") as reader:
         assert reader.get(0) == {"n": 4} | longest
         assert {key: value["n"] for key, value in reader.scan()} == {(0,): 4, (7,): 2, (None,): 2}
         assert [one.batch_id for one in reader.reports()] == [1, 0]

@@ -67,13 +67,13 @@ def test_a_scheme_of_another_package_is_a_store_like_any_other(install):
 
 
 def test_an_executor_needs_no_entry_point(install, tmp_path):
-    """The recipe that travels holds the backend, and not its URL."""
+    """A pickled spec holds the backend, and not its URL."""
     place = install("mapstate-nix", ("nix", "mapstate_nix:from_url"))
-    recipe = pickle.dumps(opaque("nix://there", name="s"))
+    spec = pickle.dumps(opaque("nix://there", name="s"))
     (place / "mapstate_nix-1.0.dist-info" / "entry_points.txt").unlink()
     code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).backend.place)"
     environment = os.environ | {"PYTHONPATH": str(place)}
-    ran = subprocess.run([sys.executable, "-c", code], input=recipe, capture_output=True, env=environment, check=True)
+    ran = subprocess.run([sys.executable, "-c", code], input=spec, capture_output=True, env=environment, check=True)
     assert ran.stdout == b"there\n"
 
 

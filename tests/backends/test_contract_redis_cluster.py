@@ -15,7 +15,7 @@ from mapstate.testing.contracts import StoreContract
 @pytest.mark.redis
 class TestRedisCluster(StoreContract):
     without = {
-        "fence_with_ledger": "a bucket and its fence lie in a slot of their own",
+        "fence_with_ledger": "a slot group and its fence lie in a slot of their own",
         "joint_ledgers": "each state's ledger lies in a slot of its own",
     }
     max_value_bytes = 2_000_000

@@ -466,23 +466,23 @@ def test_a_task_ends_when_its_last_put_is_done_also_where_it_skips_chunks_after_
         clock_txid=7,
     )
     ledger = Ledger.open(store, opening)
-    begun = ledger.begin(0)
-    assert done(spec, ledger, begun, ["c", "d"])["error"] is None
-    writer = type(store.writer(begun.token))
+    attempt = ledger.begin(0)
+    assert done(spec, ledger, attempt, ["c", "d"])["error"] is None
+    writer = type(store.writer(attempt.token))
     put = writer.multi_put
 
     def late(self, keys, values):
         """Somebody took over since the read."""
-        move(store, begun.token._replace(closed=True))
+        move(store, attempt.token._replace(closed=True))
         put(self, keys, values)
         assert self._asked  # so that nobody has waited
 
     monkeypatch.setattr(writer, "multi_put", late)
-    assert done(spec, ledger, begun, ["a", "b", "c", "d"])["error"]["kind"] == "FencedError"
+    assert done(spec, ledger, attempt, ["a", "b", "c", "d"])["error"]["kind"] == "FencedError"
     assert store.multi_get(["a", "b"]) == [None, None]
 
 
-def done(spec, ledger, begun, users):
+def done(spec, ledger, attempt, users):
     """What a task of these users reports."""
     task = BatchTask(
         spec=spec,
@@ -490,7 +490,7 @@ def done(spec, ledger, begun, users):
         field_counts=ledger.record.field_counts,
         keys=ledger.record.keys,
         partials=[1],
-        begun=begun,
+        begun=attempt,
         new_values=None,
     )
     ones = pa.array([1] * len(users), pa.int64())

@@ -796,19 +796,19 @@ def test_no_password_is_shown_anywhere(start_redis):
         assert not [text for text in shown if password in text or coded in text]
 
 
-def test_a_password_out_of_the_environment_is_in_no_recipe_that_travels(start_redis, monkeypatch):
+def test_a_password_out_of_the_environment_is_in_no_pickled_spec(start_redis, monkeypatch):
     password = token_hex(8)
     server = start_redis(requirepass=password)
     backend = RedisBackend.from_url(f"redis://default@127.0.0.1:{server.port}/0?password_env=A_VARIABLE")
-    travels = pickle.dumps(opaque(backend, "visits"))
-    assert password.encode() not in travels
+    pickled = pickle.dumps(opaque(backend, "visits"))
+    assert password.encode() not in pickled
     assert RedisBackend.from_url(repr(backend).split("'")[1]) == backend
     for value, why in ((None, "not set"), ("", "empty")):
         monkeypatch.delenv("A_VARIABLE", raising=False) if value is None else monkeypatch.setenv("A_VARIABLE", value)
         with pytest.raises(ConfigurationError, match=f"A_VARIABLE, which is {why} on {socket.gethostname()}"):
-            pickle.loads(travels).open().load()
+            pickle.loads(pickled).open().load()
     monkeypatch.setenv("A_VARIABLE", password)
-    store = pickle.loads(travels).open()
+    store = pickle.loads(pickled).open()
     store.multi_put(["a"], [b"1"])
     assert store.multi_get(["a"]) == [b"1"]
     for url in (f"redis://me:{password}@h?password_env=A_VARIABLE", "redis://h?password_env="):

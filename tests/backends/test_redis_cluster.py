@@ -98,19 +98,19 @@ def scanned(store: RedisClusterStore, page_size: int = 1000) -> set[str]:
     return {key for page in store.scan(page_size) for key in page}
 
 
-def count(store: Any, ledger: Ledger, begun: Attempt, keys: list[str]) -> None:
+def count(store: Any, ledger: Ledger, attempt: Attempt, keys: list[str]) -> None:
     """What a task does: adds one to each key."""
     codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
-    state = OpaqueMap(SerializedMap(store.writer(begun.token), codec), begun.view, written_once=True)
-    state.begin_commit(begun.txid)
+    state = OpaqueMap(SerializedMap(store.writer(attempt.token), codec), attempt.view, written_once=True)
+    state.begin_commit(attempt.txid)
     add = lambda bases, news: [(base or 0) + new for base, new in zip(bases, news, strict=True)]  # noqa: E731
     for start in range(0, len(keys), 100):
         chunk = keys[start : start + 100]
         state.multi_combine(chunk, [1] * len(chunk), add)
 
 
-def commit(ledger: Ledger, begun: Attempt) -> None:
-    ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="q"))
+def commit(ledger: Ledger, attempt: Attempt) -> None:
+    ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="q"))
 
 
 # The map
@@ -148,9 +148,9 @@ def test_keys_of_any_text_and_records_of_any_bytes_come_back_unchanged(store, cl
     assert scanned(store) == set(keys)
 
 
-@pytest.mark.parametrize("buckets", [1, 2, 64])
-def test_chunks_of_many_sizes_come_back_unchanged(cluster_url, buckets):
-    store = opened(cluster_url, buckets=buckets)
+@pytest.mark.parametrize("groups", [1, 2, 64])
+def test_chunks_of_many_sizes_come_back_unchanged(cluster_url, groups):
+    store = opened(cluster_url, buckets=groups)
     move(store, OPEN)
     one = store.writer(OPEN)
     for size in (1, 2, 9, 10, 100, 1999, 2000, 2001, 5000):  # around what Lua unpacks at once
@@ -174,23 +174,23 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_sent(cluster_url):
 
 
 def test_redis_keys_are_laid_out_as_documented(store, prefix, side_door):
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    store.writer(begun.token).multi_put(["user-42"], [b"[1000,1,null]"])
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    store.writer(attempt.token).multi_put(["user-42"], [b"[1000,1,null]"])
     store.claim(1000, 3, "me")
     store.keep_report(b"r", 9)
     names = {key.decode().removeprefix(prefix) for key in side_door.scan_iter(f"{prefix}*")}
     fences = {name for name in names if name.endswith("fence")}
     assert fences == {f"visits!{{{number}}}fence" for number in range(64)}
     (record,) = (name for name in names if name.startswith("visits:"))
-    bucket = int(record.split("{")[1].split("}")[0])
-    assert record == f"visits:{{{bucket}}}:user-42"
+    group = int(record.split("{")[1].split("}")[0])
+    assert record == f"visits:{{{group}}}:user-42"
     assert names - fences - {record} == {f"{{visits}}!{one}" for one in ("ledger", "buckets", "claims", "reports")}
-    fence = f"1:1000:{begun.token.nonce}".encode()
-    assert side_door.get(f"{prefix}visits!{{{bucket}}}fence") == fence
-    commit(ledger, begun)
-    assert side_door.get(f"{prefix}visits!{{{bucket}}}fence") == fence + b":closed"
+    fence = f"1:1000:{attempt.token.nonce}".encode()
+    assert side_door.get(f"{prefix}visits!{{{group}}}fence") == fence
+    commit(ledger, attempt)
+    assert side_door.get(f"{prefix}visits!{{{group}}}fence") == fence + b":closed"
     assert side_door.get(f"{prefix}{{visits}}!buckets") == b"64"
-    assert side_door.cluster_keyslot(f"{prefix}{record}") == store._groups[bucket].slot
+    assert side_door.cluster_keyslot(f"{prefix}{record}") == store._groups[group].slot
 
 
 def test_states_and_prefixes_do_not_mix(cluster_url):
@@ -214,9 +214,9 @@ def test_a_state_name_that_could_be_anothers_key_or_choose_a_slot_is_refused(clu
 
 def test_records_expire_from_their_last_write_and_nothing_else_does(cluster_url, prefix, side_door):
     store = opened(cluster_url, ttl=100.5)
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    store.writer(begun.token).multi_put(KEYS[:50], [b"v"] * 50)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    store.writer(attempt.token).multi_put(KEYS[:50], [b"v"] * 50)
+    commit(ledger, attempt)
     ttls = {key: side_door.pttl(key) for key in side_door.scan_iter(f"{prefix}*")}
     assert len(ttls) == 50 + 64 + 2
     for key, ttl in ttls.items():
@@ -260,7 +260,7 @@ def commands_of(cluster: RedisCluster) -> list[Counter[str]]:
     return found
 
 
-def test_a_chunk_is_one_round_trip_to_each_node_and_one_command_for_each_bucket(store, redis_cluster, monkeypatch):
+def test_a_chunk_is_one_round_trip_to_each_node_and_one_command_for_each_slot_group(store, redis_cluster, monkeypatch):
     keys = [f"user-{at}" for at in range(2000)]
     one = store.writer(OPEN)
     one.multi_put(keys, [b"v"] * 2000)  # every connection is there
@@ -281,13 +281,13 @@ def test_a_chunk_is_one_round_trip_to_each_node_and_one_command_for_each_bucket(
 
 
 def test_a_batch_costs_a_few_round_trips_to_each_node(store, cluster_url, redis_cluster, monkeypatch):
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    commit(ledger, attempt)
     sent = Sent(monkeypatch)
-    begun = ledger.begin(1)
+    attempt = ledger.begin(1)
     assert max(sent.times.values()) <= 4  # fences read, ledger read and written, fences raised
     sent.times.clear()
-    commit(ledger, begun)
+    commit(ledger, attempt)
     assert max(sent.times.values()) <= 3  # fences closed, ledger read and written
     sent.times.clear()
     store.claim(1, 0, "me")
@@ -329,7 +329,7 @@ def test_a_closed_token_lets_nobody_write(store):
     assert store.multi_get(["a"]) == [None]
 
 
-def test_a_fence_that_moves_between_get_and_put_stops_the_put_in_every_bucket(store, cluster_url):
+def test_a_fence_that_moves_between_get_and_put_stops_the_put_in_every_slot_group(store, cluster_url):
     one = store.writer(OPEN)
     one.multi_get(KEYS)
     move(opened(cluster_url), LATER)
@@ -404,7 +404,7 @@ def test_claims_outlive_the_begin_of_the_next_attempt_and_go_with_its_commit(sto
     assert [store.claim(txid, 0, "you") for txid in (7, 8, 9)] == ["you", "you", "me"]
 
 
-def test_another_number_of_buckets_is_refused_before_anything_is_written_or_read(store, cluster_url):
+def test_another_number_of_slot_groups_is_refused_before_anything_is_written_or_read(store, cluster_url):
     commit(*Ledger.open_and_begin(store, OPENING, 0))
     other, backend = opened(cluster_url, buckets=32), resolve(f"{cluster_url}&buckets=32")
     record = store.load()[0]
@@ -423,42 +423,42 @@ def test_another_number_of_buckets_is_refused_before_anything_is_written_or_read
 
 
 def test_batches_are_counted_and_read_as_a_whole(store, cluster_url):
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     dead = ledger.begin(1)
     count(store, ledger, dead, KEYS[:200])
     with open_reader(cluster_url, "visits") as reader:
         assert reader.multi_get(KEYS) == [{"n": 1}] * len(KEYS)
-        begun = ledger.begin(1)
+        attempt = ledger.begin(1)
         with pytest.raises(FencedError):
             count(store, ledger, dead, KEYS[200:])
-        count(store, ledger, begun, KEYS[100:])
+        count(store, ledger, attempt, KEYS[100:])
         assert reader.multi_get(KEYS) == [{"n": 1}] * len(KEYS)
-        commit(ledger, begun)
+        commit(ledger, attempt)
         assert reader.multi_get([*KEYS, "no"]) == [{"n": 1}] * 100 + [{"n": 2}] * 200 + [None]
         done = vacuum(cluster_url, "visits")
         assert (done.scanned, done.rewritten) == (300, 100)
         assert dict(reader.scan(50)) == {(key,): {"n": 1 if at < 100 else 2} for at, key in enumerate(KEYS)}
-        ledger, begun = Ledger.open_and_begin(store, OPENING, 2)
-        count(store, ledger, begun, KEYS)
-        commit(ledger, begun)
+        ledger, attempt = Ledger.open_and_begin(store, OPENING, 2)
+        count(store, ledger, attempt, KEYS)
+        commit(ledger, attempt)
         assert reader.get("user-299") == {"n": 3}
 
 
 def test_a_node_that_lost_a_committed_batch_is_noticed(store, prefix, side_door):
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
     fence = f"{prefix}visits!{{5}}fence"
     open_then = side_door.get(fence)
-    commit(ledger, begun)
+    commit(ledger, attempt)
     side_door.set(fence, open_then)  # as of a replica that lagged behind
     with pytest.raises(MissingBatchesError, match="fence 5"):
         Ledger.open_and_begin(store, OPENING, 1)
 
 
 def test_a_ledger_that_was_put_back_alone_is_noticed(store, prefix, side_door):
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    commit(ledger, attempt)
     saved = store.load()[0]
     for batch_id in (1, 2):
         commit(ledger, ledger.begin(batch_id))
@@ -488,7 +488,7 @@ def moving(redis_cluster: RedisCluster, store: RedisClusterStore) -> Iterator[tu
 
 
 def records_in(store: RedisClusterStore) -> list[bytes]:
-    """The Redis keys of the records of bucket 5."""
+    """The Redis keys of the records of slot group 5."""
     (keys,) = (one.keys for one in by_slot_group(KEYS, 64) if one.group == 5)
     return [store._name + f":{{5}}:{key}".encode() for key in keys]
 
@@ -543,13 +543,13 @@ def test_a_slot_that_stays_half_way_is_a_clear_error(store, cluster_url, redis_c
 
 
 def test_an_attempt_during_which_a_slot_moved_is_begun_anew(store, cluster_url, redis_cluster):
-    ledger, begun = Ledger.open_and_begin(opened(cluster_url), OPENING, 0)
+    ledger, attempt = Ledger.open_and_begin(opened(cluster_url), OPENING, 0)
     slot = store._groups[5].slot
     source, target = of_slot(redis_cluster, slot)
     redis_cluster.move_slot(slot, source, target)
     try:
         with pytest.raises(StoreRestartedError):
-            commit(ledger, begun)
+            commit(ledger, attempt)
         again = ledger.begin(0)
         commit(ledger, again)
     finally:
@@ -575,25 +575,25 @@ def test_a_scan_while_a_slot_is_on_the_move_is_no_scan(store, redis_cluster, mov
 def test_a_master_that_fails_over_within_an_attempt_ends_it_and_the_next_one_counts_right(start_cluster):
     cluster = start_cluster(replicas=1)
     store = opened(cluster.url)
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     ledger_node = key_slot(b"visits") // -(-16384 // 3)
     for at in (one for one in range(3) if one != ledger_node):
         with cluster.masters[at].client() as client:
             client.wait(1, 5000)
-    begun = ledger.begin(1)
-    count(store, ledger, begun, KEYS[:100])
+    attempt = ledger.begin(1)
+    count(store, ledger, attempt, KEYS[:100])
     failing = (ledger_node + 1) % 3
     with cluster.masters[failing].client() as client:
         client.wait(1, 5000)
     cluster.fail_over(failing)
-    count(store, ledger, begun, KEYS[100:])  # the fence came along, so the tasks can go on
+    count(store, ledger, attempt, KEYS[100:])  # the fence came along, so the tasks can go on
     with pytest.raises(StoreRestartedError):
-        commit(ledger, begun)
-    begun = ledger.begin(1)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+        commit(ledger, attempt)
+    attempt = ledger.begin(1)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     with open_reader(cluster.url, "visits") as reader:
         assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
 
@@ -669,17 +669,17 @@ def test_a_user_of_an_acl_needs_what_is_documented(start_cluster):
                 admin.execute_command("ACL", "SETUSER", user, "on", ">s3cret", "~*", *allowed)
     url = cluster.url.replace("://", "://job:s3cret@")
     job = opened(url)
-    ledger, begun = Ledger.open_and_begin(job, OPENING, 0)
-    job.claim(begun.txid, 0, "me")
-    count(job, ledger, begun, KEYS)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(job, OPENING, 0)
+    job.claim(attempt.txid, 0, "me")
+    count(job, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     job.keep_report(b"r", 9)
     vacuum(url, "visits")
     service = cluster.url.replace("://", "://service:s3cret@")
     with open_reader(service, "visits") as reader:
         assert dict(reader.scan()) == {(key,): {"n": 1} for key in KEYS}
     with pytest.raises(StoreAuthError) as caught:
-        opened(service).writer(begun.token).multi_put(["a"], [b"1"])
+        opened(service).writer(attempt.token).multi_put(["a"], [b"1"])
     assert "s3cret" not in str(caught.value)
     with pytest.raises(StoreAuthError, match="password"):
         opened(cluster.url.replace("://", "://job:wr0ng@")).load()
@@ -760,7 +760,7 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_recipe_takes_the_chunks_that_its_store_is_best_with():
+def test_a_spec_takes_the_chunks_that_its_store_is_best_with():
     assert opaque("redis+cluster://localhost:7000").chunk_size == 10_000
     assert opaque("redis+cluster://localhost:7000", chunk_size=5).chunk_size == 5
     assert opaque("redis://localhost").chunk_size == opaque("memory://").chunk_size == 2000

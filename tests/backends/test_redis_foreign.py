@@ -55,17 +55,17 @@ class Place:
 
     def count(self, batch_id: int, keys: list[str], *, commit: bool = True) -> None:
         """A batch that adds one to each key."""
-        ledger, begun = Ledger.open_and_begin(self.store, OPENING, batch_id)
+        ledger, attempt = Ledger.open_and_begin(self.store, OPENING, batch_id)
         codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
-        writer: Any = self.store.writer(begun.token)
-        state: Any = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
-        state.begin_commit(begun.txid)
+        writer: Any = self.store.writer(attempt.token)
+        state: Any = OpaqueMap(SerializedMap(writer, codec), attempt.view, written_once=True)
+        state.begin_commit(attempt.txid)
         state.multi_combine(
             keys, [1] * len(keys), lambda old, new: [(a or 0) + b for a, b in zip(old, new, strict=True)]
         )
         writer.close()
         if commit:
-            ledger.commit(Commit(batch_id=batch_id, txid=begun.txid, owner=OPENING.owner))
+            ledger.commit(Commit(batch_id=batch_id, txid=attempt.txid, owner=OPENING.owner))
 
     def move(self, token: FenceToken) -> None:
         found = self.store.load()

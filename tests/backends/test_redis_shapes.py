@@ -45,17 +45,17 @@ def move(store: Any, fence: FenceToken) -> None:
     assert store.swap(f"ledger at {fence}".encode(), None if found is None else found[1], fence) is not None
 
 
-def count(store: Any, ledger: Ledger, begun: Attempt, keys: list[str]) -> None:
+def count(store: Any, ledger: Ledger, attempt: Attempt, keys: list[str]) -> None:
     codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
-    state: Any = OpaqueMap(SerializedMap(store.writer(begun.token), codec), begun.view, written_once=True)
-    state.begin_commit(begun.txid)
+    state: Any = OpaqueMap(SerializedMap(store.writer(attempt.token), codec), attempt.view, written_once=True)
+    state.begin_commit(attempt.txid)
     state.multi_combine(
         keys, [1] * len(keys), lambda bases, news: [(a or 0) + b for a, b in zip(bases, news, strict=True)]
     )
 
 
-def commit(ledger: Ledger, begun: Attempt) -> None:
-    ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="q"))
+def commit(ledger: Ledger, attempt: Attempt) -> None:
+    ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="q"))
 
 
 # Sentinels
@@ -64,20 +64,20 @@ def commit(ledger: Ledger, begun: Attempt) -> None:
 def test_a_failover_within_an_attempt_ends_it_and_the_next_one_counts_right(start_sentinels):
     pair = start_sentinels()
     store: Any = resolve(pair.url).open("visits")
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
-    begun = ledger.begin(1)
-    count(store, ledger, begun, KEYS[:20])
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
+    attempt = ledger.begin(1)
+    count(store, ledger, attempt, KEYS[:20])
     with pair.primary.client() as client:
         assert client.wait(1, 10_000) == 1
     pair.fail_over()
-    count(store, ledger, begun, KEYS[20:])  # on the replica, under the fence that it has
+    count(store, ledger, attempt, KEYS[20:])  # on the replica, under the fence that it has
     with pytest.raises(StoreRestartedError):
-        commit(ledger, begun)
-    begun = ledger.begin(1)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+        commit(ledger, attempt)
+    attempt = ledger.begin(1)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     with open_reader(pair.url, "visits") as reader:
         assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
 
@@ -206,7 +206,7 @@ def test_records_lie_in_one_hash(redis_url, name, side_door):
     assert store.multi_get_with_ledger(["c"]) == (store.load()[0], [b"0"], store.load()[0])
 
 
-def test_records_lie_in_the_small_hash_of_their_bucket_in_redis_short_form(redis_url, name, side_door):
+def test_records_lie_in_their_hash_shard_in_redis_short_form(redis_url, name, side_door):
     store: Any = resolve(f"{redis_url}&layout=packed&buckets=100").open("visits")
     move(store, OPEN)
     keys = ["c", "a", "", "é", "\r\n", "a|b", "!ledger", *KEYS]
@@ -312,13 +312,13 @@ def test_a_put_into_a_hash_is_fenced_and_not_disturbed_by_others(url):
 
 def test_batches_in_a_hash_are_counted_scanned_and_vacuumed(url):
     store: Any = resolve(url).open("visits")
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     count(store, ledger, ledger.begin(1), KEYS[:30])
-    begun = ledger.begin(1)
-    count(store, ledger, begun, KEYS[20:])
-    commit(ledger, begun)
+    attempt = ledger.begin(1)
+    count(store, ledger, attempt, KEYS[20:])
+    commit(ledger, attempt)
     with open_reader(url, "visits") as reader:
         assert reader.multi_get(KEYS) == [{"n": 1}] * 20 + [{"n": 2}] * 30
         assert vacuum(url, "visits", page_size=7).rewritten == 20
@@ -346,9 +346,9 @@ def test_a_state_is_opened_in_the_layout_in_which_it_was_made_and_in_no_other(re
         (f"{bare}?records=visits", [bare, f"{bare}?layout=hash", f"{bare}?layout=hash&records=visits"]),
     ):
         store: Any = resolve(made).open("visits")
-        ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-        count(store, ledger, begun, KEYS)
-        commit(ledger, begun)
+        ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+        count(store, ledger, attempt, KEYS)
+        commit(ledger, attempt)
         for another in others:
             with pytest.raises(ConfigurationError, match=r"was made with layout .*Nothing was written"):
                 Ledger.open_and_begin(resolve(another).open("visits"), OPENING, 1)
@@ -356,9 +356,9 @@ def test_a_state_is_opened_in_the_layout_in_which_it_was_made_and_in_no_other(re
                 resolve(another).open("visits").swap(b"{}", store.load()[1], LATER)
             with pytest.raises(ConfigurationError, match="was made with layout"):
                 open_reader(another, "visits")
-        ledger, begun = Ledger.open_and_begin(store, OPENING, 1)
-        count(store, ledger, begun, KEYS)
-        commit(ledger, begun)
+        ledger, attempt = Ledger.open_and_begin(store, OPENING, 1)
+        count(store, ledger, attempt, KEYS)
+        commit(ledger, attempt)
         with open_reader(made, "visits") as reader:
             assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
 

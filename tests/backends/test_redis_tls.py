@@ -39,13 +39,13 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def two_batches(url: str, between: Callable[[], object]) -> None:
     store: Any = resolve(url).open("visits")
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     between()
-    begun = ledger.begin(1)
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+    attempt = ledger.begin(1)
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     with open_reader(url, "visits") as reader:
         assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
         assert len(dict(reader.scan())) == len(KEYS)

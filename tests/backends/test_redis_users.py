@@ -72,20 +72,20 @@ def names(commands: set[str]) -> set[str]:
 def live(url: str) -> None:
     """All that a job does with a state, and an operator's vacuum."""
     store: Any = resolve(url).open("visits")
-    ledger, begun = Ledger.open_and_begin(store, OPENING, 0)
-    assert store.claim(begun.txid, 0, "me") == "me"
-    count(store, ledger, begun, KEYS)
-    commit(ledger, begun)
+    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    assert store.claim(attempt.txid, 0, "me") == "me"
+    count(store, ledger, attempt, KEYS)
+    commit(ledger, attempt)
     store.keep_report(b"{}", 9)
-    begun = ledger.begin(1)
+    attempt = ledger.begin(1)
     codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
-    writer = store.writer(begun.token)
-    state: Any = OpaqueMap(SerializedMap(writer, codec), begun.view, written_once=True)
-    state.begin_commit(begun.txid)
+    writer = store.writer(attempt.token)
+    state: Any = OpaqueMap(SerializedMap(writer, codec), attempt.view, written_once=True)
+    state.begin_commit(attempt.txid)
     state.multi_update(["user-0"], [lambda _: None])
     writer.multi_get(["user-1"])  # and nothing is put
     getattr(writer, "close", lambda: None)()
-    commit(ledger, begun)
+    commit(ledger, attempt)
     count(store, ledger, ledger.begin(2), ["user-2"])
     commit(ledger, ledger.begin(2))
     store.multi_put(["user-3"], store.multi_get(["user-3"]))  # as without a fence

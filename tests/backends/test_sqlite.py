@@ -378,11 +378,11 @@ def test_ledger_and_records_are_read_from_one_snapshot(backend, store, monkeypat
 def test_rows_that_something_else_wrote_are_named_and_end_no_scan_no_vacuum_and_no_doctor(backend, path):
     """A record that is a number, a key that is no text: SQLite takes both."""
     counting = opening(state="visits", keys=(KeyField("k", "string"),), fields=(Field("n", "Count", "bigint"),))
-    ledger, begun = Ledger.open_and_begin(backend.open("visits"), counting, 0)
-    backend.open("visits").writer(begun.token).multi_put(
-        [f"k{at}" for at in range(9)], [b"[%d,1,null]" % begun.txid] * 9
+    ledger, attempt = Ledger.open_and_begin(backend.open("visits"), counting, 0)
+    backend.open("visits").writer(attempt.token).multi_put(
+        [f"k{at}" for at in range(9)], [b"[%d,1,null]" % attempt.txid] * 9
     )
-    ledger.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
+    ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE mapstate_records SET record = 5 WHERE key = 'k3'")
         db.execute("INSERT INTO mapstate_records VALUES ('visits', x'ff00', x'00')")

@@ -73,8 +73,8 @@ class Declares(DictMap):
             self.records.pop(key, None)
 
 
-def committed(begun, owner="q"):
-    return Commit(batch_id=begun.batch_id, txid=begun.txid, owner=owner, at=now())
+def committed(attempt, owner="q"):
+    return Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner=owner, at=now())
 
 
 @pytest.fixture(params=["dict", "memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -244,24 +244,24 @@ def test_the_ledgers_writes_are_addressed_by_their_batch(store):
         with pytest.raises(AttributeError):
             _ = wrapper.swap
         return
-    ledger, begun = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
-    ledger.commit(committed(begun))
+    ledger, attempt = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
+    ledger.commit(committed(attempt))
     assert not wrapper.fired("begin")
-    begun = ledger.begin(1)
+    attempt = ledger.begin(1)
     assert wrapper.fired("begin")
     assert not wrapper.fired("commit")
-    ledger.commit(committed(begun))
+    ledger.commit(committed(attempt))
     assert wrapper.fired("commit")
-    begun = ledger.begin(2)
+    attempt = ledger.begin(2)
     with pytest.raises(FencedError):
-        ledger.commit(committed(begun))
+        ledger.commit(committed(attempt))
 
 
 def test_a_store_with_get_and_put_only_has_its_ledgers_writes_addressed_too():
     wrapper = FaultyStore(DictMap(), Mark(where=Commits(0), name="committed"))
-    ledger, begun = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
+    ledger, attempt = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
     assert not wrapper.fired("committed")
-    ledger.commit(committed(begun))
+    ledger.commit(committed(attempt))
     assert wrapper.fired("committed")
 
 
@@ -338,32 +338,32 @@ def test_a_store_that_forgets_loses_ledger_and_fence_with_the_records(store):
     if not isinstance(store, FencedWrites):
         return
     forgetful = ForgetfulStore(store, last=2)
-    ledger, begun = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
-    first = forgetful.writer(begun.token)
+    ledger, attempt = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
+    first = forgetful.writer(attempt.token)
     first.multi_put(["a"], [b"[1,1,null]"])
-    ledger.commit(committed(begun))
+    ledger.commit(committed(attempt))
     with pytest.raises(FencedError):
         first.multi_put(["a"], [b"late"])
-    begun = ledger.begin(1)
-    forgetful.writer(begun.token).multi_put(["a"], [b"[2,2,1]"])
+    attempt = ledger.begin(1)
+    forgetful.writer(attempt.token).multi_put(["a"], [b"[2,2,1]"])
     assert forgetful.multi_get(["a"]) == [b"[2,2,1]"]
     assert forgetful.lose() == 2  # the begin of batch 1, and its put
     assert forgetful.multi_get(["a"]) == [b"[1,1,null]"]
     with pytest.raises(FencedError):
-        forgetful.writer(begun.token).multi_put(["a"], [b"[2,2,1]"])
+        forgetful.writer(attempt.token).multi_put(["a"], [b"[2,2,1]"])
     with pytest.raises(StoreRestartedError, match="put back to an older copy"):
-        ledger.commit(committed(begun))
+        ledger.commit(committed(attempt))
 
 
 def test_an_attempt_that_lost_a_put_and_not_its_begin_cannot_be_committed():
     forgetful = ForgetfulStore(resolve(f"memory://{secrets.token_hex(8)}").open("s"), last=1)
-    ledger, begun = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
-    writer = forgetful.writer(begun.token)
+    ledger, attempt = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
+    writer = forgetful.writer(attempt.token)
     writer.multi_put(["a"], [b"[1,1,null]"])
     assert forgetful.lose() == 1
     writer.multi_put(["b"], [b"[1,1,null]"])  # the fence is where it was
     with pytest.raises(StoreRestartedError):
-        ledger.commit(committed(begun))
+        ledger.commit(committed(attempt))
     again = ledger.begin(0)
     forgetful.writer(again.token).multi_put(["a", "b"], [b"[2,1,null]"] * 2)
     ledger.commit(committed(again))
@@ -372,12 +372,12 @@ def test_an_attempt_that_lost_a_put_and_not_its_begin_cannot_be_committed():
 
 def test_a_stream_over_a_store_that_failed_over_stops_and_does_not_count_on():
     backend = ForgetfulBackend(resolve(f"memory://{secrets.token_hex(8)}"), last=2)
-    ledger, begun = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
+    ledger, attempt = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
     assert backend.lose() == 1  # the begin was all there was
     with pytest.raises(StoreLostError):
-        ledger.commit(committed(begun))
-    ledger, begun = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
-    ledger.commit(committed(begun))
+        ledger.commit(committed(attempt))
+    ledger, attempt = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
+    ledger.commit(committed(attempt))
     ledger.commit(committed(ledger.begin(1)))
     with open_reader(backend, "s") as reader:
         assert reader.ledger().last_commit.batch_id == 1

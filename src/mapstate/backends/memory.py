@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, notebooks, and to see how small a store is."""
+"""A store in this process's memory, for tests and notebooks; an example of how small a store is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["MemoryBackend", "MemoryStore"]
 
 @dataclass(frozen=True)
 class MemoryBackend:
-    """``memory://`` or ``memory://name``: all that name the same see the same data, in this process."""
+    """``memory://`` or ``memory://name``: backends of one name see the same data, in this process."""
 
     name: str = ""
 
@@ -77,7 +77,9 @@ class MemoryStore:
     def swap_all(self, swaps: Sequence[Swap]) -> list[int] | None:
         """See `JointLedgers.swap_all`."""
         with ExitStack() as locks:
-            for one in sorted(swaps, key=lambda one: id(one.store)):  # in one order, whoever else does the same
+            for one in sorted(
+                swaps, key=lambda one: id(one.store)
+            ):  # in one order, so that two callers do not deadlock
                 locks.enter_context(one.store._lock)
             if any(one.store._version() != one.expected for one in swaps):
                 return None
@@ -150,7 +152,7 @@ class MemoryStore:
         return None if self._ledger is None else self._ledger[1]
 
     def _set(self, record: bytes, fence: FenceToken) -> int:
-        self._swaps += 1  # no version comes twice, though the ledger was dropped
+        self._swaps += 1  # no version comes twice, not even after a drop
         self._ledger = (record, self._swaps)
         self._fence = fence
         self._claims.clear()

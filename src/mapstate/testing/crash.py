@@ -30,7 +30,7 @@ def crash_between(checkpoint: str | Path) -> int:
         raise UsageError(
             f"in the checkpoint {str(place)!r} batch {last} has ended and batch {max(planned, default='none')} is the "
             f"last one planned: a driver that died before Spark's commit of {last} had planned nothing after it. Let "
-            "the query finish what it has begun, or leave it: it did crash, in another place."
+            "the query finish what it has attempt, or leave it: it did crash, in another place."
         )
     (place / "commits" / str(last)).unlink()
     (place / "commits" / f".{last}.crc").unlink(missing_ok=True)

@@ -6,7 +6,7 @@
     ├── Kill            SIGKILL: the calling process, its executor, or a process group with a driver in it
     └── Mark            nothing but a mark, for another fault to wait for
 
-`FaultyStore` wraps one store and `FaultyBackend` what opens it, so that faults travel to Spark's executors.
+`FaultyStore` wraps one store and `FaultyBackend` what opens it, so that faults reach Spark's executors.
 `ForgetfulStore` and `ForgetfulBackend` acknowledge writes and lose the last of them. A wrapper has the
 capabilities of the store that it wraps, and no others.
 """
@@ -467,7 +467,7 @@ class ForgetfulStore:
     def lose(self) -> int:
         """The store is as it was ``last`` writes ago, or at the start; returns how many were lost.
 
-        A new incarnation begins, as `LedgerStore.load` asks: what was begun before cannot be committed after.
+        A new incarnation begins, as `LedgerStore.load` asks: an attempt that began before cannot be committed after.
         """
         with self._lock:
             self._incarnation += 1

@@ -1,4 +1,4 @@
-"""What about a namespace's settings can lose what it acknowledged, or refuse what a state needs."""
+"""Findings about settings of a namespace with which it can lose acknowledged writes, or refuse writes of a state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["judge"]
 
 
 def judge(namespace: str, *, claims_expire: bool) -> Iterator[Finding]:
-    """The findings. ``namespace`` is a node's answer to ``namespace/NAME``: ``name=value`` joined by ``;``."""
+    """The findings. ``namespace`` is a node's reply to ``namespace/NAME``: ``name=value`` joined by ``;``."""
     facts = dict(one.partition("=")[::2] for one in namespace.split(";") if "=" in one)
     yield _ttl(facts, claims_expire=claims_expire)
     yield _evictions(facts)

@@ -1,4 +1,4 @@
-"""What Aerospike's result codes mean here. Of a batch they come as numbers; what the client raises has them too."""
+"""Aerospike's result codes as our errors. A batch has them as numbers, and the client's exceptions have them, too."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = [
 OK = 0
 NOT_FOUND = 2
 FILTERED_OUT = 27
-BATCH_FAILED = -16  # some of a batch's records: look at each
-NO_ANSWER = -15  # of no single record; ours, where a whole batch brought fewer records than it was asked for
+BATCH_FAILED = -16  # of a batch in which some records failed: each has its own code
+NO_ANSWER = -15  # of no single record; also ours, for a batch with fewer records than keys
 
 _UNREACHABLE = (
     StoreUnavailableError,
@@ -65,5 +65,5 @@ _MEANINGS: dict[int, tuple[type[StoreError | TooLargeError], str, bool]] = {
 
 
 def meaning(code: int) -> tuple[type[StoreError | TooLargeError], str, bool]:
-    """Our class for a result code, what to say, and whether the trouble may pass by itself."""
+    """Our class for a result code, its message, and whether the error may pass by itself."""
     return _MEANINGS.get(code, _OTHER)

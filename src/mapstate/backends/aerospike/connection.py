@@ -69,10 +69,10 @@ class Connection:
         return retrying(request, limits, (driver.AerospikeError, BatchError), self._problem)
 
     def _problem(self, error: Any) -> tuple[MapStateError, bool]:
-        kind, what, may_pass = meaning(error.code)
+        kind, advice, may_pass = meaning(error.code)
         facts = {} if getattr(error, "key", None) is None else {"key": str(error.key)}
         address = self._access.address
-        text = f"state {self._state!r}: Aerospike at {address} {what} It said: {error.msg} ({error.code})"
+        text = f"state {self._state!r}: Aerospike at {address} {advice} It said: {error.msg} ({error.code})"
         problem = kind(text, state=self._state, store=address, **facts)
         problem.__cause__ = error
         return problem, may_pass

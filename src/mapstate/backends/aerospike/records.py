@@ -59,8 +59,8 @@ class Records:
                     data = key.encode()
                     user_key = bytearray(data) if b"\0" in data else key
             except UnicodeEncodeError as error:
-                what = f"state {self._state!r}: the key {shown(key)} is not Unicode: {error.reason}"
-                raise KeyEncodingError(what, state=self._state) from error
+                message = f"state {self._state!r}: the key {shown(key)} is not Unicode: {error.reason}"
+                raise KeyEncodingError(message, state=self._state) from error
         elif not -(1 << 63) <= key < 1 << 63:
             raise KeyEncodingError(
                 f"state {self._state!r}: the key {shown(key)} has more than 64 bits", state=self._state

@@ -1,4 +1,4 @@
-"""Where a Redis server is: at an address, behind a socket, or where sentinels say. A cluster: cluster_backend.py."""
+"""Backends for one Redis server: at an address, behind a socket, or found by sentinels."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MOST_HASHES = 10**9
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class OneServer(RedisSettings):
-    """What is the same wherever one server holds all of a state.
+    """The parameters that are the same wherever one server holds all of a state.
 
     ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed": many small hashes,
                  for less memory. Records in hashes have no ttl
-    ``buckets``  with layout=packed: how many hashes, one for each 32 to 64 keys that are expected. Settled when the
+    ``buckets``  with layout=packed: the number of hash shards, one for each 32 to 64 expected keys. Fixed when the
                  state is made, and checked from then on
-    ``records``  where the records of a state lie that storm-redis made: the name of its hash; or what stands before
-                 each key, which may be nothing. Names one state's records, so no two states can have it
+    ``records``  where storm-redis left the records of a state: the name of its hash, or the prefix of each key, which
+                 may be empty. It names the records of one state, so no two states can have it
     """
 
     db: int = 0
@@ -62,7 +62,7 @@ class OneServer(RedisSettings):
 
     @property
     def address(self) -> str:
-        """Where it is, for messages."""
+        """The server's address, for messages."""
         raise NotImplementedError
 
     def open(self, state: str, *, ttl: float | None = None) -> RedisStore:
@@ -95,7 +95,7 @@ class OneServer(RedisSettings):
 
     @cached_property
     def reached(self) -> Self:
-        """What is the same wherever on the server the records lie: backends that differ in that share connections."""
+        """The backend without the fields that place the records. Backends for which it is equal share connections."""
         return replace(self, prefix="", layout="string", buckets=None, records=None)
 
     def _new_pool(self) -> ConnectionPool:
@@ -190,13 +190,13 @@ class RedisUnixBackend(OneServer):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class RedisSentinelBackend(OneServer):
-    """A primary with replicas, found through sentinels each time that a connection is made.
+    """A primary with replicas. Sentinels name it each time that a connection is made.
 
     ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/db?parameter=value``, and ``rediss+sentinel://``
     for TLS, to the sentinels too. User and password are those of the servers.
 
     ``sentinel_login``  the sentinels ask for the same user and password
-    ``retries``         is 20 here: a failover takes a while. One that takes two ``socket_timeout`` is an error
+    ``retries``         is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
     """
 
     sentinels: tuple[Address, ...] = ()
@@ -234,7 +234,7 @@ class RedisSentinelBackend(OneServer):
 
     @property
     def address(self) -> str:
-        """The name and who knows it, for messages."""
+        """The primary's name and its sentinels, for messages."""
         return f"{self.master} (sentinels {self._hosts})"
 
     def _new_pool(self) -> ConnectionPool:

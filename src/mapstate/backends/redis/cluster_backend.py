@@ -1,4 +1,4 @@
-"""Where a Redis cluster is. Imported only where there is one: a worker's first batch waits for its imports."""
+"""The backend for a Redis Cluster. Imported only where there is one: a worker's first batch waits for its imports."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RedisClusterBackend(RedisSettings):
 
     ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.
 
-    ``buckets``  into how many groups a state's records go, each in a slot of its own: at least some for each node, and
-                 not so many that a chunk falls into crumbs. Settled when the state is made, and checked from then on
-    ``retries``  is 20 here: a failover takes a while. One that takes two ``socket_timeout`` is an error
+    ``buckets``  the number of slot groups: at least some for each node, and so few that a chunk has many keys of each.
+                 Fixed when the state is made, and checked from then on
+    ``retries``  is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
     """
 
     nodes: tuple[Address, ...] = (("localhost", 6379),)
@@ -44,7 +44,7 @@ class RedisClusterBackend(RedisSettings):
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+cluster", "rediss+cluster")
 
     chunk_size: ClassVar[int] = 10_000
-    """Each bucket has a share of a chunk; five sixths of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
+    """Each slot group has a share of a chunk. Takes 5/6 of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
 
     def _rules(self) -> list[tuple[str, object, str]]:
         ports = all(host and 0 < port < 2**16 for host, port in self.nodes)
@@ -66,7 +66,7 @@ class RedisClusterBackend(RedisSettings):
 
     @property
     def address(self) -> str:
-        """Where it is asked first, for messages."""
+        """The nodes to ask first, for messages."""
         return ",".join(map(shown_address, self.nodes))
 
     def open(self, state: str, *, ttl: float | None = None) -> RedisClusterStore:
@@ -93,7 +93,7 @@ class RedisClusterBackend(RedisSettings):
 
     @cached_property
     def _reached(self) -> Self:
-        """See `OneServer`."""
+        """See `OneServer.reached`."""
         return replace(self, prefix="", buckets=1)
 
     def _new_pool(self, node: Address) -> ConnectionPool:

@@ -1,4 +1,4 @@
-"""Which node of a cluster has which slot, and how many of them are asked at once, whatever moves meanwhile."""
+"""The map of a cluster: which node has which slot, and requests to many nodes at once, while slots move."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The replies to a request, and the incarnation of the node before and after them, where it was asked."""
+    """The replies to a request, and the node's incarnation before and after them, where the caller wants it."""
 
     found: list[Any]
     incarnation_before: bytes | None = None
@@ -41,13 +41,13 @@ class Reply(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Requests that were sent. One of the two is called, once."""
+    """Requests that were sent. The caller calls one of the two, once."""
 
     read: Callable[[], list[Reply]]
-    """Their replies. What failed, was redirected or could not be sent is asked again, as `ClusterMap.ask` does."""
+    """Return their replies. Retries, as `ClusterMap.ask` does, what failed, was redirected or could not be sent."""
 
     drop: Callable[[], None]
-    """Lets the connections go, half read as they are."""
+    """Close the connections, half read as they are."""
 
 
 class Shape(NamedTuple):
@@ -80,28 +80,28 @@ class ClusterAccess:
 
 
 _ByNode = dict[Address, list[tuple[int, tuple[bytes, ...]]]]
-"""What each node is asked: the number of a request, and its commands."""
+"""For each node, its requests: the number of each, and its commands."""
 
 _Sent = tuple[ConnectionPool, Any, list[tuple[int, tuple[bytes, ...]]]]
-"""A connection that is to be read from, where it goes back to, and what was asked on it."""
+"""A pool, a connection of it with replies under way, and the requests that were sent on it."""
 
 _slots: dict[tuple[int, Any], tuple[Address, ...]] = {}
-"""The owner of each slot as of the last look, by process and backend."""
+"""The node of each slot as last reported, by process and by owner of a `ClusterAccess`."""
 
 
 class ClusterMap:
-    """A cluster as the store of one state talks to it. Holds no connection by itself."""
+    """A cluster, for the store of one state. Holds no connection between requests."""
 
     def __init__(self, access: ClusterAccess, state: str) -> None:
         self._access = access
         self._state = state
 
     def ask(self, requests: Sequence[Request], *, repeat: bool = True, incarnations: bool = False) -> list[Reply]:
-        """The replies to each request: one round trip to each node for all that it has to answer.
+        """The replies to each request: one round trip to each node, for all of its requests.
 
-        What was redirected, or failed where that may pass, is asked again; with ``repeat`` off only what certainly was
-        not done. Raises StoreUnavailableError where it does not pass, and the errors of `problem_of`. With
-        ``incarnations`` each node says who it is, before and after.
+        Retries a request that was redirected, or failed with an error that may pass; with ``repeat`` off only one that
+        certainly was not done. Raises StoreUnavailableError where the error does not pass, and the errors of
+        `problem_of`. With ``incarnations`` each node names its own, before and after.
         """
         replies: list[Reply | None] = [None] * len(requests)
         asking: dict[int, Address] = {}
@@ -124,11 +124,11 @@ class ClusterMap:
                 if isinstance(error, driver.AskError):
                     asking[at] = (error.host, error.port)
             if len(asking) < len(troubles):
-                self._look(forced=True)
+                self._refresh(forced=True)
                 self._believe([error for error in troubles.values() if type(error) is driver.MovedError])
 
     def ask_ahead(self, requests: Sequence[Request]) -> Ahead:
-        """Sends requests that may be asked again, once, and leaves their replies for later."""
+        """Send requests that may be repeated, and leave their replies for later."""
         replies: list[Reply | None] = [None] * len(requests)
         pid = os.getpid()
         owners = _slots.get((pid, self._access.owner))
@@ -142,29 +142,29 @@ class ClusterMap:
 
         def read() -> list[Reply]:
             if os.getpid() != pid:
-                sent.clear()  # a fork leaves its parent's replies alone
+                sent.clear()  # a fork does not read its parent's replies
             self._receive(sent, replies, troubles, incarnations=False)
             missing = [at for at, reply in enumerate(replies) if reply is None]
             for at, reply in zip(missing, self.ask([requests[at] for at in missing]), strict=True):
                 replies[at] = reply
             return [reply for reply in replies if reply is not None]
 
-        return Ahead(read, lambda: _let_go(sent))
+        return Ahead(read, lambda: _release(sent))
 
     def shape(self) -> Shape:
-        """Who has what, and who they are, as of now."""
-        self._look(forced=True)
+        """The cluster as of now. Asks every node."""
+        self._refresh(forced=True)
         owners = self._owners()
         masters = {node: self.ask_node(node, [command(b"CLUSTER", b"NODES")]) for node in sorted(set(owners))}
         moving = {slot for reply in masters.values() for slot in _MOVING.findall(reply.found[0])}
         return Shape(owners, {node: reply.incarnation_after for node, reply in masters.items()}, frozenset(moving))
 
     def known(self) -> list[Address]:
-        """The nodes that this process has met; asks nothing."""
+        """The nodes that this process knows. Makes no request."""
         return sorted(set(_slots.get((os.getpid(), self._access.owner), ())))
 
     def ask_node(self, node: Address, commands: Sequence[bytes]) -> Reply:
-        """The replies of one node, and who it is; tried again where it does not answer. Raises StoreError."""
+        """The replies of one node, and its incarnation. Retries where it does not answer. Raises StoreError."""
         retries = Retries(self._access.retries, 2 * self._access.socket_timeout)
         while True:
             replies: list[Reply | None] = [None]
@@ -184,7 +184,7 @@ class ClusterMap:
         *,
         incarnations: bool,
     ) -> dict[int, Exception]:
-        """Asks once what is left; fills in replies, and returns what went wrong, by request."""
+        """Send once what is ``left``; fill in replies, and return the errors by request."""
         try:
             owners = self._owners()
         except StoreUnavailableError as error:
@@ -203,13 +203,13 @@ class ClusterMap:
         return troubles
 
     def _exchange(self, by_node: _ByNode, replies: list[Reply | None], *, incarnations: bool) -> dict[int, Exception]:
-        """Sends to all nodes, and then reads from each."""
+        """Send to all nodes, then read from each."""
         sent: list[_Sent] = []
         troubles = self._send(by_node, sent, INFO if incarnations else b"")
         return self._receive(sent, replies, troubles, incarnations=incarnations)
 
     def _send(self, by_node: _ByNode, sent: list[_Sent], around: bytes) -> dict[int, Exception]:
-        """The first half: adds to ``sent`` the connections that were taken; returns what went wrong, by request."""
+        """The first half: add the connections to ``sent``, and return the errors by request."""
         troubles: dict[int, Exception] = {}
         try:
             for node, asked in by_node.items():
@@ -226,24 +226,24 @@ class ClusterMap:
                 except DRIVER_ERRORS as error:
                     troubles |= dict.fromkeys((at for at, _ in asked), error)
         except BaseException:
-            _let_go(sent)
+            _release(sent)
             raise
         return troubles
 
     def _receive(
         self, sent: list[_Sent], replies: list[Reply | None], troubles: dict[int, Exception], *, incarnations: bool
     ) -> dict[int, Exception]:
-        """The second half: reads from each node, and gives the connections back."""
+        """The second half: read from each node, and release the connections."""
         try:
             for _, conn, asked in sent:
                 if asked[0][0] not in troubles:
                     troubles |= _read(conn, asked, replies, incarnations=incarnations)
         finally:
-            _let_go(sent, replies)
+            _release(sent, replies)
         return troubles
 
     def _worst(self, troubles: dict[int, Exception], *, repeat: bool) -> StoreError:
-        """What to raise if it does not pass. Raises it at once where that is certain."""
+        """The error to raise where no try is left. Raises at once an error that cannot pass."""
         worst: StoreError | None = None
         for error in troubles.values():
             if isinstance(error, StoreError):
@@ -264,19 +264,19 @@ class ClusterMap:
 
     def _owners(self) -> tuple[Address, ...]:
         """The node of each slot."""
-        self._look(forced=False)
+        self._refresh(forced=False)
         return _slots[os.getpid(), self._access.owner]
 
     def _believe(self, moved: Sequence[driver.MovedError]) -> None:
-        """A node that has given a slot away knows to whom, before others do."""
+        """Note the new nodes of slots: a node that lost a slot knows its new node before others do."""
         owners = list(self._owners())
         for one in moved:
             if one.host:
                 owners[one.slot_id] = (one.host, one.port)
         _slots[os.getpid(), self._access.owner] = tuple(owners)
 
-    def _look(self, *, forced: bool) -> None:
-        """Asks the cluster who has what. Raises StoreError where no node tells."""
+    def _refresh(self, *, forced: bool) -> None:
+        """Ask the cluster for the node of each slot. Raises StoreError where no node replies."""
         known = _slots.get((os.getpid(), self._access.owner))
         if known is not None and not forced:
             return
@@ -294,7 +294,7 @@ class ClusterMap:
                 _slots[os.getpid(), self._access.owner] = owners
                 return
             trouble = trouble or StoreUnavailableError(
-                f"state {self._state!r}: the cluster at {self._access.address} has slots that nobody serves. Look at "
+                f"state {self._state!r}: the cluster at {self._access.address} has slots that no node serves. Look at "
                 "CLUSTER INFO: a master without a replica is down, or slots were never assigned.",
                 state=self._state,
                 store=self._access.address,
@@ -306,7 +306,7 @@ class ClusterMap:
 def _read(
     conn: Any, asked: list[tuple[int, tuple[bytes, ...]]], replies: list[Reply | None], *, incarnations: bool
 ) -> dict[int, Exception]:
-    """Reads all replies of one node, in order, fills them in, and returns what went wrong, by request."""
+    """Read all replies of one node, in order, fill them in, and return the errors by request."""
     troubles: dict[int, Exception] = {}
     found: dict[int, list[Any]] = {}
     try:
@@ -319,15 +319,15 @@ def _read(
             else:
                 troubles[at] = failed
         after = incarnation_of(*_info(conn)) if incarnations else None
-    except DRIVER_ERRORS as error:  # the connection broke: what was read of it is whole, but its node is in doubt
+    except DRIVER_ERRORS as error:  # the replies read so far are whole, but their node is in doubt
         return troubles | dict.fromkeys((at for at, _ in asked if at not in troubles), error)
     for at, own in found.items():
         replies[at] = Reply(own, before, after)
     return troubles
 
 
-def _let_go(sent: list[_Sent], replies: Sequence[Reply | None] | None = None) -> None:
-    """Gives connections back, closed where they may be half read."""
+def _release(sent: list[_Sent], replies: Sequence[Reply | None] | None = None) -> None:
+    """Release connections, closed where they may be half read."""
     while sent:
         pool, conn, asked = sent.pop()
         if replies is None or any(replies[at] is None for at, _ in asked):
@@ -336,7 +336,7 @@ def _let_go(sent: list[_Sent], replies: Sequence[Reply | None] | None = None) ->
 
 
 def _reply(conn: Any) -> Any:
-    """One reply, also where it is an error of the command; raises where the connection broke."""
+    """One reply, or the error of its command as a value. Raises where the connection broke."""
     try:
         return conn.read_response()
     except driver.ResponseError as error:
@@ -344,12 +344,12 @@ def _reply(conn: Any) -> Any:
 
 
 def _info(conn: Any) -> list[bytes | None]:
-    """The replies to INFO, None where this user may not ask."""
+    """The replies to INFO, None where this user may not run it."""
     return [None if isinstance(one, Exception) else one for one in (_reply(conn), _reply(conn))]
 
 
 def _owners_in(slots: list[Any], asked: Address) -> tuple[Address, ...] | None:
-    """The node of each slot out of CLUSTER SLOTS, None unless each has one. ``asked`` said so."""
+    """The node of each slot, from the reply of ``asked`` to CLUSTER SLOTS; None unless each slot has one."""
     owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
     for first, last, (host, port, *_), *_ in slots:
         name = host.decode() if host else asked[0]  # a node that does not know its own address

@@ -7,8 +7,8 @@ A state ``visits`` with 64 slot groups has these keys::
     {visits}!ledger        the ledger; {visits}!buckets is their number, {visits}!claims and {visits}!reports
                            are as on one server
 
-Ledger and fences cannot change in one write. What takes its place is in docs/protocol.md and in
-`mapstate.protocol.fences`.
+Ledger and fences cannot change in one write. docs/protocol.md and `mapstate.protocol.fences` say in which order they
+change instead.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class RedisClusterStore:
         self._claims, self._reports = tagged + b"!claims", tagged + b"!reports"
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`: an MGET for each group, one round trip to each node, all at once.
+        """See `IBackingMap.multi_get`: an MGET for each slot group, one round trip to each node, all at once.
 
-        One more where keys are absent: EXISTS, because MGET gives nothing for a key of another type. Raises
+        One more with EXISTS where keys are absent: MGET replies nothing for a key of another type. Raises
         CorruptRecordError for such a key.
         """
         records = self._records(keys)
@@ -62,7 +62,7 @@ class RedisClusterStore:
         return records
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """See `IBackingMap.multi_put`: without a fence, not repeated if a reply is lost."""
+        """See `IBackingMap.multi_put`: without a fence, and no retry where a reply is lost."""
         check_lengths(keys, values, "values")
         asked = []
         for part in by_slot_group(keys, len(self._groups)):
@@ -71,9 +71,10 @@ class RedisClusterStore:
         self._cluster.ask(asked, repeat=False)
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
-        """See `LedgerReads.multi_get_with_ledger`: three round trips, since nodes are not read in an order.
+        """See `LedgerReads.multi_get_with_ledger`: three round trips, because replies of nodes have no order.
 
-        Two where all keys are there: then nobody minds the ledger after. Raises CorruptRecordError as `multi_get`.
+        Two where no key is absent: then the second read of the ledger does not matter. Raises CorruptRecordError as
+        `multi_get`.
         """
         ledger = command(b"GET", self._ledger)
         before = self._at_ledger(ledger)[0]
@@ -93,7 +94,7 @@ class RedisClusterStore:
         return None if record is None else (record, (record, reply.incarnation_before))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
-        """See `LedgerStore.swap`; leaves the fences alone. A closed ``fence`` lets the claims up to it go.
+        """See `LedgerStore.swap`; leaves the fences alone. A closed ``fence`` removes the claims up to its txid.
 
         Raises StoreUnavailableError where the reply is lost: then ask `load`.
         """
@@ -112,7 +113,7 @@ class RedisClusterStore:
         return self._fences_in([command(b"GET", group.fence) for group in self._groups], after=False)
 
     def move_fences(self, before: Sequence[FenceToken | None], after: FenceToken) -> list[Fence]:
-        """See `SpreadFences.move_fences`: one round trip to each node. May be sent twice.
+        """See `SpreadFences.move_fences`: one round trip to each node. May be repeated.
 
         A fence that opens has the incarnation read before the move, a closed one that read after it: whatever was
         acknowledged in between is in that incarnation of the server.
@@ -135,8 +136,7 @@ class RedisClusterStore:
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """See `Scan.scan`: SCAN, one node after the other.
 
-        Raises StoreUnavailableError where a slot has moved or a node has failed over meanwhile, because then keys may
-        have been passed over.
+        Raises StoreUnavailableError where a slot moved or a node failed over meanwhile: the scan may have missed keys.
         """
         shape = self._cluster.shape()
         pattern = escaped(self._name) + b":{*}:*"
@@ -155,7 +155,7 @@ class RedisClusterStore:
         if shape.moving or self._cluster.shape() != shape:
             raise StoreUnavailableError(
                 f"state {self._state!r}: slots of the cluster at {self._access.address} moved, or a node failed over, "
-                "while it was scanned, so that keys may have been passed over: scan again",
+                "during the scan, which may have missed keys: scan again",
                 state=self._state,
                 store=self._access.address,
             )
@@ -174,7 +174,7 @@ class RedisClusterStore:
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`: records by pages, each through its fence; the fences; and what is in the ledger's slot."""
+        """See `Drops.drop`: records by pages, through their fences; the fences; and the keys in the ledger's slot."""
         foreign = yield from removed(self, self._state, token)
         (reply,) = self._cluster.ask([self._both()])
         if reply.found[0] != expected[0]:
@@ -188,7 +188,7 @@ class RedisClusterStore:
             raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
-        """See `Checkup.checkup`: of each master. What the user may not ask is left out, and said."""
+        """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
         found = []
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
         parts = by_slot_group(sampled(self), len(self._groups))
@@ -206,7 +206,7 @@ class RedisClusterStore:
         return found
 
     def close(self) -> None:
-        """Closes this process's idle connections to the nodes. The store stays usable."""
+        """Close this process's idle connections to the nodes. The store stays usable."""
         for node in self._cluster.known():
             self._access.pool_to(node).disconnect(inuse_connections=False)
 
@@ -219,9 +219,9 @@ class RedisClusterStore:
     def _with_types_checked(
         self, keys: Sequence[str], records: Sequence[bytes | None], more: list[Request]
     ) -> list[Reply]:
-        """The replies to ``more``. Raises CorruptRecordError where what is absent is there and no string.
+        """The replies to ``more``. Raises CorruptRecordError where a key without a record has another type.
 
-        Nothing is looked at where this user may not ask.
+        Checks nothing where this user may not run EXISTS.
         """
         groups = self._groups
         parts = by_slot_group([key for key, one in zip(keys, records, strict=True) if one is None], len(groups))

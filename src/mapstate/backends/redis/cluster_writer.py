@@ -1,4 +1,4 @@
-"""The fenced writer of a task in a cluster: each group refuses by its own fence."""
+"""The fenced writer of a task in a cluster: each slot group has its own fence."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["ClusterWriter"]
 
 
 class _Chunk(NamedTuple):
-    """The keys of a get, in parts, and packed: for the put that follows it."""
+    """The keys of a get, by slot group and packed, for the put that follows it."""
 
     keys: list[str]
     parts: list[GroupKeys]
     packed: list[PackedKeys]
 
     def of(self, marks: Sequence[bytes]) -> set[str]:
-        """The keys that are marked; ``marks`` of each part."""
+        """The keys that are marked; one of ``marks`` for each part."""
         return {key for part, one in zip(self.parts, marks, strict=True) for key in compress(part.keys, one)}
 
 
 class ClusterWriter:
     """The map of one task. See `FencedWrites.writer`. One round trip to each node per call, all at once.
 
-    What goes to one group is stored whole or not at all; a put that raises may have been done in other groups. The
-    attempt is not committed then. Where a reply is lost the same is sent again: the fence is looked at again.
+    A slot group stores its share of a put whole or not at all. A put that raises may be done in other slot groups; the
+    attempt is not committed then. A put whose reply is lost is repeated: its script checks the fence each time.
 
-    What is read ahead is so on connections of its own, as is a put while something is read ahead. Nothing has to be
-    held from a get to its put: a script looks at the fence, which never comes back to a token.
+    Reads ahead have connections of their own, and so has a put while a read ahead is under way. No connection is held
+    from a get to its put: the script checks the fence, which never comes back to a token.
     """
 
     def __init__(self, cluster: ClusterMap, groups: Sequence[SlotGroup], token: FenceToken, state: str) -> None:
@@ -56,13 +56,13 @@ class ClusterWriter:
         self._large = False
 
     def read_ahead(self, keys: Sequence[str]) -> None:
-        """See `ReadsAhead.read_ahead`: sent to all nodes now."""
+        """See `ReadsAhead.read_ahead`: sent to all nodes at once."""
         if keys and not self._large:
             chunk = self._packed(list(keys))
             self._asked.append((chunk, self._cluster.ask_ahead(self._gets(chunk))))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """GET fence and MGET for each group. Raises FencedError."""
+        """GET of the fence and MGET, for each slot group. Raises FencedError."""
         if self._asked and self._asked[0][0].keys == keys:
             chunk, ahead = self._asked.popleft()
             replies = ahead.read()
@@ -81,7 +81,7 @@ class ClusterWriter:
         return in_chunk_order(chunk.parts, found, len(keys))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """A script for each group. Raises FencedError. With a read under way the replies are left to `flush`."""
+        """A script for each slot group. Raises FencedError. With a read under way, `flush` reads the replies."""
         check_lengths(keys, values, "values")
         chunk, self._chunk = self._chunk, None
         absent, self._absent = self._absent, []
@@ -103,7 +103,7 @@ class ClusterWriter:
             self._sent = None
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        """See `Rewrites.multi_rewrite`: a script for each group, whole or not at all there."""
+        """See `Rewrites.multi_rewrite`: a script for each slot group, whole or not at all in each."""
         check_lengths(keys, values, "values")
         chunk = self._packed(keys)
         rewrites = [
@@ -113,7 +113,7 @@ class ClusterWriter:
         self._write(chunk.parts, rewrites)
 
     def close(self) -> None:
-        """Lets go what was read ahead, and a put that is under way to its fate. Closing twice is no error."""
+        """Drop reads ahead, and the replies to a put under way, which may be done. Closing twice is no error."""
         if self._sent is not None:
             self._sent.drop()
             self._sent = None
@@ -136,7 +136,7 @@ class ClusterWriter:
         return out
 
     def _write(self, parts: list[GroupKeys], packed: list[bytes], *, wait: bool = True) -> None:
-        """Sends to all nodes, when what was sent before is done."""
+        """Send to all nodes, after the put before is done."""
         self.flush()
         if self._token.closed and parts:
             raise fenced(self._state, self._token, self._text)

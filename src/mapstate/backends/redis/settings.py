@@ -1,4 +1,4 @@
-"""What every Redis backend is told: who logs in, TLS, how long to wait; and how its URL says so."""
+"""The parameters of every Redis backend: login, TLS, timeouts, retries; and the URL that gives them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class RedisSettings:
-    """The parameters that are the same for one server, a pair behind sentinels, and a cluster.
+    """The parameters that one server, a pair behind sentinels, and a cluster have in common.
 
     ``password_env``     the environment variable with the password, on each machine that connects; instead of one here
     ``prefix``           in front of every Redis key: letters, digits, ``_ . / -``
     ``socket_timeout``   seconds to wait for a reply; ``socket_connect_timeout`` for a connection
-    ``retries``          how often reads, connects and fenced puts are tried again, after growing pauses of up to a
-                         second; none begins later than two ``socket_timeout`` after the first
+    ``retries``          of a read, a connect or a fenced put, with growing pauses of up to a second; none begins later
+                         than two ``socket_timeout`` after the first try
     ``max_value_bytes``  the largest key or record; the server's own limit is ``proto-max-bulk-len``
     ``ssl_...``          as in redis-py; file names are those of the machine that connects
     """
@@ -106,12 +106,9 @@ class RedisSettings:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The backend that a URL names. Raises ConfigurationError.
-
-        What cannot be read is not repeated there: it may be a piece of the password.
-        """
+        """The backend that a URL names. Raises ConfigurationError, which does not repeat a URL that cannot be read."""
         read: tuple[Url, dict[str, Any]] | None = None
-        with suppress(ValueError):  # raised below, where it has no context that would hold the URL
+        with suppress(ValueError):  # raised below, where the error has no context that holds the URL
             parts = Url.read(url)
             if parts.scheme in cls.SCHEMES:
                 read = parts, cls._place(parts)
@@ -124,7 +121,7 @@ class RedisSettings:
 
     @classmethod
     def _place(cls, url: Url) -> dict[str, Any]:
-        """The fields that say where it is. Raises ValueError."""
+        """The fields for the address in a URL. Raises ValueError."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -132,11 +129,11 @@ class RedisSettings:
         return f"{type(self).__name__}('{url}{shown_parameters(self._changed())}')"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels is what was given, and nothing that was worked out from it meanwhile."""
+        """Pickle the fields only, without what cached properties hold."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def _url(self, user: str) -> str:
-        """The URL up to its parameters; ``user`` is what stands before the host."""
+        """The URL up to its parameters; ``user`` is the login in front of the host."""
         raise NotImplementedError
 
     def _changed(self) -> dict[str, Any]:
@@ -147,23 +144,23 @@ class RedisSettings:
 
     @property
     def secret(self) -> str | None:
-        """The password, wherever it is; what messages must not show. Raises ConfigurationError."""
+        """The password, which messages must not show. Raises ConfigurationError."""
         return secret_of(self.password, self.password_env)
 
     def connection_options(self) -> dict[str, Any]:
-        """What redis-py needs for a connection, but for the place. Raises ConfigurationError."""
+        """Options of redis-py for a connection, without the address. Raises ConfigurationError."""
         options: dict[str, Any] = {
             "socket_timeout": self.socket_timeout,
             "socket_connect_timeout": self.socket_connect_timeout,
-            "protocol": 2,  # nothing is pushed between replies
-            "retry": Retry(NoBackoff(), 0),  # what the driver sends again by itself is under no WATCH
+            "protocol": 2,  # RESP 3 pushes messages between replies
+            "retry": Retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
         }
-        if self.username or self.secret:  # as a provider, because some pools show a password in their repr
+        if self.username or self.secret:  # a provider, because some pools show a password in their repr
             options["credential_provider"] = UsernamePasswordCredentialProvider(self.username, self.secret)
         return options
 
     def tls_options(self) -> dict[str, Any]:
-        """The same for TLS; none without."""
+        """Options of redis-py for TLS; none where it is off."""
         if not self.tls:
             return {}
         options = {name: getattr(self, name) for name in self.PARAMETERS if name.startswith("ssl_")}
@@ -177,7 +174,7 @@ class RedisSettings:
         return options
 
     def expiry(self, state: str, ttl: float | None) -> bytes | None:
-        """A ttl in milliseconds, as text. Raises ConfigurationError, also for a name that cannot be one here."""
+        """A ttl in milliseconds, as text. Raises ConfigurationError, also for a name that Redis keys cannot hold."""
         if ttl is not None and not 0 < ttl <= _LONGEST_TTL:
             raise ConfigurationError(f"ttl is a number of seconds from 0 to {_LONGEST_TTL:.0f}, not {ttl!r}")
         if ":" in state or "!" in state:

@@ -32,9 +32,9 @@ Version = tuple[bytes, bytes | None]
 """The ledger, and the incarnation of the server that it was read from."""
 
 _REMOVED = 1000  # records on a page of a state that is dropped
-_FEW = 128  # keys of a read, up to which EXISTS goes along: it costs less than a round trip where one is absent
+_FEW = 128  # keys of a read up to which EXISTS is sent along: it costs less than another round trip for an absent key
 _SAMPLE = 20  # records that a checkup looks at
-_LOOK = 10_000  # keys of the server that it passes over in one request, to find them
+_LOOK = 10_000  # keys of the server that one request walks through to find them
 _log = logging.getLogger("mapstate")
 KEY_ENDS = ("!ledger", "!fence", "!claims", "!reports", "!layout")
 """What the Redis keys beside the records end with."""
@@ -43,8 +43,8 @@ KEY_ENDS = ("!ledger", "!fence", "!claims", "!reports", "!layout")
 class RedisStore:
     """One state in Redis. Cheap to make; holds no connection between requests.
 
-    ``name``           of the state's Redis keys, without what tells them apart
-    ``layout``         of the records; ``layout_text`` is how the state notes it
+    ``name``           the common start of the state's Redis keys
+    ``layout``         of the records; ``layout_text`` is the state's note of it
     ``commit_domain``  see `JointLedgers.commit_domain`
     """
 
@@ -63,11 +63,11 @@ class RedisStore:
             self.drop = None  # type: ignore[assignment,method-assign]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`: one MGET, HMGET or script. Raises CorruptRecordError; see `_checked`."""
+        """See `IBackingMap.multi_get`: MGET, HMGET or a script. Raises CorruptRecordError for a key of another type."""
         return self._checked(keys, b"")[0] if keys else []
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """See `IBackingMap.multi_put`: one transaction without a fence, not repeated if its reply is lost."""
+        """See `IBackingMap.multi_put`: one transaction without a fence, and no retry where its reply is lost."""
         check_lengths(keys, values, "values")
         if keys:
             put, replies = self._layout.put(self._layout.pack(keys), values)
@@ -85,7 +85,7 @@ class RedisStore:
     def load(self) -> tuple[bytes, Version] | None:
         """See `LedgerStore.load`. The version is the record, and the incarnation of the server, where INFO is allowed.
 
-        Raises ConfigurationError where the records of the state lie in another layout than the URL says.
+        Raises ConfigurationError where the state has another layout than the URL says.
         """
         asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
         record, layout, *info = self._server.ask(asked, 4, optional=2)
@@ -124,8 +124,8 @@ class RedisStore:
                 raise swap.store._elsewhere(layout)
         if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
             _log.warning(
-                "state %s: this user of Redis may not run INFO, so a server that restarts, or fails over, within a "
-                "batch goes unnoticed, and may lose a part of it: allow it INFO",
+                "state %s: this user of Redis may not run INFO, so a restart or failover of the server within a batch "
+                "goes unnoticed, and a part of the batch may be lost: allow it INFO",
                 self._state,
             )
         changes = [
@@ -155,10 +155,10 @@ class RedisStore:
         return found.decode()
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
-        """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time; not where packed.
+        """See `Scan.scan`. SCAN walks through the whole database, other states included, but for the packed layout.
 
-        Raises StoreUnavailableError at the end where the server was started again or failed over meanwhile: a cursor
-        means nothing to another process, so keys may have been passed over.
+        Raises StoreUnavailableError at the end where the server restarted or failed over meanwhile: a cursor means
+        nothing to another process, so the scan may have missed keys.
         """
         cursor, page, unlisted = b"0", list[str](), list[str]()
         began_in: bytes | None = None
@@ -175,8 +175,8 @@ class RedisStore:
                 unlisted += [repr(name.decode()) for name in other[0]]
             if cursor == b"0" and not first and incarnation_of(*self._server.ask(INFO, 2, optional=2)) != began_in:
                 raise StoreUnavailableError(
-                    f"state {self._state!r}: Redis was started again or failed over while its keys were listed, so "
-                    "some may have been passed over. List them again.",
+                    f"state {self._state!r}: Redis restarted or failed over during the scan, which may have missed "
+                    "keys: scan again",
                     state=self._state,
                 )
             if page and (cursor == b"0" or len(page) >= page_size):
@@ -198,7 +198,7 @@ class RedisStore:
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`: a page of records at a time, through the fence; then all other keys in one transaction."""
+        """See `Drops.drop`: page by page of records, through the fence; then all other keys in one transaction."""
         foreign = yield from removed(self, self._state, token)
         server = self._server
         conn, replies = server.retrying(lambda: server.watch(server.take(), self._ledger, b"", 0))
@@ -213,7 +213,7 @@ class RedisStore:
             raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
-        """See `Checkup.checkup`. What the user may not ask is left out, and said."""
+        """See `Checkup.checkup`. Says what the user may not ask for."""
         some = self._layout.ttls(lambda: sampled(self))
         facts = facts_of(self._allowed, [command(b"PTTL", self._ledger), *some])
         asked = self._layout.encodings()
@@ -221,11 +221,10 @@ class RedisStore:
         return judge(facts._replace(forms=forms), replay_horizon)
 
     def _checked(self, keys: Sequence[str], around: bytes) -> tuple[list[bytes | None], list[Any]]:
-        """The records, and the replies to ``around``, before and after.
+        """The records, and the replies to ``around``, which is sent before and after.
 
-        MGET gives nothing for a key of another type. Raises CorruptRecordError where one is there without a record: of
-        a few keys EXISTS is asked in the same round trip, of many only where records are absent. A user who may not ask
-        is not told.
+        MGET replies nothing for a key of another type; raises CorruptRecordError for one. EXISTS finds it: for a few
+        keys in the same round trip, for many only where records are absent. No check where the user may not run it.
         """
         layout = self._layout
         packed = layout.pack(keys)
@@ -243,14 +242,14 @@ class RedisStore:
         return records, replies
 
     def _check_types(self, keys: Sequence[str]) -> None:
-        """Raises CorruptRecordError where one of them is there and no string."""
+        """Raises CorruptRecordError where one of these keys has another type than string."""
         types = self._server.ask(b"".join(self._layout.types(keys)), len(keys), optional=len(keys))
         other = {key: kind for key, kind in zip(keys, types, strict=True) if kind not in (b"none", b"string", None)}
         if other:
             raise self._layout.foreign(list(other), list(other.values()))
 
     def _elsewhere(self, found: bytes | None) -> ConfigurationError:
-        """The records are not where this store looks for them: all would seem absent, and be counted anew."""
+        """The error for a state with another layout: every record would seem absent, and be counted from nothing."""
         if found is None:
             name = self._kept_layout.decode(errors="backslashreplace")
             return ConfigurationError(
@@ -267,21 +266,21 @@ class RedisStore:
         )
 
     def _allowed(self, asked: bytes) -> Any:
-        """The reply, None where this user or this server has no such command."""
+        """The reply, None where this user may not run the command or the server lacks it."""
         return allowed(lambda: self._server.ask(asked, 1)[0])
 
     def close(self) -> None:
-        """Closes this process's idle connections to the server. The store stays usable."""
+        """Close this process's idle connections to the server. The store stays usable."""
         self._server.access.pool().disconnect(inuse_connections=False)
 
 
 def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, Unreadable]:
-    """Removes all records under an open fence, and gives the number of each page; returns what is no record."""
+    """Remove all records under an open fence. Yields the number of each page, returns the keys that are no records."""
     writer: Any = store.writer(token)
     foreign = Unreadable(state)
     try:
         for page in foreign.listed(store.scan(_REMOVED)):
-            keys, _ = foreign.read(store.multi_get, page)  # which tells keys of another type
+            keys, _ = foreign.read(store.multi_get, page)  # which raises for keys of another type
             writer.multi_rewrite(keys, [None] * len(keys))
             yield len(keys)
     finally:
@@ -290,7 +289,7 @@ def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, U
 
 
 def overtaken(state: str, token: FenceToken) -> FencedError:
-    """Somebody else has changed the ledger of a state that is being dropped."""
+    """The error for a ledger that changed while its state is dropped."""
     return FencedError(
         f"the ledger of state {state!r} has changed: the removal with txid {token.txid} ends here. Run it again.",
         state=state,
@@ -299,7 +298,7 @@ def overtaken(state: str, token: FenceToken) -> FencedError:
 
 
 def allowed(ask: Callable[[], Any]) -> Any:
-    """What ``ask`` returns, None where this user or this server has no such command."""
+    """Return what ``ask`` returns, None where this user may not run the command or the server lacks it."""
     try:
         return ask()
     except (StoreUnavailableError, StoreFullError):
@@ -309,14 +308,14 @@ def allowed(ask: Callable[[], Any]) -> Any:
 
 
 def sampled(store: Scan) -> list[str]:
-    """Some keys of a state, none where the user may not list them or where there are none."""
-    with suppress(CorruptRecordError):  # what cannot be listed is told by who lists all
+    """Some keys of a state; none where there are none, or where the user may not list them."""
+    with suppress(CorruptRecordError):  # a whole scan reports names that are no keys
         return (allowed(lambda: next(store.scan(_LOOK), [])) or [])[:_SAMPLE]
     return []
 
 
 def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:
-    """What a server says of itself. ``ttls`` ask for that of the ledger, and of some records."""
+    """The facts that a server tells. ``ttls`` are commands for the ttl of the ledger, and of some records."""
     before = time.time()
     clock = ask(command(b"TIME"))
     middle = (before + time.time()) / 2

@@ -1,4 +1,4 @@
-"""What about a SQLite file and where it lies can lose what it acknowledged."""
+"""Findings about a SQLite file and its disk with which acknowledged writes can be lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "fuse
 
 
 def judge(path: str, synchronous: str, journal: str, integrity: list[str]) -> Iterator[Finding]:
-    """The findings. ``integrity`` is what PRAGMA integrity_check said, ``journal`` what PRAGMA journal_mode did."""
+    """The findings. ``integrity`` is the result of PRAGMA integrity_check, ``journal`` that of PRAGMA journal_mode."""
     bad = integrity != ["ok"]
     advice = "Stop the job, and restore the file from a copy." if bad else ""
     yield Finding("error" if bad else "ok", "integrity_check", "; ".join(integrity)[:500], "ok", advice)

@@ -57,13 +57,13 @@ def problem_of(error: Exception, *, path: str, state: str, timeout: float) -> Ma
     code = getattr(error, "sqlite_errorcode", 0) if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_CANTOPEN
     if isinstance(error, UnicodeError) or str(error).startswith(_NO_TEXT):
         code = sqlite3.SQLITE_CORRUPT  # the file has bytes that are no UTF-8, in a message or in a text column
-    kind, what = _TRANSLATIONS.get(code & 0xFF, (StoreError, "could not be read or written"))
+    kind, trouble = _TRANSLATIONS.get(code & 0xFF, (StoreError, "could not be read or written"))
     folder = Path(path).parent
     if kind is StoreUnavailableError and not folder.is_dir():
-        what = f"cannot be opened, because there is no directory {str(folder)!r}: make it first"
-    what = what.replace("TIMEOUT", f"{timeout:g} s")
+        trouble = f"cannot be opened, because there is no directory {str(folder)!r}: make it first"
+    trouble = trouble.replace("TIMEOUT", f"{timeout:g} s")
     return kind(
-        f"the SQLite file {path!r} {what} ({cut(error)})",
+        f"the SQLite file {path!r} {trouble} ({cut(error)})",
         path=path,
         state=state,
         waited=code & 0xFF in _WAITED,

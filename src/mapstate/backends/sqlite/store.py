@@ -182,11 +182,11 @@ class SqliteStore:
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`. Reads the whole file."""
 
-        def look(db: sqlite3.Connection) -> tuple[str, list[str]]:
+        def verify(db: sqlite3.Connection) -> tuple[str, list[str]]:
             journal = str(db.execute("PRAGMA journal_mode").fetchone()[0])
             return journal, [str(line) for (line,) in db.execute("PRAGMA integrity_check(5)")]
 
-        found = self._database.transaction("BEGIN", look)
+        found = self._database.transaction("BEGIN", verify)
         return [] if found is None else list(judge(self._database.path, self._database.synchronous, *found))
 
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:

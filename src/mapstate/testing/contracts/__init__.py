@@ -9,7 +9,7 @@
         def side_door(self, backend): ...      # reads and writes past it
 
     BackingMapContract       get and put; any `IBackingMap`, a wrapper too: fixtures ``store`` and ``side_door``
-    └── BackendContract      what opens it: recipes, processes, ttl, scan; fixtures ``backend`` and ``side_door``
+    └── BackendContract      what opens it: backends, processes, ttl, scan; fixtures ``backend`` and ``side_door``
     LedgerContract           compare-and-set, fence, claims
     MapStateContract         Trident's behaviour over the store
     ReplayContract           crashes, replays, late tasks, readers

@@ -1,4 +1,4 @@
-"""The contract of what opens a store: recipes, live instances, processes, expiry and scans."""
+"""The contract of what opens a store: backends, live instances, processes, expiry and scans."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class BackendContract(BackingMapContract):
         if close is not None:
             close()
 
-    # The recipe
+    # The backend as a value
 
     def test_a_recipe_travels_and_compares(self, backend: Backend) -> None:
         again = pickle.loads(pickle.dumps(backend))
@@ -279,7 +279,7 @@ class BackendContract(BackingMapContract):
     def test_a_recipe_shows_no_password(self, unreachable: Backend) -> None:
         self._shows_no_secret(repr(unreachable), "its repr")
         self._shows_no_secret(str(unreachable), "its text")
-        self._shows_no_secret(repr(opaque(unreachable, name=self.state)), "a recipe's repr")
+        self._shows_no_secret(repr(opaque(unreachable, name=self.state)), "a spec's repr")
         self._shows_no_secret(repr(unreachable.open(self.state)), "its store's repr")
 
     def _shows_no_secret(self, text: str, where: str) -> None:

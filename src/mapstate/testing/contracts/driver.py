@@ -68,11 +68,13 @@ class CountingQuery:
 
     def begin(self, batch_id: int) -> RunningAttempt | None:
         """An attempt at a batch; None where it counts already."""
-        begun = self.ledger.begin(batch_id)
-        if isinstance(begun, AlreadyCommitted):
+        attempt = self.ledger.begin(batch_id)
+        if isinstance(attempt, AlreadyCommitted):
             return None
-        writer = self._how.writer_of(self._store, begun.token)
-        return RunningAttempt(self.ledger, begun, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind)
+        writer = self._how.writer_of(self._store, attempt.token)
+        return RunningAttempt(
+            self.ledger, attempt, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind
+        )
 
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
         """A whole batch."""
@@ -86,15 +88,15 @@ class RunningAttempt:
     """One try at a batch: one task, which may add several chunks."""
 
     def __init__(
-        self, ledger: Ledger, begun: Attempt, writer: Any, records: IBackingMap[str, Any], kind: StateType
+        self, ledger: Ledger, attempt: Attempt, writer: Any, records: IBackingMap[str, Any], kind: StateType
     ) -> None:
         self._ledger = ledger
-        self.begun = begun
+        self.attempt = attempt
         self._writer = writer
         self._map: MapState[int] = (TransactionalMap if kind == "transactional" else OpaqueMap)(
-            records, begun.view, written_once=True
+            records, attempt.view, written_once=True
         )
-        self._map.begin_commit(begun.txid)
+        self._map.begin_commit(attempt.txid)
         self._new_keys = 0
 
     def add(self, counts: Mapping[str, int]) -> None:
@@ -112,8 +114,8 @@ class RunningAttempt:
         owner, skipped = self._ledger.record.owner, isinstance(self._map, TransactionalMap) and self._map.skipped
         self._ledger.commit(
             Commit(
-                batch_id=self.begun.batch_id,
-                txid=self.begun.txid,
+                batch_id=self.attempt.batch_id,
+                txid=self.attempt.txid,
                 owner=owner,
                 at=now(),
                 keys_delta=None if skipped else self._new_keys,

@@ -232,8 +232,8 @@ class LedgerContract(BackendContract):
         """And may be a batch apart until then, where a driver died between two commits."""
         stores = [store, closing(opened, backend.open(f"{self.state}2"))]
         states = [opening(name, "opaque", self.serializer) for name in (self.state, f"{self.state}2")]
-        first, begun = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
-        self._committed(first.ledgers[0], begun[0])
+        first, attempt = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
+        self._committed(first.ledgers[0], attempt[0])
         second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
         assert [one.last_commit for one in second.records] == [None, None]
         assert all(one.in_flight is not None for one in second.records)
@@ -626,10 +626,10 @@ class LedgerContract(BackendContract):
     def test_a_batch_opens_all_fences_and_its_commit_closes_them(self, store: Any) -> None:
         ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
         for batch_id in range(2):
-            begun: Any = ledger.begin(batch_id)
-            assert {one.token for one in store.fences()} == {begun.token}
-            self._committed(ledger, begun)
-            assert {one.token for one in store.fences()} == {begun.token._replace(closed=True)}
+            attempt: Any = ledger.begin(batch_id)
+            assert {one.token for one in store.fences()} == {attempt.token}
+            self._committed(ledger, attempt)
+            assert {one.token for one in store.fences()} == {attempt.token._replace(closed=True)}
 
     # Claims
 
@@ -740,8 +740,8 @@ class LedgerContract(BackendContract):
         """And a vacuum is refused, because a late writer could bring dead records back to life."""
         assert self.writer_of(store, OPEN) is store
 
-    def _committed(self, ledger: Ledger, begun: Any) -> None:
-        ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="query", at=now()))
+    def _committed(self, ledger: Ledger, attempt: Any) -> None:
+        ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="query", at=now()))
 
 
 def _read_ahead(writer: Any, keys: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the contracts have done in another process, which gets nothing but the pickled recipe."""
+"""What the contracts do in another process, which gets nothing but the pickled backend."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def elsewhere(work: Callable[..., Any], backend: Any, state: str, *arguments: An
         return pool.submit(_opened, work, pickle.dumps(backend), state, arguments).result(_SECONDS)
 
 
-def _opened(work: Callable[..., Any], recipe: bytes, state: str, arguments: tuple[Any, ...]) -> Any:
-    store = pickle.loads(recipe).open(state)
+def _opened(work: Callable[..., Any], pickled: bytes, state: str, arguments: tuple[Any, ...]) -> Any:
+    store = pickle.loads(pickled).open(state)
     try:
         return work(store, *arguments)
     finally:
