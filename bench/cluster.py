@@ -1,13 +1,14 @@
 """A cluster of three on this machine beside a single server: keys per second of the same batches.
 
-A task is called in this process with Arrow batches, for a state on each. All servers share the machine's cores with
-the task, so a cluster cannot be faster here: what shows is what spreading a chunk over nodes and groups costs.
+This process calls a task with Arrow batches, for a state on each. All servers share the machine's cores with the
+task, so a cluster cannot be faster here. The figures show the cost of spreading a chunk over nodes and slot groups.
 
-Beside it the same commands, packed beforehand and sent to all nodes at once, on both: what servers and sockets take by
-themselves, and what a library that takes no time would come to. Then the state again, to show where the rest goes:
-with keys that come in order of their groups, whose parts are known beforehand, so that telling groups apart costs
-nothing; and with that and a plain MSET for each group, which no fence guards. And with as many groups as
-docs/performance.md recommends for three masters that are to stay three.
+    packed      the same commands on both, packed beforehand and sent to all nodes at once: what servers and sockets
+                take by themselves, and what a library that takes no time would reach
+    grouped     the state again, with keys in order of their slot groups, which are known beforehand: telling groups
+                apart costs nothing
+    unguarded   the same with a plain MSET for each slot group, which no fence guards
+    few         as many slot groups as docs/performance.md recommends for three masters that stay three
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _GROUPED = "cluster of three, grouped beforehand"
 _UNGUARDED = "cluster of three, grouped beforehand, unguarded"
 
 _Round = list[tuple[Any, list[bytes]]]
-"""What goes to each connection at once."""
+"""The commands for each connection, sent at once."""
 
 
 def sent(rounds: list[_Round]) -> Callable[[], None]:
-    """Sends what was packed, one round after the other, each to all its connections before the first reply."""
+    """Send the packed rounds one after the other, each to all its connections before the first reply."""
 
     def send() -> None:
         for one in rounds:
@@ -60,7 +61,7 @@ def sent(rounds: list[_Round]) -> Callable[[], None]:
 
 
 def to_one(conn: Any, users: list[str]) -> list[_Round]:
-    """MGET and MSET of each chunk."""
+    """Pack MGET and MSET of each chunk."""
     layout, rounds = StringLayout(STATE, _LIMIT, b"ready:", None), list[_Round]()
     for some in chunks(users, CHUNK_SIZE):
         keys = layout.pack(list(some))
@@ -70,7 +71,7 @@ def to_one(conn: Any, users: list[str]) -> list[_Round]:
 
 
 def to_nodes(conns: list[Any], users: list[str]) -> list[_Round]:
-    """The fence and MGET, and the script with its guard, for each group's share of each chunk."""
+    """Pack fence and MGET, and the script with its guard, for each slot group's share of each chunk."""
     groups = [SlotGroup(b"ready", number, STATE, _LIMIT, None) for number in range(_GROUPS)]
     of = [conns[one.slot * len(conns) // 16384] for one in groups]
     rounds: list[_Round] = [
@@ -89,7 +90,7 @@ def to_nodes(conns: list[Any], users: list[str]) -> list[_Round]:
 
 
 class Grouped:
-    """Users in order of their groups, chunk by chunk, and the parts of each chunk, which are looked up."""
+    """Users in order of their slot groups, chunk by chunk, and a table of each chunk's parts."""
 
     def __init__(self, users: list[str]) -> None:
         assert RedisClusterBackend.chunk_size == ARROW_ROWS, "a chunk is a batch from Arrow"
@@ -104,11 +105,11 @@ class Grouped:
             self._places[self.users[-start]] = places
 
     def parts(self, keys: Sequence[str], _: int) -> list[GroupKeys]:
-        """In place of `by_slot_group`."""
+        """Replace `by_slot_group`."""
         return [GroupKeys(group, at, list(keys[at[0] : at[-1] + 1])) for group, at in self._places[keys[0]]]
 
     def apply(self, state: CountedState, batches: Sequence[Any], *, guarded: bool = True) -> float:
-        """One batch; its seconds."""
+        """Apply one batch; its seconds."""
         with ExitStack() as patches:
             patches.enter_context(patch.object(cluster_writer, "by_slot_group", self.parts))
             if not guarded:
@@ -118,12 +119,12 @@ class Grouped:
 
 
 def _mset(group: SlotGroup, _: bytes, keys: PackedKeys, values: Sequence[bytes], __: object) -> bytes:
-    """In place of `SlotGroup.fenced_put`; its reply, OK, is not that of the script, and is not looked at."""
+    """Replace `SlotGroup.fenced_put`. Its reply, OK, is not that of the script, and nothing checks it."""
     return group._layout.put(keys, values)[0]
 
 
 def connected(server: GivenRedis) -> Any:
-    """A connection, kept to the end."""
+    """Open a connection, and keep it to the end."""
     return RedisBackend(port=server.port).pool().get_connection()
 
 
@@ -177,7 +178,7 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 "the same again, a plain MSET for each group that no fence guards",
                 "single Redis",
                 ratios(seconds["single"], seconds[_UNGUARDED]),
-                note="what the scripts that look at the fence take; not a state that anybody may use",
+                note="what the scripts that check the fence take; not a state that anybody may use",
             ),
             Row(
                 f"the same with {_FEW} groups, eight for each master",

@@ -1,9 +1,9 @@
 """What a Python worker costs before its first record: its imports, and its first batch, beside an empty mapInArrow.
 
-Imports are those of a process of its own: what Spark's worker imports for a mapInArrow, and what unpickling a task
-and opening Redis add. mapstate's modules are compiled first, as pip compiles what it installs: where Python may not
+A process of its own does the imports: those of Spark's worker for a mapInArrow, and those that unpickling a task
+and opening Redis add. mapstate's modules are compiled first, as pip compiles what it installs. If Python may not
 write beside the source, each process would compile them again. First batches are jobs of one small partition with
-`spark.python.worker.reuse` off, so that each has a worker that has never run anything.
+`spark.python.worker.reuse` off, so each has a worker that has never run anything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TASK = f"{WORKER}; import mapstate.spark.executor.task, mapstate.backends.redis"
 
 
 def imports(code: str) -> Any:
-    """Runs it in a new Python."""
+    """Run the imports in a new Python."""
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 

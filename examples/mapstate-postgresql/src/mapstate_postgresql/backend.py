@@ -68,34 +68,34 @@ class PostgresqlBackend:
         return PostgresqlStore(self, state)
 
     def take(self) -> psycopg.Connection[Any]:
-        """A connection that nobody else uses now. Raises what psycopg raises."""
+        """Take an idle connection, or make one. Raises psycopg's errors."""
         for connection in self._taken():
             if not connection.closed:
                 return connection
-        asked = conninfo_to_dict(self.conninfo)
-        # The URL's own come after what they may change, and before what they may not.
-        options = f"-c statement_timeout={self.timeout * 1000} {asked.get('options', '')} -c synchronous_commit=on"
-        given = {"connect_timeout": self.timeout, **asked, "options": options}
-        return psycopg.connect(make_conninfo("", **given), autocommit=True)
+        given = conninfo_to_dict(self.conninfo)
+        # The URL's own options follow the one that they may change, and precede the one that they may not.
+        options = f"-c statement_timeout={self.timeout * 1000} {given.get('options', '')} -c synchronous_commit=on"
+        parameters = {"connect_timeout": self.timeout, **given, "options": options}
+        return psycopg.connect(make_conninfo("", **parameters), autocommit=True)
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
-        """It may be used by others from here on."""
+        """Give a connection back to the idle ones."""
         self._idle().append(connection)
 
     def close_idle(self) -> None:
-        """Closes what nobody uses now."""
+        """Close the idle connections."""
         for connection in self._taken():
             connection.close()
 
     def _taken(self) -> Iterator[psycopg.Connection[Any]]:
-        """Idle ones, one after the other: each thread gets another one."""
+        """Yield idle connections; each thread gets another one."""
         idle = self._idle()
-        with suppress(IndexError):  # and not where it is empty: another thread may take the last one in between
+        with suppress(IndexError):  # no check for empty before: another thread may take the last connection in between
             while True:
                 yield idle.pop()
 
     def _idle(self) -> list[psycopg.Connection[Any]]:
-        """Those of this process: a child must neither use nor close what it has inherited from its parent."""
+        """The idle connections of this process. A child must neither use nor close those of its parent."""
         return _idle_connections.setdefault((os.getpid(), self), [])
 
 

@@ -50,16 +50,16 @@ FROM (SELECT state FROM mapstate_ledgers
      unnest(%(keys)s::text[], %(records)s::bytea[]) AS put(key, record)
 ON CONFLICT (state, key) DO UPDATE SET record = excluded.record
 """
-_LIFE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"  # the timeline: another one after a failover
-_LOAD = f"SELECT record, version, {_LIFE} FROM mapstate_ledgers WHERE state = %s"
+_INCARNATION = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"  # the timeline: another one after a failover
+_LOAD = f"SELECT record, version, {_INCARNATION} FROM mapstate_ledgers WHERE state = %s"
 _CREATE = f"""
 INSERT INTO mapstate_ledgers VALUES (%s, %s, gen_random_uuid(), %s, %s, %s, %s)
-ON CONFLICT DO NOTHING RETURNING version, {_LIFE}
+ON CONFLICT DO NOTHING RETURNING version, {_INCARNATION}
 """
 _CHANGE = f"""
 UPDATE mapstate_ledgers
 SET record = %s, version = gen_random_uuid(), epoch = %s, txid = %s, closed = %s, nonce = %s
-WHERE state = %s AND version = %s AND {_LIFE} = %s RETURNING version, {_LIFE}
+WHERE state = %s AND version = %s AND {_INCARNATION} = %s RETURNING version, {_INCARNATION}
 """
 _DROP_CLAIMS = "DELETE FROM mapstate_claims WHERE state = %s"
 _DROP_LEDGER = "DELETE FROM mapstate_ledgers WHERE state = %s AND version = %s"
@@ -76,7 +76,7 @@ _PAGE = "SELECT key FROM mapstate_records WHERE state = %s AND key > %s ORDER BY
 
 
 class Version(NamedTuple):
-    """The version of a ledger: which write it was, in which incarnation of the server."""
+    """A ledger's version: its write, and the incarnation of the server."""
 
     write: Any
     timeline: str
@@ -186,7 +186,7 @@ class PostgresqlStore:
         return [key for (key,) in rows or ()]
 
     def _put(self, keys: Sequence[str], values: Sequence[bytes]) -> dict[str, Any]:
-        """What a put takes: each key once, in an order in which two puts do not wait for each other in a circle."""
+        """The parameters of a put: each key once, sorted, so that two puts cannot deadlock."""
         check_lengths(keys, values, "values")
         limit = self._backend.max_value_bytes
         for key, value in zip(keys, values, strict=True):
