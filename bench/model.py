@@ -113,8 +113,8 @@ def main() -> None:
     print(
         f"\nA batch every {options.batch:g} s has {batch:,.0f} keys: {cores} tasks have {chunks:,.0f} chunks each, and"
         f" wait for a reply {waits:.1f} s of {options.batch:g} s in all. A chunk of {options.chunk:,} keys over"
-        f" {options.buckets} slot groups leaves {group:.1f} keys a group; for 32, as in the figures above, chunk_size has"
-        f" to be {full:,}: {full * wire / 2**20:.1f} MB in hand for each chunk."
+        f" {options.buckets} slot groups leaves {group:.1f} keys a group; for 32, as in the figures above, chunk_size"
+        f" has to be {full:,}: {full * wire / 2**20:.1f} MB in hand for each chunk."
     )
 
 

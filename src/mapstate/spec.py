@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
@@ -19,7 +19,7 @@ from mapstate.schema import OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["CHUNK_SIZE", "ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]
+__all__ = ["CHUNK_SIZE", "ApplyOn", "StateOptions", "StateSpec", "non_transactional", "opaque", "transactional"]
 
 ApplyOn = Literal["auto", "executors", "driver"]
 
@@ -135,29 +135,48 @@ def _check_seconds(field: str, value: object, said: str, is_least: bool) -> None
         raise ConfigurationError(f"{field} is a number of seconds {said}, not {value!r}")
 
 
-def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+class StateOptions(TypedDict, total=False):
+    """The options of a state by keyword. `StateSpec` says what each means, and its default."""
+
+    serializer: str
+    cache_size: int
+    ttl: float | timedelta | None
+    on_new_owner: OnNewOwner
+    on_gap: OnGap
+    apply_on: ApplyOn
+    chunk_size: int
+    chunk_bytes: int
+    max_attempts: int
+    patience: float | timedelta
+
+
+def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]) -> StateSpec:
     """Exactly once whatever a replay contains: keeps each value and the one before it.
 
-    ``options`` are the fields of `StateSpec`. Raises ConfigurationError; makes no connection.
+    ``options`` are those of `StateOptions`; `StateSpec` says what each means. Raises ConfigurationError; makes no
+    connection.
     """
     return _spec("opaque", backend_or_url, name, options)
 
 
-def transactional(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+def transactional(backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]) -> StateSpec:
     """Exactly once if a replay brings the same rows: keeps each value and its batch. Reads are the latest."""
     return _spec("transactional", backend_or_url, name, options)
 
 
-def non_transactional(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+def non_transactional(
+    backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]
+) -> StateSpec:
     """At least once: keeps the bare value. A batch that is tried again counts again."""
     return _spec("non-transactional", backend_or_url, name, options)
 
 
-def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, options: dict[str, Any]) -> StateSpec:
-    unknown = options.keys() - StateSpec.__dataclass_fields__.keys() | options.keys() & {"backend", "type"}
+def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, given: StateOptions) -> StateSpec:
+    options: dict[str, Any] = dict(given)
+    unknown = options.keys() - StateOptions.__annotations__.keys()
     if unknown:
-        allowed = [field for field in StateSpec.__dataclass_fields__ if field not in ("backend", "type")]
-        raise ConfigurationError(f"a spec has no option {', '.join(sorted(unknown))}; it has {', '.join(allowed)}")
+        allowed = ", ".join(["name", *StateOptions.__annotations__])
+        raise ConfigurationError(f"a spec has no option {', '.join(sorted(unknown))}; it has {allowed}")
     for option in ("ttl", "patience"):
         if isinstance(options.get(option), timedelta):
             options[option] = options[option].total_seconds()

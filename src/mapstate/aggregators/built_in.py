@@ -4,6 +4,9 @@ Each is a native Spark expression for the partial, so that Catalyst does the map
 combine in Python for what is stored. Nulls are treated as Spark SQL treats them: only `Count()`
 counts them, `First` and `Last` return them, every other aggregate passes over them, and an aggregate
 of nothing but nulls is null.
+
+Where a column is asked for, its name does, or an expression such as ``F.col("a") * 2``. The ledger then holds the
+expression's text.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
 from mapstate.aggregators.columns import column_of
-from mapstate.errors import UnsupportedTypeError, ValueOverflowError
+from mapstate.errors import ConfigurationError, UnsupportedTypeError, ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -35,8 +38,8 @@ _DECIMAL_LIMIT = Decimal(10) ** 38
 class Count(NativeCombiner):
     """Rows of a key; with a column, the rows in which it is not null. A bigint, never null."""
 
-    def __init__(self, column: str | None = None) -> None:
-        self.column = column
+    def __init__(self, column: str | Column | None = None) -> None:
+        self.column = cast("str | None", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -77,8 +80,8 @@ class Sum(NativeCombiner):
     Sums of doubles depend on the order of addition in their last bits, as everywhere.
     """
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __init__(self, column: str | Column) -> None:
+        self.column = cast("str", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -134,8 +137,8 @@ class Avg(NativeCombiner):
     more decimal places than the column.
     """
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __init__(self, column: str | Column) -> None:
+        self.column = cast("str", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -215,8 +218,8 @@ class _Extreme(NativeCombiner):
 
     _greatest: bool
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __init__(self, column: str | Column) -> None:
+        self.column = cast("str", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -264,9 +267,15 @@ class _AtEnd(NativeCombiner):
 
     _greatest: bool
 
-    def __init__(self, column: str, by: str) -> None:
-        self.column = column
-        self.by = by
+    def __init__(self, column: str | Column, by: str | Column | None = None) -> None:
+        if by is None:
+            who = type(self).__name__
+            raise ConfigurationError(
+                f"{who} needs the column that orders the rows, because rows of a batch come in any order: "
+                f"{who}({column!r}, by='time')"
+            )
+        self.column = cast("str", column)
+        self.by = cast("str", by)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""

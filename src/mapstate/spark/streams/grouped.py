@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
 from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError
 from mapstate.keys import KeyCodec
 from mapstate.schema import Field, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
-from mapstate.spark.driver.job import Job
+from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable, kind_of
 from mapstate.spark.steps.columns import check_unique
+from mapstate.spark.steps.expressions import expressions_of
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate
 from mapstate.spec import StateSpec
 
@@ -47,6 +48,10 @@ class Groupable(Protocol[Kept]):
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
         """The aggregators that do on these rows what the given ones say. Raises ConfigurationError."""
+        ...
+
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
+        """See `Rows.with_step`."""
         ...
 
     def keep(self, job: Job) -> Kept:
@@ -95,6 +100,11 @@ class GroupedStream(Generic[Kept]):
                     f"{name} is a {kind_of(one)}, not an aggregator: write {name}=Count(), or an instance of a "
                     "CombinerAggregator or ReducerAggregator of your own"
                 )
+        expressions = expressions_of(aggregates)
+        if expressions.columns:
+            rows = self._rows.with_step(expressions, by_row=True)
+            by = tuple(key.name for key in self._keys)
+            return GroupedStream(rows, by).persistentAggregate(state, **expressions.named(aggregates))
         check_unique([key.name for key in self._keys] + list(aggregates))
         adapted = self._rows.adapted(state, aggregates, by=[key.name for key in self._keys])
         types = self._types | self._rows.hidden_columns()
