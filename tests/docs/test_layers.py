@@ -42,6 +42,7 @@ LAYERS = [
     ("reader",),
     ("operations",),
     ("testing", "spark"),
+    ("trident",),
     ("cli",),
 ]
 # A store's files or package are loaded when its URL is used, so they alone may import its driver at the top.
@@ -127,7 +128,7 @@ def test_imports_go_down(module):
 
 
 @pytest.mark.parametrize(
-    "module", [name for name in MODULES if not name.startswith(("mapstate.spark", "mapstate.cli"))]
+    "module", [name for name in MODULES if not name.startswith(("mapstate.spark", "mapstate.cli", "mapstate.trident"))]
 )
 def test_nothing_below_spark_imports_spark_even_late(module):
     late = imports(MODULES[module], lazy=True)

@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mapstate import Avg, CombinerAggregator, Count, Max, Min, Sum, errors, newStream, opaque
-from mapstate.spark import BatchAggregator, Collector, FirstN, newStaticState
+from mapstate.spark import BatchAggregator, Collector, newStaticState
+from mapstate.trident import FirstN, batchGlobal, global_
 
 pytestmark = pytest.mark.spark
 
@@ -152,8 +153,8 @@ def test_rows_by_their_place_minBy_maxBy_FirstN(spark):
 def test_rows_are_spread_as_asked(spark):
     frame = spark.createDataFrame([("abc"[n % 3], n) for n in range(30)], "k string, n int")
     stream = newStream("s", frame)
-    assert [count for (count,) in rows_of(stream.global_().partitionAggregate(CountBatch()))] == [30]
-    assert rows_of(stream.batchGlobal().partitionAggregate(n=Count())) == [(30,)]
+    assert [count for (count,) in rows_of(stream.applyAssembly(global_).partitionAggregate(CountBatch()))] == [30]
+    assert rows_of(stream.applyAssembly(batchGlobal).partitionAggregate(n=Count())) == [(30,)]
     assert rows_of(stream.broadcast(3).partitionAggregate(CountBatch())) == [(30,)] * 3
     by_k = rows_of(stream.partitionBy("k", partitions=4).transform(
         lambda rows: rows.select("k", F.spark_partition_id().alias("at")).distinct()))  # fmt: skip

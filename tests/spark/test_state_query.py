@@ -18,11 +18,11 @@ from mapstate.spark import (
     Collector,
     QueryFunction,
     SnapshotGet,
-    TupleCollectionGet,
     newStaticState,
     stateQuery,
 )
 from mapstate.testing import FaultyBackend, crash_between
+from mapstate.trident import TupleCollectionGet
 
 pytestmark = pytest.mark.spark
 

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
         State,
         StateFactory,
         StateUpdater,
-        TupleCollectionGet,
     )
     from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
     from mapstate.spark.streams.chained_aggregate import ChainedAggregate
-    from mapstate.spark.streams.first_n import FirstN
     from mapstate.spark.streams.grouped import GroupedStream
     from mapstate.spark.streams.partition_persist import PartitionPersist
     from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
@@ -32,7 +30,6 @@ __all__ = [
     "BatchAggregator",
     "ChainedAggregate",
     "Collector",
-    "FirstN",
     "GroupedStream",
     "MapGet",
     "NewValuesStream",
@@ -46,7 +43,6 @@ __all__ = [
     "StaticState",
     "Stream",
     "Topology",
-    "TupleCollectionGet",
     "files_not_counted",
     "newStaticState",
     "newStream",
@@ -63,12 +59,10 @@ _HOMES = {
     "State": "interfaces",
     "StateFactory": "interfaces",
     "StateUpdater": "interfaces",
-    "TupleCollectionGet": "interfaces",
     "StaticState": "steps.state_query",
     "newStaticState": "steps.state_query",
     "stateQuery": "steps.state_query",
     "ChainedAggregate": "streams.chained_aggregate",
-    "FirstN": "streams.first_n",
     "GroupedStream": "streams.grouped",
     "PartitionPersist": "streams.partition_persist",
     "NewValuesStream": "streams.persistent_aggregate",

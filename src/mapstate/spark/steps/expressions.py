@@ -17,7 +17,7 @@ __all__ = ["Expressions", "expressions_of"]
 
 @dataclass(frozen=True)
 class Expressions:
-    """A step that adds a column for each expression, named by its text as Spark prints it. The ledger holds that name."""
+    """A step that adds a column for each expression, named by its text as Spark prints it: what the ledger holds."""
 
     columns: Mapping[str, Column]
 

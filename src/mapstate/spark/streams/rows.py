@@ -114,7 +114,7 @@ class Rows(ABC, Generic[Kept]):
         ``keys``         the columns that make up the key, in the order of the state's key columns
         ``fields``       which of the state's fields: names, or ``{field: column}``; all by default. For a query
                          function of your own the columns that it emits, as DDL: "followers bigint"
-        ``query``        `MapGet` by default, `SnapshotGet` where there are no keys; `TupleCollectionGet`; or your own
+        ``query``        `MapGet` by default, `SnapshotGet` where there are no keys; or your own
         ``consistency``  "committed": whole batches. "latest": whatever is there
         ``when``         of a state that this stream updates itself: as it was "before" the batch, or "after" it.
                          By default before, and on new values after
@@ -182,7 +182,7 @@ class Rows(ABC, Generic[Kept]):
         return self.with_step(spread.extreme(self.schema, column, greatest=True), by_row=False)
 
     def applyAssembly(self, assembly: Callable[[Rows[Kept]], Any]) -> Any:
-        """What a function makes of these rows, such as `FirstN`."""
+        """What a function makes of these rows, such as `mapstate.trident.FirstN`."""
         return assembly(self)
 
     def shuffle(self, partitions: int | None = None) -> Self:
@@ -192,14 +192,6 @@ class Rows(ABC, Generic[Kept]):
     def partitionBy(self, *columns: str, partitions: int | None = None) -> Self:
         """Rows spread by the hash of some columns: those that are equal there meet in one partition."""
         return self.with_step(spread.spread(self.schema, partitions, columns), by_row=True)
-
-    def global_(self) -> Self:
-        """All rows in one partition. ``global`` is a word of Python's own."""
-        return self.shuffle(1)
-
-    def batchGlobal(self) -> Self:
-        """All rows of a batch in one partition: the same as `global_`, as no partition of Spark's outlives a batch."""
-        return self.shuffle(1)
 
     def broadcast(self, partitions: int | None = None) -> Self:
         """Every row in every partition. The rows of a batch have to fit into memory."""

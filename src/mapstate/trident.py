@@ -1,13 +1,31 @@
-"""The first rows of each batch: Trident's FirstN."""
+"""Names that only serve a port from Trident; docs/coming-from-trident.md has the whole table.
+
+``rows.applyAssembly(FirstN(3, "bytes"))``, ``rows.applyAssembly(global_)``, ``query=TupleCollectionGet()``.
+"""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from mapstate.errors import ConfigurationError
+from mapstate.spark.interfaces import TupleCollectionGet
 from mapstate.spark.steps.columns import column_names
 from mapstate.spark.steps.spread import first_rows
 from mapstate.spark.streams.rows import Rows
 
-__all__ = ["FirstN"]
+__all__ = ["FirstN", "TupleCollectionGet", "batchGlobal", "global_"]
+
+AnyRows = TypeVar("AnyRows", bound=Rows[object])
+
+
+def global_(rows: AnyRows) -> AnyRows:
+    """All rows in one partition. ``global`` is a word of Python's own."""
+    return rows.shuffle(1)
+
+
+def batchGlobal(rows: AnyRows) -> AnyRows:
+    """All rows of a batch in one partition: the same as `global_`, as no partition of Spark's outlives a batch."""
+    return rows.shuffle(1)
 
 
 class FirstN:
