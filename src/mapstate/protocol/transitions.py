@@ -130,8 +130,8 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
         if ledger.type == "transactional" and ledger.in_flight is not None:
             raise StateOwnershipError(
                 f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid {ledger.in_flight.txid} "
-                f"(batch {ledger.in_flight.batch_id}) in flight, and only that query can finish a transactional attempt."
-                " Nothing was written. Run it once more from its own checkpoint, or start empty with "
+                f"(batch {ledger.in_flight.batch_id}) in flight, and only that query can finish a transactional "
+                "attempt. Nothing was written. Run it once more from its own checkpoint, or start empty with "
                 "on_new_owner='reset'.",
                 state=ledger.state,
                 owner=ledger.owner,
