@@ -25,15 +25,22 @@ _NEVER = 1 << 63  # above all batch ids
 
 
 def reconcile(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int) -> list[LedgerRecord]:
-    """The ledgers of one topology, and those that are a batch ahead of the others rolled back. Before `begin`.
+    """Roll back those ledgers of a topology that are one batch ahead of the others. Call it before `begin`.
 
-    One is ahead where a driver died, or failed, between its commit and that of another store; or where an operator
-    has rolled the others back. Whoever calls has opened all of them, so that nobody else commits meanwhile. What
-    differs by more is left to `begin`. Raises FencedError, and RollbackError where one cannot be rolled back.
+    A ledger is ahead if a driver died between its commit and that of another store, or an operator rolled the others
+    back. The caller has opened all ledgers, so no other driver commits meanwhile. Larger differences are for `begin`.
+
+    Returns:
+        The ledgers in the same order.
+
+    Raises:
+        FencedError: Another driver has opened one of them.
+        RollbackError: A ledger that is ahead cannot be rolled back.
+
     """
     for ledger, session in zip(ledgers, sessions, strict=True):
         check_session(ledger, session)
-    return [_rolled_back(one, ledgers) if _is_ahead(one, ledgers, batch_id) else one for one in ledgers]
+    return [_rolled_back(ledger, ledgers) if _is_ahead(ledger, ledgers, batch_id) else ledger for ledger in ledgers]
 
 
 def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
@@ -43,10 +50,11 @@ def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: i
     if last.owner == ledger.owner:
         due = last.batch_id == batch_id and ledger.owners[last.owner] == batch_id + 1
         return due and any(other.owners[other.owner] <= batch_id for other in ledgers)
-    # What another query left behind: its batch ids say nothing of this one's. A state that this query never kept, or
-    # that had its batch and was reset since, lacks nothing, though it is empty as the other was before its first batch.
+    # Another query made the last commit. Ledger A is one batch ahead of B when A's second-to-last batch is B's last.
+    # A state that this query never kept, or that was reset after the batch, lacks nothing, though it is empty, too.
     return any(
-        _place(other.last_commit) == _place(ledger.previous) and other.owners.get(last.owner, _NEVER) <= last.batch_id
+        _batch_of(other.last_commit) == _batch_of(ledger.previous)
+        and other.owners.get(last.owner, _NEVER) <= last.batch_id
         for other in ledgers
         if other is not ledger
     )
@@ -60,18 +68,18 @@ def _rolled_back(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord]) -> Ledge
         last = ledger.last_commit
         raise RollbackError(
             f"state {ledger.state!r} is ahead of the other states of its topology ({names}): it counts batch "
-            f"{None if last is None else last.batch_id}, and not all of them do. To be even it would have to be rolled "
-            f"back, but {error.message} Nothing was written. Restore all of them from one moment and rewind the "
-            "checkpoint, or reset them all (on_new_owner='reset', with a new checkpoint) and replay the source.",
+            f"{None if last is None else last.batch_id}, and not all of them do. It cannot be rolled back: "
+            f"{error.message} Restore all of them from one moment and rewind the checkpoint, or reset them all with a "
+            "new checkpoint. See docs/operating.md#each-refusal-and-what-to-do",
             state=ledger.state,
         ) from error
 
 
 def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> None:
-    """Of the states of one topology, those that another query has kept last have to hold the same batches of it.
+    """Refuse states of one topology that hold different batches of the query that kept them before.
 
-    Behind `reconcile`, before `begin`. Of states that came from different queries nobody can tell. Raises
-    MissingBatchesError; not for a state whose ``on_gap`` is "accept".
+    Call it after `reconcile` and before `begin`. States of different queries cannot be compared. Raises
+    MissingBatchesError, unless ``on_gap`` of the state that lacks batches is "accept".
     """
     for behind, on_gap in zip(ledgers, on_gaps, strict=True):
         last = behind.last_commit
@@ -85,10 +93,10 @@ def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> 
 def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord, last: Commit) -> None:
     if newest.batch_id > last.batch_id:
         raise MissingBatchesError(
-            f"state {behind.state!r} counts what query {last.owner} brought up to batch {last.batch_id}, and state "
+            f"state {behind.state!r} counts batches of query {last.owner} up to batch {last.batch_id}, and state "
             f"{ahead.state!r} of the same topology up to batch {newest.batch_id}: adopted like this they would differ "
-            "for ever. Nothing was written. Restore both from one moment, or run that query once more from its own "
-            f"checkpoint; on_gap='accept' for {behind.state!r}, in one run, goes on without what it lacks.",
+            "for ever. Nothing was written. Restore both from one moment, or run that query once more from its "
+            f"checkpoint. on_gap='accept' for {behind.state!r}, in one run, goes on without the missing batches.",
             state=behind.state,
             found=newest.batch_id + 1,
             expected=last.batch_id + 1,
@@ -96,20 +104,34 @@ def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord,
 
 
 def check_follower(
-    found: Sequence[LedgerRecord | None],
+    pair: Sequence[LedgerRecord | None],
     query: str,
     on_new_owners: Sequence[OnNewOwner],
     batch_id: int,
     plan: BatchPlan | None,
 ) -> BatchPlan | None:
-    """A state and one that follows its new values, as ``query`` finds them: both have to hold the same batches.
+    """Check that a state and the state that follows its new values hold the same batches, before ``query`` begins.
 
-    But for one that a driver has committed in the first alone, which the query brings again: the follower's own `begin`
-    sees to that. A batch that Spark planned anew, and that the first is to count anew, so is the follower: it has to be
-    possible. Returns the plan as it is for what follows the follower. Raises MissingBatchesError, ReplannedBatchError.
+    The first may be one batch ahead: the query brings that batch again, and the follower's own `begin` takes it. A
+    batch that Spark planned anew has to be countable anew in both.
+
+    Args:
+        pair: The ledgers of the first state and its follower, None where there is none yet.
+        query: The id of the query that begins.
+        on_new_owners: What each state's spec says of a new owner.
+        batch_id: The batch that begins.
+        plan: Spark's plan of it.
+
+    Returns:
+        The plan with the ``upstream_txid`` for the next follower.
+
+    Raises:
+        MissingBatchesError: The two hold different batches.
+        ReplannedBatchError: One of them cannot count the batch anew.
+
     """
-    first, follower = found
-    due, its_due = (0 if one is None else one.owners.get(query, 0) for one in found)
+    first, follower = pair
+    due, its_due = (0 if ledger is None else ledger.owners.get(query, 0) for ledger in pair)
     if first is not None and first.owner == query and is_replanned(first, batch_id, plan):
         check_replanned(first, batch_id, plan)
         due = batch_id
@@ -117,7 +139,7 @@ def check_follower(
         if first is not None and plan is not None and follower.owner == query:
             anew = plan._replace(upstream_txid=first.next_txid)
             known = None if follower.last_commit is None else follower.last_commit.plan
-            # Overtaken, if the first was put back and gives out its txids again.
+            # The plan is overtaken if the first was put back and gives out its txids again.
             if is_replanned(follower, batch_id, anew) and not is_overtaken(known, anew.upstream_txid):
                 check_replanned(follower, batch_id, anew)
                 return anew
@@ -129,20 +151,21 @@ def check_follower(
             found=its_due,
             expected=due,
         )
-    if any(one is not None and one.owner == query for one in found):
+    if any(ledger is not None and ledger.owner == query for ledger in pair):
         return plan and plan._replace(upstream_txid=None)
     last, its_last = (
-        None if one is None or how == "reset" else one.last_commit
-        for one, how in zip(found, on_new_owners, strict=True)
+        None if ledger is None or on_new_owner == "reset" else ledger.last_commit
+        for ledger, on_new_owner in zip(pair, on_new_owners, strict=True)
     )
     can_tell = last is None or its_last is None or last.owner == its_last.owner
-    if can_tell and _place(last) != _place(its_last):
-        one, other = ("nothing" if at is None else f"batch {at.batch_id} of {at.owner}" for at in (last, its_last))
+    if can_tell and _batch_of(last) != _batch_of(its_last):
+        held, its_held = (
+            "nothing" if commit is None else f"batch {commit.batch_id} of {commit.owner}" for commit in (last, its_last)
+        )
         raise MissingBatchesError(
-            f"a state would be taken over with {one}, and the state that follows its new values with {other}: they "
+            f"a state would be taken over with {held}, and the state that follows its new values with {its_held}: they "
             "would differ for ever. Nothing was written. Restore both from one moment, or run that query once more "
-            "from its own checkpoint, or begin both anew; on_gap='accept' for the one that follows, in one run, goes "
-            "on without what it lacks."
+            "from its checkpoint. on_gap='accept' for the follower, in one run, goes on without the missing batches."
         )
     return plan and plan._replace(upstream_txid=None)
 
@@ -150,8 +173,8 @@ def check_follower(
 def has_last_batch(ledger: LedgerRecord, other: LedgerRecord) -> bool:
     """Whether ``other``, of the same topology, counts the last batch of ``ledger``."""
     last, its_last = ledger.last_commit, other.last_commit
-    return _place(last) == _place(its_last)
+    return _batch_of(last) == _batch_of(its_last)
 
 
-def _place(commit: Commit | None) -> tuple[str, int] | None:
+def _batch_of(commit: Commit | None) -> tuple[str, int] | None:
     return None if commit is None else (commit.owner, commit.batch_id)

@@ -22,22 +22,32 @@ __all__ = [
 def begin_vacuum(
     ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = "", seen: LedgerRecord | None = None
 ) -> tuple[LedgerRecord, Attempt]:
-    """Starts an attempt that rewrites what does not count, with a txid of its own and through the fence.
+    """Start an attempt that rewrites dead records, with a txid of its own and through the fence.
 
-    Only while nothing is in flight. A batch that begins meanwhile fences it, harmlessly. ``take_over``
-    leaves an attempt in flight behind, as a restart of its driver would: the state is opened anew
-    under ``session``, so a driver that lives is fenced. ``rewrites`` counts from here on and not from the
-    end, because a reader must not take what is purged in between for absent. ``seen`` is the ledger whose last batch
-    the caller has looked at. Raises UsageError, and FencedError where another batch has been committed since.
+    A batch that begins meanwhile fences the vacuum, without harm.
+
+    Args:
+        ledger: The state's ledger.
+        session: A new random name.
+        take_over: Leave an attempt in flight behind and fence its driver, as a restart would.
+        at: The present time, for people.
+        seen: The ledger under which the caller read the records.
+
+    Raises:
+        UsageError: The state is not opaque, or an attempt is in flight.
+        FencedError: A batch was committed since ``seen``.
+
     """
     if ledger.type != "opaque":
-        raise UsageError(f"state {ledger.state!r} is {ledger.type}: only opaque states leave dead records behind")
-    found = ledger.in_flight
-    if found is not None and found.epoch == ledger.epoch:
+        raise UsageError(
+            f"state {ledger.state!r} is {ledger.type}: only opaque states have dead records. Nothing was written."
+        )
+    attempt = ledger.in_flight
+    if attempt is not None and attempt.epoch == ledger.epoch:
         if not take_over:
             raise UsageError(
-                f"state {ledger.state!r} has txid {found.txid} in flight: vacuum it between two batches; or, where the "
-                "driver that began it is gone, take the state over (that fences it)"
+                f"state {ledger.state!r} has txid {attempt.txid} in flight. Nothing was written. Vacuum it between two "
+                "batches; or, if the driver of that attempt is gone, take the state over, which fences the driver."
             )
         ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
     if seen is not None and seen.last_commit != ledger.last_commit:
@@ -47,35 +57,34 @@ def begin_vacuum(
         ledger,
         next_txid=txid + 1,
         in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, nonce=session, at=at),
-        rewrites=ledger.rewrites + 1,
+        rewrites=ledger.rewrites + 1,  # already at the begin: a reader must not take purged records for absent keys
     )
     return after, Attempt(-1, txid, ledger.view(), after.fence())
 
 
 def check_vacuum(ledger: LedgerRecord) -> None:
-    """Before a vacuum that would rewrite: whether the last batch may still have to be rolled back.
+    """Refuse a vacuum that would rewrite records while the last batch may have to be rolled back. Raises UsageError.
 
-    A batch that a topology commits in several writes is rolled back where the driver died between them, and a
-    vacuum's txid stands in the way of that. Raises UsageError.
+    A topology that commits a batch in several writes rolls it back after a crash between them. A vacuum's txid would
+    prevent that.
     """
     last = ledger.last_commit
     if last is None or not last.apart_from or ledger.next_txid != last.txid + 1:
-        return  # what began later began in all of them
+        return  # a later attempt began in all of them
     names = ", ".join(map(repr, last.apart_from))
     raise UsageError(
-        f"state {ledger.state!r} has records to rewrite, but its batch {last.batch_id} was committed apart from {names}"
-        ": where one of them lacks it, the next start rolls it back, and a vacuum would prevent that. Nothing was "
-        f"written. Name those states with their stores (beside=..., --beside URL#STATE): the vacuum runs where they "
-        f"have batch {last.batch_id} too."
+        f"state {ledger.state!r} has records to rewrite, but its batch {last.batch_id} was committed apart from "
+        f"{names}. If one of them lacks the batch, the next start rolls it back, which a vacuum would prevent. Nothing "
+        "was written. Name those states with their stores (beside=..., --beside URL#STATE): the vacuum runs if they "
+        "have the batch, too."
     )
 
 
 def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = None) -> LedgerRecord:
-    """Nothing is dead any more, where no record of ``seen`` was: a vacuum that has nothing to rewrite.
+    """Forget the dead txids, for a vacuum that found no dead record under the ledger ``seen``.
 
-    ``held`` is the number of keys that it found, see `commit_vacuum`.
-    It uses no txid, so the last batch can be rolled back as before. Raises FencedError where the ledger has changed
-    since the records were read, because a later commit may have left dead ones behind.
+    It uses no txid, so the last batch can still be rolled back. ``held`` is the number of keys found, see
+    `commit_vacuum`. Raises FencedError if the ledger has changed since: a later commit may have left dead records.
     """
     if ledger != seen:
         raise _changed_meanwhile(ledger)
@@ -84,13 +93,16 @@ def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = Non
 
 
 def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held: int | None = None) -> LedgerRecord:
-    """Nothing is dead any more; the last batch stays what it was. Raises FencedError.
+    """Commit a vacuum: forget the dead txids and keep the last batch. Raises FencedError.
 
-    ``held`` is the number of keys that the vacuum found. It becomes the ledger's only if that is unknown: a lower
-    number means lost records, which a vacuum must not cover up.
+    Args:
+        ledger: The state's ledger.
+        txid: The vacuum's own.
+        fenced: The store refuses late writers. Without a fence the vacuum has rewritten every record, and ``floor``
+            hides what a late writer of a forgotten attempt may still put.
+        held: The number of keys found. It becomes the ledger's only if that is unknown: a lower number means lost
+            records, which a vacuum must not cover up.
 
-    Where the store is not ``fenced`` a late writer may still come, with a record of an attempt that is
-    forgotten here. There the vacuum has rewritten every record, and what is below its txid reads as absent.
     """
     if ledger.last_txid == txid:
         return ledger
@@ -105,21 +117,21 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
 
 
 def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRecord:
-    """Takes ``held`` for the number of keys, as found under the ledger ``counted``. An operator's word.
+    """Set the number of keys to ``held``, which an operator has counted under the ledger ``counted``.
 
-    Raises UsageError if a batch was committed or a vacuum began since, for a state with a ttl, and with an attempt in
-    flight for one that is not opaque.
+    Raises UsageError for a state with a ttl, if a batch was committed or a vacuum began since, and if an attempt is in
+    flight in a state that is not opaque.
     """
     if ledger.has_had_ttl:
         raise UsageError(
-            f"state {ledger.state!r} has or had a ttl: its records expire without a word, so a number would soon be "
-            "wrong. Nothing was written.",
+            f"state {ledger.state!r} has or had a ttl: its records expire unseen, so a number would soon be wrong. "
+            "Nothing was written.",
             state=ledger.state,
         )
     if ledger.in_flight is not None and ledger.type != "opaque":
         raise UsageError(
             f"state {ledger.state!r} is {ledger.type} and has txid {ledger.in_flight.txid} in flight, whose keys are "
-            "there and do not count yet. Nothing was written. Let the query end that batch, and count again.",
+            "stored and do not count yet. Nothing was written. Let the query end that batch, and count again.",
             state=ledger.state,
         )
     if ledger.contents() != counted.contents():
@@ -128,7 +140,7 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
             "Count again between two batches, or stop the query first.",
             state=ledger.state,
         )
-    if held != ledger.keys_held():  # nobody knows whether the lost keys were there before the last batch
+    if held != ledger.keys_held():  # the lost keys may or may not be older than the last batch
         previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
         initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
         ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys)
@@ -138,10 +150,10 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
 def begin_drop(
     ledger: LedgerRecord | None, state: str, session: str, clock_txid: int, *, force: bool = False, at: str = ""
 ) -> LedgerRecord:
-    """An operator takes the state to remove it: nothing counts any more, and no query can open it.
+    """Give the state to the removal: nothing counts, no query can open it, and the fence is open for the removal only.
 
-    With the fence open for the removal alone, every driver is fenced. ``ledger`` is None where it was lost. Raises
-    UsageError with an attempt in flight, unless ``force``: its driver may be alive.
+    ``ledger`` is None if it was lost. Raises UsageError for an attempt in flight, whose driver may be alive, unless
+    ``force`` is set.
     """
     if ledger is None:
         ledger = LedgerRecord(
@@ -158,13 +170,14 @@ def begin_drop(
             first_txid=clock_txid,
             next_txid=clock_txid,
         )
-    found = ledger.in_flight
-    if found is not None and found.epoch == ledger.epoch and ledger.owner != DROPPER and not force:
+    attempt = ledger.in_flight
+    if attempt is not None and attempt.epoch == ledger.epoch and ledger.owner != DROPPER and not force:
         raise UsageError(
-            f"state {state!r} has txid {found.txid} in flight, begun {found.at or 'at an unknown time'}: a driver or a "
-            "vacuum is at work. Nothing was removed. Stop it first; where its process is gone, use force=True (--force)"
+            f"state {state!r} has txid {attempt.txid} in flight, begun {attempt.at or 'at an unknown time'}: a driver "
+            "or a vacuum is at work. Nothing was removed. Stop it first; if its process is gone, use force=True "
+            "(--force)."
         )
-    txid, epoch = max(ledger.next_txid, clock_txid), ledger.epoch + 1  # above all fences, also of a store put back
+    txid, epoch = max(ledger.next_txid, clock_txid), ledger.epoch + 1  # above all fences, also after a restore
     return msgspec.structs.replace(
         ledger,
         owner=DROPPER,
@@ -184,7 +197,7 @@ def begin_drop(
 def _changed_meanwhile(ledger: LedgerRecord) -> FencedError:
     return FencedError(
         f"the ledger of state {ledger.state!r} has changed while a vacuum read the records: a batch has begun. Nothing "
-        "was written. Run the vacuum again, between two batches.",
+        "was written. Run the vacuum again between two batches.",
         state=ledger.state,
     )
 
