@@ -115,7 +115,7 @@ from mapstate.backends import resolve
 
 options = "-c%20search_path%3Delsewhere%20-c%20synchronous_commit%3Doff"
 backend = resolve(f"{sys.argv[1]}{'&' if '?' in sys.argv[1] else '?'}options={options}")
-db = backend.take()
+db = backend.connections().take()
 db.execute("CREATE SCHEMA elsewhere")
 try:
     backend.open("s").multi_put(["a"], [b"1"])
@@ -131,14 +131,15 @@ def test_a_thread_that_finds_the_last_idle_connection_taken_makes_one(python, po
     code = """
 import os, sys
 from mapstate.backends import resolve
-from mapstate_postgresql import backend
+from mapstate_postgresql.connections import idle_connections
 
 class TakenInBetween(list):
     def __bool__(self):
         return True
 
-store = resolve(sys.argv[1]).open("s")
-backend._idle_connections[os.getpid(), resolve(sys.argv[1])] = TakenInBetween()
+backend = resolve(sys.argv[1])
+store = backend.open("s")
+idle_connections[os.getpid(), backend.connections()] = TakenInBetween()
 store.multi_get(["a"])
 store.close()
 store.close()

@@ -1,4 +1,4 @@
-"""What a dead driver leaves in a checkpoint, made without killing one. Imports no Spark."""
+"""The checkpoint that a killed driver leaves, made without killing one. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["crash_between"]
 
 
 def crash_between(checkpoint: str | Path) -> int:
-    """Takes back Spark's own commit of the last batch, and returns the id of that batch.
+    """Remove Spark's own commit of the last batch, and return the id of that batch.
 
     The checkpoint is then what a driver leaves that died after the ledger's commit and before Spark's: the query,
     started again, brings the batch again. For a checkpoint in a local directory, of a query that has stopped.

@@ -1,18 +1,15 @@
-"""Where a PostgreSQL database is, and the connections of this process to it."""
+"""Where a PostgreSQL database is, and how to reach it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
 from mapstate.errors import ConfigurationError
+from mapstate_postgresql.connections import Connections
 from mapstate_postgresql.store import PostgresqlStore
 
 __all__ = ["PostgresqlBackend"]
@@ -49,7 +46,7 @@ class PostgresqlBackend:
         return cls(make_conninfo("", **parts))
 
     def __repr__(self) -> str:
-        # libpq itself says which parameters are secrets, such as password and sslpassword, or for experts only.
+        # libpq marks the parameters that are secrets, such as password and sslpassword, or for experts only.
         secret = {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar}
         parts = conninfo_to_dict(self.conninfo)
         shown = {name: "***" if name in secret else value for name, value in parts.items()}
@@ -58,45 +55,14 @@ class PostgresqlBackend:
     @property
     def address(self) -> str:
         """``host:port/database``, for messages."""
-        parts = conninfo_to_dict(self.conninfo)
-        return f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
+        return self.connections().address
 
     def open(self, state: str, *, ttl: float | None = None) -> PostgresqlStore:
         """The store of one state. Makes no connection."""
         if ttl is not None:
             raise ConfigurationError("PostgreSQL has no expiry, so postgresql:// has no ttl: leave it out")
-        return PostgresqlStore(self, state)
+        return PostgresqlStore(self.connections(), state, max_value_bytes=self.max_value_bytes)
 
-    def take(self) -> psycopg.Connection[Any]:
-        """Take an idle connection, or make one. Raises psycopg's errors."""
-        for connection in self._taken():
-            if not connection.closed:
-                return connection
-        given = conninfo_to_dict(self.conninfo)
-        # The URL's own options follow the one that they may change, and precede the one that they may not.
-        options = f"-c statement_timeout={self.timeout * 1000} {given.get('options', '')} -c synchronous_commit=on"
-        parameters = {"connect_timeout": self.timeout, **given, "options": options}
-        return psycopg.connect(make_conninfo("", **parameters), autocommit=True)
-
-    def give_back(self, connection: psycopg.Connection[Any]) -> None:
-        """Give a connection back to the idle ones."""
-        self._idle().append(connection)
-
-    def close_idle(self) -> None:
-        """Close the idle connections."""
-        for connection in self._taken():
-            connection.close()
-
-    def _taken(self) -> Iterator[psycopg.Connection[Any]]:
-        """Yield idle connections; each thread gets another one."""
-        idle = self._idle()
-        with suppress(IndexError):  # no check for empty before: another thread may take the last connection in between
-            while True:
-                yield idle.pop()
-
-    def _idle(self) -> list[psycopg.Connection[Any]]:
-        """The idle connections of this process. A child must neither use nor close those of its parent."""
-        return _idle_connections.setdefault((os.getpid(), self), [])
-
-
-_idle_connections: dict[tuple[int, PostgresqlBackend], list[psycopg.Connection[Any]]] = {}
+    def connections(self) -> Connections:
+        """The connections of this process to the database."""
+        return Connections(self.conninfo, self.timeout)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError, TooLargeError
+from mapstate_postgresql.connections import Connections
 from mapstate_postgresql.problems import problem_of
-
-if TYPE_CHECKING:
-    from mapstate_postgresql.backend import PostgresqlBackend
 
 __all__ = ["PostgresqlStore", "Version"]
 
 T = TypeVar("T")
 
 _TABLES = """
-SELECT pg_advisory_xact_lock(7382912);  -- where two make them at once, one of them fails otherwise
+SELECT pg_advisory_xact_lock(7382912);  -- without it, one of two that make them at once fails
 CREATE TABLE IF NOT EXISTS mapstate_records (
     state text COLLATE "C", key text COLLATE "C", record bytea NOT NULL, PRIMARY KEY (state, key)
 );
@@ -85,9 +83,10 @@ class Version(NamedTuple):
 class PostgresqlStore:
     """One state. Cheap to make; takes a connection for each call, and any thread may call."""
 
-    def __init__(self, backend: PostgresqlBackend, state: str) -> None:
-        self._backend = backend
+    def __init__(self, connections: Connections, state: str, *, max_value_bytes: int) -> None:
+        self._connections = connections
         self._state = state
+        self._limit = max_value_bytes
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """See `IBackingMap.multi_get`: one statement."""
@@ -152,7 +151,7 @@ class PostgresqlStore:
         return str(row[0])
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
-        """See `Scan.scan`. In the order of the keys; nothing is locked between two pages."""
+        """See `Scan.scan`. In the order of the keys; no lock is held between two pages."""
         last = ""
         while page := self._page(last, page_size):
             yield page
@@ -178,8 +177,8 @@ class PostgresqlStore:
         yield count
 
     def close(self) -> None:
-        """Closes this process's idle connections to the database. The store stays usable."""
-        self._backend.close_idle()
+        """Close this process's idle connections to the database. The store stays usable."""
+        self._connections.close_idle()
 
     def _page(self, after: str, page_size: int) -> list[str]:
         rows = self._run(lambda db: db.execute(_PAGE, (self._state, after, page_size)).fetchall())
@@ -188,7 +187,7 @@ class PostgresqlStore:
     def _put(self, keys: Sequence[str], values: Sequence[bytes]) -> dict[str, Any]:
         """The parameters of a put: each key once, sorted, so that two puts cannot deadlock."""
         check_lengths(keys, values, "values")
-        limit = self._backend.max_value_bytes
+        limit = self._limit
         for key, value in zip(keys, values, strict=True):
             if len(value) > limit:
                 raise TooLargeError(
@@ -203,13 +202,13 @@ class PostgresqlStore:
         return {"state": self._state, "keys": ordered, "records": [last[key] for key in ordered]}
 
     def _run(self, work: Callable[[psycopg.Connection[Any]], T], *, create: bool = False) -> T | Any:
-        """What ``work`` returns; None where there are no tables yet. With ``create`` these are made.
+        """Return what ``work`` returns; None where there are no tables yet. With ``create`` they are made.
 
-        After an error the connection is closed, and the error is one of ours.
+        After an error the connection is closed. The error is one of mapstate's.
         """
         connection = None
         try:
-            connection = self._backend.take()
+            connection = self._connections.take()
             try:
                 result = work(connection)
             except psycopg.errors.UndefinedTable:
@@ -218,16 +217,16 @@ class PostgresqlStore:
                     with connection.transaction():
                         connection.execute(_TABLES)
                     result = work(connection)
-            self._backend.give_back(connection)
+            self._connections.give_back(connection)
             connection = None
         except (psycopg.Error, UnicodeError) as error:
-            problem = problem_of(error, self._state, self._backend.address)
+            problem = problem_of(error, self._state, self._connections.address)
         else:
             return result
         finally:
             if connection is not None:
                 connection.close()
-        raise problem  # not above, where it would drag psycopg's frames along, which hold the password
+        raise problem  # outside the except clause: psycopg's frames hold the password
 
 
 class _Writer:

@@ -1,4 +1,4 @@
-"""The contract of a store, as test classes: subclass, say how yours is opened, and inherit every test.
+"""The contract of a store, as test classes: a subclass says how to open the store, and inherits every test.
 
     class TestVisitsStore(StoreContract):
         without = {"ttl": "its server knows no expiry"}

@@ -1,4 +1,4 @@
-"""The contract of what opens a store: backends, live instances, processes, expiry and scans."""
+"""The contract of a backend: pickling, live instances, processes, expiry and scans."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _PATIENCE = 10.0  # seconds that a store may take to drop what has expired
 
 
 def closing(stack: ExitStack, store: Any) -> Any:
-    """The store, to be closed in the end if it can be."""
+    """Return the store, and have it closed at the end if it can be."""
     if hasattr(store, "close"):
         stack.callback(store.close)
     return store
 
 
 def scanned(store: Any, page_size: int = 100) -> list[str]:
-    """The keys that a scan lists, each once, in order."""
+    """Return the keys that a scan lists, each once, in order."""
     return sorted({key for page in record_pages(store, page_size) for key in page})
 
 
@@ -68,13 +68,13 @@ class BackendContract(BackingMapContract):
     writes_through: ClassVar[str] = "writer"
 
     def writer_of(self, store: Any, token: FenceToken) -> Any:
-        """What an attempt writes through: the store's guarded writer, or the store itself."""
+        """The map that an attempt writes to: the store's guarded writer, or the store itself."""
         return getattr(store, self.writes_through)(token) if hasattr(store, self.writes_through) else store
 
     def move(self, store: Any, fence: FenceToken) -> Any:
-        """Changes the ledger, and with it the fence, as a driver does; the new version. No two ledgers are equal.
+        """Change the ledger and its fence, as a driver does. Returns the new version. No two ledgers are equal.
 
-        The fences of a store that has them apart from the ledger are moved after it.
+        Where fences are apart from the ledger, they move after it.
         """
         found = store.load()
         version = store.swap(f"ledger {secrets.token_hex(8)}".encode(), None if found is None else found[1], fence)
@@ -375,7 +375,7 @@ class BackendContract(BackingMapContract):
 
 
 def _within(seconds: float, true: Any) -> bool:
-    """Whether it comes true in this time."""
+    """Whether the condition becomes true in this time."""
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""A streaming query without Spark, which counts: what begins, applies and commits batches in the contracts."""
+"""A streaming query without Spark: it begins, applies and commits batches of counts in the contracts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_TXID = 1000
 
 
 class HowToWrite(Protocol):
-    """What a query asks of the contract: see `BackendContract`."""
+    """What a query needs of the contract: see `BackendContract`."""
 
     state: ClassVar[str]
     serializer: ClassVar[str]
@@ -29,14 +29,14 @@ class HowToWrite(Protocol):
         ...
 
     def writer_of(self, store: Any, token: FenceToken) -> Any:
-        """What an attempt writes through."""
+        """The map that an attempt writes to."""
         ...
 
 
 def opening(
     state: str, kind: StateType, serializer: str, owner: str = "query", on_new_owner: OnNewOwner = "refuse"
 ) -> OpenRequest:
-    """What a driver brings that counts rows by a text."""
+    """The request of a driver that counts rows by a text."""
     return OpenRequest(
         state=state,
         type=kind,
@@ -50,7 +50,7 @@ def opening(
 
 
 class CountingQuery:
-    """A driver of a state, from its start until a newer one starts."""
+    """A driver of a state, from its start until a newer driver starts."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class CountingQuery:
         self.ledger = Ledger.open(store, opening(how.state, kind, how.serializer, owner, on_new_owner))
 
     def begin(self, batch_id: int) -> RunningAttempt | None:
-        """An attempt at a batch; None where it counts already."""
+        """Begin an attempt at a batch. Returns None where the batch counts already."""
         attempt = self.ledger.begin(batch_id)
         if isinstance(attempt, AlreadyCommitted):
             return None
@@ -77,7 +77,7 @@ class CountingQuery:
         )
 
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
-        """A whole batch."""
+        """Run a whole batch."""
         attempt = self.begin(batch_id)
         if attempt is not None:
             attempt.add(counts)
@@ -85,7 +85,7 @@ class CountingQuery:
 
 
 class RunningAttempt:
-    """One try at a batch: one task, which may add several chunks."""
+    """An attempt with one task, which may add several chunks."""
 
     def __init__(
         self, ledger: Ledger, attempt: Attempt, writer: Any, records: IBackingMap[str, Any], kind: StateType
@@ -100,7 +100,7 @@ class RunningAttempt:
         self._new_keys = 0
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Reads, adds and writes one chunk."""
+        """Read, add and write one chunk."""
 
         def add_all(bases: list[Any], partials: list[Any]) -> list[Any]:
             self._new_keys += bases.count(None)
@@ -109,7 +109,7 @@ class RunningAttempt:
         self._map.multi_combine(list(counts), list(counts.values()), add_all)
 
     def commit(self) -> None:
-        """What was added counts."""
+        """Commit the batch: what was added counts."""
         self.end()
         owner, skipped = self._ledger.record.owner, isinstance(self._map, TransactionalMap) and self._map.skipped
         self._ledger.commit(
@@ -123,7 +123,7 @@ class RunningAttempt:
         )
 
     def end(self) -> None:
-        """Lets go of what the task's writer holds, as a task does however it ends."""
+        """Close the task's writer, as a task does however it ends."""
         getattr(self._writer, "close", lambda: None)()
 
 

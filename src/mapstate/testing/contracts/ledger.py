@@ -32,7 +32,7 @@ NO_LONGER = [LATER, FenceToken(2, 7), FenceToken(2, 8), CLOSED]
 
 
 class LedgerContract(BackendContract):
-    """How a driver holds a state. Tests as of `BackendContract` come with it; the same fixtures."""
+    """A driver's hold on a state. Fixtures as for `BackendContract`, whose tests it inherits."""
 
     # Compare-and-set
 
@@ -229,7 +229,7 @@ class LedgerContract(BackendContract):
     def test_states_that_cannot_change_together_are_evened_out_by_the_next_driver(
         self, store: Any, backend: Backend, opened: ExitStack
     ) -> None:
-        """And may be a batch apart until then, where a driver died between two commits."""
+        """Until then they may be a batch apart, where a driver died between two commits."""
         stores = [store, closing(opened, backend.open(f"{self.state}2"))]
         states = [opening(name, "opaque", self.serializer) for name in (self.state, f"{self.state}2")]
         first, attempt = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
@@ -284,7 +284,7 @@ class LedgerContract(BackendContract):
     def test_an_attempt_of_the_same_number_but_another_name_writes_nothing(
         self, store: Any, side_door: SideDoor
     ) -> None:
-        """A store that was put back gives out the same epoch and txid again."""
+        """A store that is restored from a copy gives out the same epoch and txid again."""
         self.move(store, FenceToken(1, 7, nonce="new"))
         with pytest.raises(FencedError):
             self.writer_of(store, FenceToken(1, 7, nonce="lost")).multi_put(["a"], [self.a_record(1, 7)])
@@ -326,7 +326,7 @@ class LedgerContract(BackendContract):
     def test_what_is_put_with_reads_under_way_is_there_when_the_writer_is_flushed(
         self, store: Any, side_door: SideDoor
     ) -> None:
-        """As a task does it. A writer that does not read ahead is done with each put anyway."""
+        """As a task does it. A writer that does not read ahead finishes each put anyway."""
         self.move(store, OPEN)
         store.multi_put(["2-1"], [self.a_record(5, 3)])
         writer = self.writer_of(store, OPEN)
@@ -723,7 +723,7 @@ class LedgerContract(BackendContract):
 
     @instead_of("conditional_writes")
     def test_without_compare_and_set_the_ledger_is_a_record_that_no_reader_sees(self, store: Any) -> None:
-        """And two drivers that open the state at the same moment are not told apart."""
+        """Two drivers that open the state at the same moment may both succeed."""
         assert not isinstance(store, LedgerStore)
         ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
         self._committed(ledger, ledger.begin(0))
@@ -732,12 +732,12 @@ class LedgerContract(BackendContract):
 
     @instead_of("claims")
     def test_without_claims_a_task_writes_at_once(self, store: Any) -> None:
-        """And a task that is tried twice with other rows can mix both tries in one attempt."""
+        """A task that is tried twice with other rows can mix both tries in one attempt."""
         assert not isinstance(store, Claims)
 
     @instead_of("guarded_writes")
     def test_without_a_fence_a_late_write_goes_through(self, store: Any) -> None:
-        """And a vacuum is refused, because a late writer could bring dead records back to life."""
+        """A vacuum is refused: an orphaned record of a late writer could count after it."""
         assert self.writer_of(store, OPEN) is store
 
     def _committed(self, ledger: Ledger, attempt: Any) -> None:

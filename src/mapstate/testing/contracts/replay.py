@@ -1,4 +1,4 @@
-"""The contract of whole batches over a store: crashes, replays, late tasks, new drivers, and what readers see."""
+"""The contract of whole batches over a store: crashes, replays, late tasks, new drivers, and readers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["ReplayContract"]
 
 
 class ReplayContract(BackendContract):
-    """Exactly once, read as of whole batches. Fixtures as for `BackendContract`."""
+    """Batches count exactly once, and readers see whole batches. Fixtures as for `BackendContract`."""
 
     def query(self, store: Any, kind: StateType = "opaque", **options: Any) -> CountingQuery:
-        """A driver that starts now."""
+        """Start a driver."""
         return CountingQuery(store, self, kind, **options)
 
     def seen(self, backend: Backend, *keys: str) -> list[int | None]:
-        """What a reader sees that comes now."""
+        """Return what a new reader sees."""
         with open_reader(backend, self.state) as reader:
             return [None if one is None else one["n"] for one in reader.multi_get(list(keys))]
 
@@ -282,7 +282,7 @@ class ReplayContract(BackendContract):
     def test_whatever_crashes_and_comes_again_the_sum_is_that_of_the_batches_that_ended(
         self, backend: Backend, opened: ExitStack, seed: int
     ) -> None:
-        """A story made at random: replays with other rows, new drivers, crashes in every place."""
+        """A random story: replays with other rows, new drivers, crashes at every step."""
         chance = random.Random(seed)
         wanted: dict[str, int] = {}
         store: Any = backend.open(self.state)
