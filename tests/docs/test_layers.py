@@ -1,4 +1,4 @@
-"""What may import what, and what `import mapstate` costs a service that only reads."""
+"""What a module may import and use of another one, and what `import mapstate` costs a service that only reads."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ LAYERS = [
 DRIVERS = {"redis": "mapstate.backends.redis", "aerospike": "mapstate.backends.aerospike"}
 SPARK = ("pyspark", "py4j", "pyarrow", "pandas", "numpy")
 HEAVY = (*SPARK, *DRIVERS, "aerospike_helpers", "sqlite3", "hypothesis", "pytest", "typer", "rich")
+# Names with an underscore that a module may use of others, and whose they are.
+FOREIGN = {
+    "_asdict": "a named tuple's public method",
+    "_exit": "os._exit, which is public",
+    "_make": "a named tuple's public method",
+    "_replace": "a named tuple's public method",
+    "_2": "half of a Scala tuple, through py4j",
+    "_jdf": "PySpark has no public way to a frame's plan",
+    "_jsc": "PySpark has no public way to ask whether Spark is local",
+    "_jsparkSession": "PySpark has no public way to the JVM's session",
+    "_jvm": "PySpark has no public way to the JVM's classes",
+}
+# Still to do: names of a base class in another module, and files with more than one subject.
+PRIVATE_TO_DO = {
+    "mapstate.maps.non_transactional": {"_attempt"},
+    "mapstate.maps.opaque": {"_attempt", "_txid"},
+    "mapstate.maps.transactional": {"_attempt"},
+}
+MOST_LINES = 500
+LONGER_TO_DO = {"mapstate.testing.contracts.ledger": 760, "mapstate.testing.faults": 610}
 
 
 def layer(module):
@@ -58,10 +78,10 @@ def layer(module):
     return max(within, key=lambda found: len(found[1]))[0]
 
 
-def imports(path, *, lazy=False):
-    """The modules that a file imports when it is loaded; with ``lazy``, also those of its functions."""
+def imports(path, *, lazy=False, typing=False):
+    """The modules that a file imports when it is loaded; also those of its functions, or for type checkers only."""
     tree = ast.parse(path.read_text())
-    found = []
+    found: list[str] = []
 
     def walk(node):
         for child in ast.iter_child_nodes(node):
@@ -70,7 +90,7 @@ def imports(path, *, lazy=False):
             elif isinstance(child, ast.ImportFrom):
                 whole = [f"{child.module}.{name.name}" for name in child.names]
                 found.extend(name if name in MODULES or child.module == "mapstate" else child.module for name in whole)
-            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            elif not typing and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
                 for other in child.orelse:
                     walk(other)
             elif lazy or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -138,6 +158,94 @@ def test_nothing_below_spark_imports_spark_even_late(module):
     assert heavy == []
     if not module.startswith("mapstate.aggregators"):  # which write Spark expressions, in functions
         assert not [name for name in late if name.partition(".")[0] in SPARK]
+
+
+def rings(graph):
+    """The groups of modules that import each other, directly or through others of their group."""
+
+    def reached(start):
+        found, ahead = set(), [start]
+        while ahead:
+            new = graph[ahead.pop()] - found
+            found |= new
+            ahead.extend(new)
+        return found
+
+    reach = {module: reached(module) for module in graph}
+    return {frozenset(other for other in reach[module] if module in reach[other]) for module in graph} - {frozenset()}
+
+
+def test_a_ring_is_found():
+    assert rings({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
+    assert rings({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set()}) == {frozenset("bc")}
+    assert rings({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == {frozenset("abc")}
+
+
+def test_no_modules_import_each_other_not_even_late_or_for_types():
+    def module_of(name):
+        return name if name in MODULES else module_of(name.rpartition(".")[0])
+
+    graph = {
+        module: {
+            module_of(name) for name in imports(path, lazy=True, typing=True) if f"{name}.".startswith("mapstate.")
+        }
+        - {module}
+        for module, path in MODULES.items()
+    }
+    assert sum(map(len, graph.values())) > len(MODULES)
+    assert "mapstate.spark" in graph["mapstate"]  # an import in a function
+    assert "mapstate.protocol.ledger_record" in graph["mapstate.spark.executor.task"]  # and one for types only
+    assert [sorted(ring) for ring in rings(graph)] == []
+
+
+def private_names(source):
+    """The names with one underscore that a module uses and defines nowhere: those of other modules."""
+    defined, used = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.Attribute):
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.ImportFrom):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call):
+            words = {word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)}
+            asks = isinstance(node.func, ast.Name) and node.func.id in {"getattr", "hasattr"}
+            (used if asks else defined).update(words)  # setattr, or a function of the module's own that calls it
+    return {name for name in used - defined if name.startswith("_") and not name.startswith("__")}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from mapstate.keys import _strings", {"_strings"}),
+        ("def f(store):\n    return store._client", {"_client"}),
+        ("def f(store):\n    return getattr(store, '_client', None)", {"_client"}),
+        ("class A:\n    def f(self):\n        self._own = 1\n        return self._own", set()),
+        ("class A:\n    _own: int\n    def f(self, other):\n        return other._own", set()),
+        ("class A:\n    def _own(self): ...\n\nA()._own()", set()),
+        ("def f(test):\n    setattr(test, '_mark', 1)\n    return getattr(test, '_mark')", set()),
+        ("def f(store):\n    return store.__class__", set()),
+    ],
+)
+def test_a_private_name_of_another_module_is_found(source, found):
+    assert private_names(source) == found
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_a_private_name_is_used_in_its_own_module_only(module):
+    assert private_names(MODULES[module].read_text()) - set(FOREIGN) - PRIVATE_TO_DO.get(module, set()) == set()
+
+
+def test_each_foreign_private_name_that_may_be_used_is_used():
+    assert set(FOREIGN) <= set().union(*(private_names(path.read_text()) for path in MODULES.values()))
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_a_file_has_one_subject_and_so_few_lines(module):
+    assert len(MODULES[module].read_text().splitlines()) <= LONGER_TO_DO.get(module, MOST_LINES)
 
 
 @pytest.mark.parametrize("module", list(MODULES))
