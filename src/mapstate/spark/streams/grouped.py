@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
 from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError
 from mapstate.keys import KeyCodec
 from mapstate.schema import Field, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
-from mapstate.spark.driver.job import Job, Step
+from mapstate.spark.driver.job import Job
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable, kind_of
 from mapstate.spark.steps.columns import check_unique
 from mapstate.spark.steps.expressions import expressions_of
-from mapstate.spark.streams.chained_aggregate import ChainedAggregate
+from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows
 from mapstate.spec import StateSpec
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 __all__ = ["Groupable", "GroupedStream", "Kept"]
 
@@ -27,17 +24,12 @@ Kept = TypeVar("Kept", covariant=True)
 """What `persistentAggregate` returns: a `PersistentAggregate`, for every kind of rows that there is."""
 
 
-class Groupable(Protocol[Kept]):
+class Groupable(SteppedRows, Protocol[Kept]):
     """Rows as `GroupedStream` needs them."""
 
     @property
     def name(self) -> str:
         """The stream's, also of new values."""
-        ...
-
-    @property
-    def schema(self) -> StructType:
-        """The columns of the rows."""
         ...
 
     def hidden_columns(self) -> dict[str, str]:
@@ -50,19 +42,18 @@ class Groupable(Protocol[Kept]):
         """The aggregators that do on these rows what the given ones say. Raises ConfigurationError."""
         ...
 
-    def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """See `Rows.with_step`."""
-        ...
-
     def keep(self, job: Job) -> Kept:
         """The state of a job that is fed by these rows."""
         ...
 
 
-class GroupedStream(Generic[Kept]):
+R = TypeVar("R", bound=Groupable[Any])
+
+
+class GroupedStream(Generic[Kept, R]):
     """Rows by key. See `Rows.groupBy`."""
 
-    def __init__(self, rows: Groupable[Kept], columns: tuple[str, ...]) -> None:
+    def __init__(self, rows: R, columns: tuple[str, ...]) -> None:
         self._rows = rows
         self._schema = rows.schema
         self._names = self._schema.names
@@ -127,16 +118,17 @@ class GroupedStream(Generic[Kept]):
                     name=name,
                 )
         job = Job(self._rows.name, spec, self._keys, fields, adapted, read)
-        return self._rows.keep(job)
+        kept: Kept = self._rows.keep(job)
+        return kept
 
-    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> Any:
+    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> R:
         """One row per key of each batch: the key columns, and what aggregators come to; nothing is kept.
 
         See `Rows.aggregate`. Raises ConfigurationError.
         """
         return self.chainedAgg().aggregate(*own, **aggregates).chainEnd()
 
-    def chainedAgg(self) -> ChainedAggregate:
+    def chainedAgg(self) -> ChainedAggregate[R]:
         """Several aggregates over the rows of each key of a batch, until ``chainEnd()``."""
         return ChainedAggregate(self._rows, tuple(key.name for key in self._keys))
 

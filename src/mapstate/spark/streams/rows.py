@@ -86,7 +86,7 @@ class Rows(ABC, Generic[Kept]):
         """
         return self.with_step(Transform(function), by_row=True)
 
-    def groupBy(self, *columns: str) -> GroupedStream[Kept]:
+    def groupBy(self, *columns: str) -> GroupedStream[Kept, Self]:
         """One aggregate per combination of values of ``columns``. For one aggregate of all, leave it out.
 
         Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError.
@@ -166,7 +166,7 @@ class Rows(ABC, Generic[Kept]):
         rows: Self = self.chainedAgg().partitionAggregate(*own, **aggregates).chainEnd()
         return rows
 
-    def chainedAgg(self) -> ChainedAggregate:
+    def chainedAgg(self) -> ChainedAggregate[Self]:
         """Several aggregates over the same rows, until ``chainEnd()``."""
         return ChainedAggregate(self)
 
