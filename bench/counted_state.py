@@ -62,7 +62,7 @@ class CountedState:
             field_counts=self.ledger.record.field_counts,
             keys=_KEYS,
             partials=[1],
-            begun=attempt,
+            attempt=attempt,
             new_values=None,
         )
         started = time.perf_counter()

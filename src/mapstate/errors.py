@@ -7,7 +7,7 @@
     │   ├── UnknownColumnError        a key or an aggregate names a missing column (KeyError)
     │   ├── UnsupportedTypeError      a column's type cannot be a key or a value (TypeError)
     │   ├── DuplicateNameError        two outputs, or an output and a key, have one name
-    │   └── NotPicklableError         a spec or an aggregator cannot travel to executors (PicklingError)
+    │   └── NotPicklableError         a spec or an aggregator cannot be sent to executors (PicklingError)
     ├── UsageError                    a call with wrong arguments, or in a wrong order (ValueError)
     ├── CheckpointError               the files of a checkpoint cannot be read or moved (OSError)
     ├── DataError                     the batch or the store holds data that the state cannot take
@@ -154,7 +154,7 @@ class DuplicateNameError(ConfigurationError):
 
 
 class NotPicklableError(ConfigurationError, PicklingError):
-    """A spec or an aggregator cannot travel to executors; the message names the attribute."""
+    """A spec or an aggregator cannot be sent to executors; the message names the attribute."""
 
 
 class UsageError(MapStateError, ValueError):

@@ -1,4 +1,4 @@
-"""Recipes: which state, of which type, in which store. They travel; clients do not.
+"""Specs: which state, of which type, in which store. They are sent to executors; clients are not.
 
 `opaque`, `transactional` and `non_transactional` make a `StateSpec`. It is frozen, picklable, comparable
 and prints without secrets.

@@ -959,7 +959,7 @@ def try_of_a_task(backend: Any, attempt: Any, holder: str) -> TaskReport:
         field_counts=((START, 1),),
         keys=(KeyField("k", "string"),),
         partials=[1],
-        begun=attempt,
+        attempt=attempt,
         new_values=None,
     )
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "partial": [100], "rows": [1]})

@@ -490,7 +490,7 @@ def done(spec, ledger, attempt, users):
         field_counts=ledger.record.field_counts,
         keys=ledger.record.keys,
         partials=[1],
-        begun=attempt,
+        attempt=attempt,
         new_values=None,
     )
     ones = pa.array([1] * len(users), pa.int64())

@@ -67,7 +67,7 @@ class Job:
             field_counts=self.ledger.record.field_counts,
             keys=self.ledger.record.keys,
             partials=[1] if self.native else None,
-            begun=begun,
+            attempt=begun,
             new_values=None,
             rows_of=("x",),
         )

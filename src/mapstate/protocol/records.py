@@ -75,7 +75,7 @@ _CURR: Any = itemgetter(1)
 class CommitView:
     """The one rule: ``t in committed`` is true if txid ``t`` counts.
 
-    A view of the ledger at one moment. It is small, immutable and picklable: it travels with each
+    A view of the ledger at one moment. It is small, immutable and picklable: it is sent with each
     attempt to the executors, and every reader makes one from the ledger that it has just read.
 
     ``last``        the last committed txid, None if there is none

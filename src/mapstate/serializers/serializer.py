@@ -26,7 +26,7 @@ _VALUES_AT: dict[StateType, tuple[int, ...]] = {
 
 
 class Serializer(ABC):
-    """A wire format. Has no state; travels to executors by its ``name`` alone.
+    """A wire format. Has no state; is sent to executors by its ``name`` alone.
 
     ``float_words``: the format has no NaN and no infinities, so they are written as words. ``native``: not bytes but
     values, for stores that declare `mapstate.capabilities.NativeRecords`. ``undecoded`` is the type of a part of

@@ -1,4 +1,4 @@
-"""What travels from the driver to executors has to be picklable."""
+"""What is sent from the driver to executors has to be picklable."""
 
 from __future__ import annotations
 

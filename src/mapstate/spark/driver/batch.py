@@ -86,10 +86,10 @@ class BatchDriver:
             raise
 
     def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
-        ledgers, begun = self._begin(batch, upstream_txid)
-        attempts = [attempt for attempt in begun if isinstance(attempt, Attempt)]
+        ledgers, answers = self._begin(batch, upstream_txid)
+        attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
         if not attempts:
-            self._repeat(batch, ledgers, [done for done in begun if isinstance(done, AlreadyCommitted)])
+            self._repeat(batch, ledgers, [done for done in answers if isinstance(done, AlreadyCommitted)])
             return
         with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
             results = self._until_committed(batch, rows, ledgers, attempts)
@@ -103,12 +103,12 @@ class BatchDriver:
             self._call_behind(rows, batch.batch_id)
 
     def _begin(self, batch: _Batch, upstream_txid: int | None) -> tuple[Ledgers, Sequence[Attempt | AlreadyCommitted]]:
-        """Begins the batch in all states: all of them begun, or all committed already. A run's first one opens them."""
+        """Begins the batch in all states, or finds it committed in all of them. The first batch of a run opens them."""
         batch_id, run = batch.batch_id, batch.run
         plan = self._planned.next(batch.df, batch_id, run, upstream_txid)
         if self._open is not None and self._open[0] == run:
             ledgers = self._open[1]
-            begun = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
+            answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
             is_new_run = run.run_id is None  # called by hand, where another try of a batch is no other run
         else:
             if self._of_stream:
@@ -119,13 +119,13 @@ class BatchDriver:
                 check_followers(branch, [*branch.downstream, *behind], run.query_id, batch_id, plan)
             requests = [state.open_request(run.query_id) for state in self._states]
             on_gaps = [spec.on_gap for spec in self._specs]
-            ledgers, begun = Ledgers.open_and_begin(stores, requests, batch_id, on_gaps, plan)
+            ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, on_gaps, plan)
             self._open = (run, ledgers)
             is_new_run = True
         if is_new_run and self._quarantine is not None:
-            due = batch_id if isinstance(begun[0], Attempt) else batch_id + 1
+            due = batch_id if isinstance(answers[0], Attempt) else batch_id + 1
             self._quarantine.forget(batch.df, run.query_id, due)
-        return ledgers, begun
+        return ledgers, answers
 
     def _until_committed(
         self, batch: _Batch, rows: DataFrame, ledgers: Ledgers, attempts: Sequence[Attempt]
@@ -161,9 +161,9 @@ class BatchDriver:
                 return results
 
     def _begin_anew(self, batch: _Batch, ledgers: Ledgers) -> list[Attempt]:
-        begun = batch.policy.ask(lambda: ledgers.begin(batch.batch_id, self._planned.plan))
-        attempts = [attempt for attempt in begun if isinstance(attempt, Attempt)]
-        if len(attempts) < len(begun):
+        answers = batch.policy.ask(lambda: ledgers.begin(batch.batch_id, self._planned.plan))
+        attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
+        if len(attempts) < len(answers):
             raise FencedError(f"batch {batch.batch_id} was committed by another driver meanwhile")
         return attempts
 
@@ -217,7 +217,7 @@ class BatchDriver:
         quarantined: str | None = None,
     ) -> None:
         reports = {
-            state.spec.state: state.committed(commit, number, result)
+            state.spec.state: state.report(commit, number, result)
             for state, commit, result in zip(self._states, commits, results, strict=True)
         }
         self._finished(FinishedBatch(batch_id=commits[0].batch_id, states=reports, quarantined=quarantined))

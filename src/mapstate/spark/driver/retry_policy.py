@@ -6,7 +6,7 @@
     the batch's own data                          raised, or to quarantine       raised
     the plan, usage, schema, ownership, a fence   raised                         raised
 
-A store that does not answer at begin or commit is asked again within `patience`, whatever the type: both are safe to
+A store that does not answer at begin or commit is retried within `patience`, whatever the type: both are safe to
 repeat. The last error is raised as it is, with the number of attempts in a note.
 """
 
@@ -83,7 +83,7 @@ class RetryPolicy:
         return self._patience.ask(question)
 
     def after(self, error: Exception) -> Decision:
-        """What follows an attempt that failed; pauses before a store that did not answer is asked again.
+        """What follows an attempt that failed; pauses before a store that did not answer is retried.
 
         Raises ``error`` where patience is over.
         """

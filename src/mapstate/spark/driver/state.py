@@ -115,7 +115,7 @@ class StateDriver:
             field_counts=record.field_counts,
             keys=self.job.keys,
             partials=self._plan.partials,
-            begun=attempt,
+            attempt=attempt,
             new_values=new_values,
             old_values=retracts,
             rows_of=list(self.job.columns),
@@ -148,7 +148,7 @@ class StateDriver:
                 expected=rows_sent,
             )
 
-    def committed(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
+    def report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
         """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
         self.committed_as = commit.txid
         self._cached_attempt = None if result is None else (commit.txid, result.name)

@@ -61,7 +61,7 @@ class BatchTask:
         field_counts: Sequence[tuple[int, int]],
         keys: Sequence[KeyField],
         partials: list[int] | None,
-        begun: Attempt,
+        attempt: Attempt,
         new_values: StructType | None,
         rows_of: Sequence[str] = (),
         committed: str | None = None,
@@ -72,10 +72,10 @@ class BatchTask:
         self.field_counts = field_counts
         self.keys = keys
         self.partials = partials
-        self.batch_id = begun.batch_id
-        self.txid = begun.txid
-        self.view: CommitView = begun.view
-        self.token: FenceToken = begun.token
+        self.batch_id = attempt.batch_id
+        self.txid = attempt.txid
+        self.view: CommitView = attempt.view
+        self.token: FenceToken = attempt.token
         self.new_values = new_values
         self.old_values = old_values
         self.attempt = uuid.uuid4().hex

@@ -71,7 +71,7 @@ def newStaticState(
 ) -> StaticState:
     """A state to be queried, which another job keeps: Trident's newStaticState.
 
-    ``state`` is a recipe with a name, or a factory of a user's own states. ``aggregators`` as for `open_reader`.
+    ``state`` is a spec with a name, or a factory of a user's own states. ``aggregators`` as for `open_reader`.
     ``partitions``: of a user's own states, which are asked for the keys that Spark's hash spreads to them.
     Nothing is connected yet. Raises ConfigurationError.
     """
@@ -79,7 +79,7 @@ def newStaticState(
         _ = state.state  # which has to be named
     elif isinstance(state, type) or not isinstance(state, StateFactory):
         raise ConfigurationError(
-            f"newStaticState needs a recipe such as opaque(url, name='...'), or an object with make_state(partition, "
+            f"newStaticState needs a spec such as opaque(url, name='...'), or an object with make_state(partition, "
             f"partitions), not a {getattr(state, '__name__', type(state).__name__)}"
         )
     ensure_picklable("the state to be queried", state)
@@ -164,7 +164,7 @@ class QueryPlan:
 
     @property
     def spec(self) -> StateSpec | None:
-        """The recipe of a state of mapstate."""
+        """The spec of a state of mapstate."""
         return self.state.spec if isinstance(self.state, KnownState) else None
 
     @property
@@ -245,7 +245,7 @@ class KnownState:
         static = newStaticState(state) if isinstance(state, StateSpec) else state
         if not isinstance(static, StaticState):
             raise ConfigurationError(
-                "stateQuery asks what persistentAggregate or newStaticState returned, or a recipe with a name, not a "
+                "stateQuery asks what persistentAggregate or newStaticState returned, or a spec with a name, not a "
                 f"{type(static).__name__}"
             )
         spec = static.state

@@ -110,7 +110,7 @@ class Rows(ABC, Generic[Kept]):
     ) -> Any:
         """Adds to each row what a state holds for it; a key that is absent adds nulls.
 
-        ``state``        what `persistentAggregate` returned, what `newStaticState` returned, or a recipe with a name
+        ``state``        what `persistentAggregate` returned, what `newStaticState` returned, or a spec with a name
         ``keys``         the columns that make up the key, in the order of the state's key columns
         ``fields``       which of the state's fields: names, or ``{field: column}``; all by default. For a query
                          function of your own the columns that it emits, as DDL: "followers bigint"
