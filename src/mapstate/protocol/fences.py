@@ -1,7 +1,7 @@
-"""Fences apart from the ledger: looked at before an attempt begins, raised then, and closed before it commits.
+"""Fences apart from the ledger: verified before an attempt begins, advanced then, and closed before it commits.
 
-For stores of `SpreadFences`, such as a cluster, where each part of the records has a server of its own that
-can fail over or be put back by itself. What each step rests on is in docs/protocol.md.
+For stores of `SpreadFences`, such as a cluster, in which each part of the records has a server that can fail over or be
+restored by itself. docs/protocol.md has the reason for each step.
 """
 
 from __future__ import annotations
@@ -23,79 +23,85 @@ class Fences:
     def __init__(self, store: SpreadFences, state: str) -> None:
         self._store = store
         self._state = state
-        self._found: list[Fence] = []
+        self._known: list[Fence] = []
         self._open: FenceToken | None = None
-        self._lives: list[Any] = []
+        self._incarnations: list[Any] = []
 
     def verify(self, newest: int, last: int | None) -> None:
-        """Before the ledger's write that begins an attempt: no fence is ahead of the ledger, and none behind.
+        """Check, before the ledger's write that begins an attempt, that no fence is ahead of the ledger or behind it.
 
-        Raises StaleBatchError where one is above ``newest``, the highest txid that the ledger has given out: the ledger
-        is older than the records, or another driver has begun since it was read. MissingBatchesError where one was not
-        closed at ``last``, the last committed txid, or raised by a later attempt: its server lost what it had
-        acknowledged. None: do not mind.
+        Args:
+            newest: The highest txid that the ledger has given out.
+            last: The last committed txid; None skips the check of fences that are behind.
+
+        Raises:
+            StaleBatchError: A fence is above ``newest``. The ledger is older than the records, or another driver has
+                begun since it was read.
+            MissingBatchesError: A fence was neither closed at ``last`` nor advanced by a later attempt. Its server
+                lost acknowledged writes.
+
         """
-        self._found = self._store.fences()
-        for at, one in enumerate(self._found):
-            if one.token is not None and one.token.txid > newest:
+        self._known = self._store.fences()
+        for at, fence in enumerate(self._known):
+            if fence.token is not None and fence.token.txid > newest:
                 raise StaleBatchError(
-                    f"state {self._state!r}: fence {at} is at txid {one.token.txid}, but the ledger has given out none "
-                    f"above {newest}: the ledger was put back from an older copy than the records. Nothing was "
+                    f"state {self._state!r}: fence {at} is at txid {fence.token.txid}, but the ledger has given out "
+                    f"none above {newest}: the ledger was restored from an older copy than the records. Nothing was "
                     "written. Restore all servers from one backup, or start the state under another name.",
                     state=self._state,
-                    found=one.token.txid,
+                    found=fence.token.txid,
                     expected=newest,
                 )
-        self._check_closed(self._found, last)
+        self._check_closed(self._known, last)
 
     def advance_to(self, token: FenceToken, last: int | None) -> None:
-        """After that write: each fence moves up to ``token``. ``last`` as in `verify`.
+        """Move each fence up to ``token``, after that write. ``last`` as in `verify`.
 
-        Raises FencedError where a fence is higher already, and MissingBatchesError as `verify` does.
+        Raises FencedError if a fence is already higher, and MissingBatchesError as `verify` does.
         """
         for _ in range(_TRIES):
-            if any(one.token is not None and one.token.rank > token.rank for one in self._found):
+            if any(fence.token is not None and fence.token.rank > token.rank for fence in self._known):
                 break
-            found = self._store.move_fences([one.token for one in self._found], token)
-            if all(one.token == token for one in found):
-                self._open, self._lives = token, [one.incarnation for one in found]
+            moved = self._store.move_fences([fence.token for fence in self._known], token)
+            if all(fence.token == token for fence in moved):
+                self._open, self._incarnations = token, [fence.incarnation for fence in moved]
                 return
-            self._found = found
-            self._check_closed(found, last)
+            self._known = moved
+            self._check_closed(moved, last)
         raise self._fenced(token)
 
     def close(self) -> None:
-        """Before the commit, when all tasks are done: nobody writes any more, and each server shows that it has all.
+        """Close the fences after the last task and before the commit, so that no server takes further writes.
 
-        A server keeps what it acknowledged in order, so one that has its fence closed has the records too.
-        Raises FencedError where a newer attempt has begun, and StoreRestartedError where a fence, or the incarnation of
-        the server that holds it, is not what it was: records of this attempt may be lost. Closing twice is no error.
+        A server keeps its acknowledged writes in order: one that holds the closed fence holds the records, too.
+        Closing twice is no error. Raises FencedError if a newer attempt has begun. Raises StoreRestartedError if a
+        fence or its server's incarnation has changed: records of this attempt may be lost.
         """
         token = self._open
         if token is None:
             return
         closed = token._replace(closed=True)
-        found = self._store.move_fences([token] * len(self._lives), closed)
-        for fence, life in zip(found, self._lives, strict=True):
+        moved = self._store.move_fences([token] * len(self._incarnations), closed)
+        for fence, incarnation in zip(moved, self._incarnations, strict=True):
             if fence.token is not None and fence.token.rank > closed.rank:
                 raise self._fenced(token)
-            if fence.token != closed or fence.incarnation != life:
+            if fence.token != closed or fence.incarnation != incarnation:
                 raise StoreRestartedError(
-                    f"a server with records of state {self._state!r} was started again, replaced by its replica, or "
-                    "gave its part to another one while a batch was written: it may have lost records that it had "
-                    "acknowledged. The attempt is not committed, and can be begun anew.",
+                    f"a server with records of state {self._state!r} restarted, failed over, or gave its part to "
+                    "another server while a batch was written: it may have lost acknowledged records. The attempt is "
+                    "not committed, and can be begun anew.",
                     state=self._state,
                 )
 
-    def _check_closed(self, found: Sequence[Fence], last: int | None) -> None:
-        for at, (token, _) in enumerate(found):
+    def _check_closed(self, fences: Sequence[Fence], last: int | None) -> None:
+        for at, (token, _) in enumerate(fences):
             if last is not None and (token is None or (token.txid, token.closed) < (last, True)):
-                there = "gone" if token is None else f"at txid {token.txid}{'' if token.closed else ', open'}"
+                position = "gone" if token is None else f"at txid {token.txid}{'' if token.closed else ', open'}"
                 raise MissingBatchesError(
-                    f"state {self._state!r}: txid {last} was committed, but fence {at} is {there}: the server that "
-                    "holds it lost what it had acknowledged (failed over, restarted or put back), and records with it."
-                    " Nothing was written. Restore all servers from one backup and rewind the checkpoint, or reset the "
-                    "state and replay the source. on_gap='accept' goes on with what is there.",
+                    f"state {self._state!r}: txid {last} was committed, but fence {at} is {position}: its server lost "
+                    "acknowledged writes, and records with them. Nothing was written. Restore all servers from one "
+                    "backup and rewind the checkpoint, or reset the state and replay the source. on_gap='accept' goes "
+                    "on with the present records. See docs/operating.md#after-a-restored-store-mapstate-rewind",
                     state=self._state,
                     found=None if token is None else token.txid,
                     expected=last,
@@ -104,7 +110,7 @@ class Fences:
     def _fenced(self, token: FenceToken) -> FencedError:
         return FencedError(
             f"state {self._state!r}: txid {token.txid} of epoch {token.epoch} may not write: a newer attempt or driver "
-            "has taken over.",
+            "has taken over. This attempt does not count.",
             state=self._state,
             txid=token.txid,
             epoch=token.epoch,

@@ -1,14 +1,14 @@
-"""The ledgers of the states of one topology: begun together, and committed together.
+"""A driver's hold on the ledgers of a topology: begun together, and committed together.
 
-After any crash and any replay all of them hold the same batches, with the same contents:
+After any crash and any replay all states hold the same batches with the same contents:
 
-- Ledgers of one place (`JointLedgers`) change in one write, so they are never apart.
-- Those of several places are committed one after the other. A driver that died in between leaves some of them a batch
-  ahead. The next one opens them all, which fences the dead one everywhere, and only then rolls those back
-  that are ahead, and begins the batch in all of them anew. So these states have to be opaque.
+- Ledgers of one commit domain (`JointLedgers`) change in one write, so they never differ.
+- Ledgers of several commit domains are committed one after the other. A driver that dies in between leaves some of them
+  one batch ahead. The next driver opens all ledgers, which fences the old driver everywhere. Only then it rolls back
+  those that are ahead, and begins the batch anew in all of them. So these states have to be opaque.
 
-Leaving what is committed as it is, and doing the batch in the others alone, would be wrong: a replay may hold other
-rows. So would a rollback before all are opened: the driver before may still live, and commit the others.
+Two simpler ways would be wrong. To keep the commits and repeat the batch in the other states alone: a replay may hold
+other rows. To roll back before all are opened: the old driver may still live and commit the others.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _Open = Callable[[LedgerRecord | None], LedgerRecord]
 
 
 def commit_domains(stores: Sequence[Any]) -> list[list[int]]:
-    """Which of these stores can change their ledgers in one write: their places in the sequence, group by group."""
-    groups: dict[Any, list[int]] = {}
-    for at, store in enumerate(stores):
-        name = (type(store), store.commit_domain()) if isinstance(store, JointLedgers) else at
-        groups.setdefault(name, []).append(at)
-    return list(groups.values())
+    """Group stores whose ledgers can change in one write. Each group holds indexes into ``stores``."""
+    domains: dict[Any, list[int]] = {}
+    for index, store in enumerate(stores):
+        name = (type(store), store.commit_domain()) if isinstance(store, JointLedgers) else index
+        domains.setdefault(name, []).append(index)
+    return list(domains.values())
 
 
 class Ledgers:
@@ -49,10 +49,10 @@ class Ledgers:
     """
 
     def __init__(self, stores: Sequence[Any], openings: Sequence[OpenRequest], on_gaps: Sequence[OnGap]) -> None:
-        self.ledgers = [Ledger(store, one.state) for store, one in zip(stores, openings, strict=True)]
-        self._groups = commit_domains(stores)
+        self.ledgers = [Ledger(store, opening.state) for store, opening in zip(stores, openings, strict=True)]
+        self._domains = commit_domains(stores)
         self._on_gaps = on_gaps
-        self._opens = [_opened(ledger, one) for ledger, one in zip(self.ledgers, openings, strict=True)]
+        self._opens = [_opened(ledger, opening) for ledger, opening in zip(self.ledgers, openings, strict=True)]
 
     @classmethod
     def open_and_begin(
@@ -63,153 +63,154 @@ class Ledgers:
         on_gaps: Sequence[OnGap],
         plan: BatchPlan | None = None,
     ) -> tuple[Ledgers, list[Attempt | AlreadyCommitted]]:
-        """Takes all states, and begins a batch in all of them or in none, see `begin`.
+        """Take all states, and begin a batch in all of them or in none; see `begin`.
 
-        One write where all ledgers are of one place; else two for each place. Of one place, a batch that is refused
-        leaves everything as it was; of several, it may leave states that were opened and nothing else.
+        This is one write for a single commit domain, else two per domain. A refused batch leaves a single domain as it
+        was. Of several domains it may leave states that were opened, and nothing else.
         Raises as `Ledger.open_and_begin` and `begin` do.
         """
         self = cls(stores, openings, on_gaps)
-        if len(self._groups) == 1:
+        if len(self._domains) == 1:
             return self, self._begin(batch_id, self._opens, plan)
-        found = self._load()
+        records = self._load()
         try:
-            self._even([one(record) for one, record in zip(self._opens, found, strict=True)], batch_id, plan)
+            self._begun([opens(record) for opens, record in zip(self._opens, records, strict=True)], batch_id, plan)
         except MissingBatchesError:
-            for ledger, record in zip(self.ledgers, found, strict=True):
+            for ledger, record in zip(self.ledgers, records, strict=True):
                 if record is None:
                     ledger.held.was_created_meanwhile()
             raise
-        for group in self._groups:
-            change_all(self._of(group), partial(self._opened, group), may_create=True)
+        for domain in self._domains:
+            change_all(self._of(domain), partial(self._opened, domain), may_create=True)
         return self, self.begin(batch_id, plan)
 
     @property
     def records(self) -> list[LedgerRecord]:
         """The ledgers as this driver last read or wrote them."""
-        return [one.record for one in self.ledgers]
+        return [ledger.record for ledger in self.ledgers]
 
     def begin(self, batch_id: int, plan: BatchPlan | None = None) -> list[Attempt | AlreadyCommitted]:
-        """Starts an attempt in all states, all of them `Attempt` or all `AlreadyCommitted`: one write for each place.
+        """Start an attempt in all states: one write per commit domain.
 
-        A state that is a batch ahead, or that counts the batch with another plan, is rolled back in the same write.
-        Raises as `Ledger.begin` does, and RollbackError.
+        The results are all `Attempt` or all `AlreadyCommitted`. A state that is one batch ahead, or that counts the
+        batch with another plan, is rolled back in the same write. Raises as `Ledger.begin` does, and RollbackError.
         """
         return self._begin(batch_id, None, plan)
 
     def commit(self, done: Sequence[Commit]) -> None:
-        """Makes an attempt count in all states: one write for each place, one after the other.
+        """Make an attempt count in all states: one write per commit domain, one after the other.
 
-        Raises as `Ledger.commit` does; then some places may have committed, and the next `begin` rolls them back.
+        Raises as `Ledger.commit` does. Then some domains may have committed, and the next `begin` rolls them back.
         """
-        for one in self.ledgers:
-            one.held.close_fences()
-        done = [msgspec.structs.replace(one, apart_from=self._apart_from(place)) for place, one in enumerate(done)]
-        for group in self._groups:
-            change_all(self._of(group), partial(self._committed, group, done), same_incarnation=True)
+        for ledger in self.ledgers:
+            ledger.held.close_fences()
+        done = [
+            msgspec.structs.replace(commit, apart_from=self._apart_from(index)) for index, commit in enumerate(done)
+        ]
+        for domain in self._domains:
+            change_all(self._of(domain), partial(self._committed, domain, done), same_incarnation=True)
 
     def say_what_fenced(self) -> None:
         """See `Ledger.say_what_fenced`."""
-        for one in self.ledgers:
-            one.say_what_fenced()
+        for ledger in self.ledgers:
+            ledger.say_what_fenced()
 
     def give_up(self) -> None:
-        """See `transitions.give_up`: in all states, one write for each place."""
-        for group in self._groups:
-            change_all(self._of(group), partial(self._given_up, group))
+        """See `transitions.give_up`: in all states, one write per commit domain."""
+        for domain in self._domains:
+            change_all(self._of(domain), partial(self._given_up, domain))
 
     def _begin(
         self, batch_id: int, opens: Sequence[_Open] | None, plan: BatchPlan | None
     ) -> list[Attempt | AlreadyCommitted]:
-        nonces, at = [one.nonce() for one in self.ledgers], now()
-        accept_loss = [one == "accept" for one in self._on_gaps]
+        nonces, at = [ledger.nonce() for ledger in self.ledgers], now()
+        accept_loss = [on_gap == "accept" for on_gap in self._on_gaps]
         begun: dict[int, Attempt | AlreadyCommitted] = {}
-        for group in self._groups:
+        for domain in self._domains:
 
-            def begin(found: list[Any], group: list[int] = group) -> list[tuple[LedgerRecord, Any]]:
-                records = [None if place in group else one.record for place, one in enumerate(self.ledgers)]
-                for place, record in zip(group, found, strict=True):
-                    records[place] = record if opens is None else opens[place](record)
-                return self._even(records, batch_id, plan, group, nonces=nonces, at=at)
+            def begin(before: list[Any], domain: list[int] = domain) -> list[tuple[LedgerRecord, Any]]:
+                records = [None if index in domain else ledger.record for index, ledger in enumerate(self.ledgers)]
+                for index, record in zip(domain, before, strict=True):
+                    records[index] = record if opens is None else opens[index](record)
+                every = self._begun(records, batch_id, plan, nonces=nonces, at=at)
+                return [every[index] for index in domain]
 
             results = change_all(
-                self._of(group),
+                self._of(domain),
                 begin,
                 may_create=opens is not None,
                 verify_fences=True,
-                accept_loss=[accept_loss[place] for place in group],
+                accept_loss=[accept_loss[index] for index in domain],
             )
-            for place, one in zip(group, results, strict=True):
-                self.ledgers[place].has_begun(one, accept_loss=accept_loss[place])
-                begun[place] = one
-        return [begun[place] for place in range(len(self.ledgers))]
+            for index, result in zip(domain, results, strict=True):
+                self.ledgers[index].has_begun(result, accept_loss=accept_loss[index])
+                begun[index] = result
+        return [begun[index] for index in range(len(self.ledgers))]
 
-    def _even(
+    def _begun(
         self,
         records: Sequence[Any],
         batch_id: int,
         plan: BatchPlan | None,
-        group: Sequence[int] | None = None,
         *,
         nonces: Sequence[str] = (),
         at: str = "",
     ) -> list[tuple[LedgerRecord, Attempt | AlreadyCommitted]]:
-        """What begins in a group of states, or in all, where these are the ledgers of all. Writes nothing."""
-        sessions = [one.session for one in self.ledgers]
-        for one, record in zip(self.ledgers, records, strict=True):
-            one.check_not_put_back(record, batch_id)
-        even = joint.reconcile(records, sessions, batch_id)
-        joint.check_adopted(even, self._on_gaps)
-        names = nonces or [""] * len(even)
+        """The ledgers of all states after the begin of a batch, with the results. Writes nothing."""
+        sessions = [ledger.session for ledger in self.ledgers]
+        for ledger, record in zip(self.ledgers, records, strict=True):
+            ledger.check_not_put_back(record, batch_id)
+        reconciled = joint.reconcile(records, sessions, batch_id)
+        joint.check_adopted(reconciled, self._on_gaps)
+        names = nonces or [""] * len(reconciled)
         begun = [
             transitions.begin(record, session, batch_id, on_gap, nonce, at=at, plan=plan)
-            for record, session, on_gap, nonce in zip(even, sessions, self._on_gaps, names, strict=True)
+            for record, session, on_gap, nonce in zip(reconciled, sessions, self._on_gaps, names, strict=True)
         ]
-        done = [isinstance(one, AlreadyCommitted) for _, one in begun]
-        if any(done) and not all(done):
-            has, lacks = even[done.index(True)].state, even[done.index(False)].state
+        committed = [isinstance(result, AlreadyCommitted) for _, result in begun]
+        if any(committed) and not all(committed):
+            has, lacks = reconciled[committed.index(True)].state, reconciled[committed.index(False)].state
             raise MissingBatchesError(
                 f"Spark brings batch {batch_id}, which state {has!r} counts and state {lacks!r} of the same topology "
-                "does not: something else has written one of them, or it was put back alone. Nothing was written. "
-                "Restore all of them from one moment and rewind the checkpoint, or reset them all.",
+                "does not: another program wrote one of them, or it was restored alone. Nothing was written. Restore "
+                "all of them from one moment and rewind the checkpoint, or reset them all.",
                 state=lacks,
                 expected=batch_id,
             )
-        return [begun[place] for place in (range(len(even)) if group is None else group)]
+        return begun
 
-    def _opened(self, group: Sequence[int], found: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
-        return [(self._opens[place](one), None) for place, one in zip(group, found, strict=True)]
+    def _opened(self, domain: Sequence[int], before: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
+        return [(self._opens[index](record), None) for index, record in zip(domain, before, strict=True)]
 
-    def _given_up(self, group: Sequence[int], found: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
+    def _given_up(self, domain: Sequence[int], before: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
         return [
-            (transitions.give_up(one, self.ledgers[place].session), None)
-            for place, one in zip(group, found, strict=True)
+            (transitions.give_up(record, self.ledgers[index].session), None)
+            for index, record in zip(domain, before, strict=True)
         ]
 
     def _committed(
-        self, group: Sequence[int], done: Sequence[Commit], found: Sequence[Any]
+        self, domain: Sequence[int], done: Sequence[Commit], before: Sequence[Any]
     ) -> list[tuple[LedgerRecord, None]]:
-        for place, one in zip(group, found, strict=True):
-            self.ledgers[place].check_not_put_back(one)
+        for index, record in zip(domain, before, strict=True):
+            self.ledgers[index].check_not_put_back(record)
         return [
-            (transitions.commit(one, self.ledgers[place].session, done[place]), None)
-            for place, one in zip(group, found, strict=True)
+            (transitions.commit(record, self.ledgers[index].session, done[index]), None)
+            for index, record in zip(domain, before, strict=True)
         ]
 
-    def _apart_from(self, place: int) -> tuple[str, ...]:
-        """The states that are committed in another write than that of ``place``."""
-        own = next(group for group in self._groups if place in group)
-        return tuple(one.record.state for at, one in enumerate(self.ledgers) if at not in own)
+    def _apart_from(self, index: int) -> tuple[str, ...]:
+        """The states that are committed in another write than state ``index``."""
+        own = next(domain for domain in self._domains if index in domain)
+        return tuple(ledger.record.state for other, ledger in enumerate(self.ledgers) if other not in own)
 
-    def _of(self, group: Sequence[int]) -> list[HeldLedger]:
-        return [self.ledgers[place].held for place in group]
+    def _of(self, domain: Sequence[int]) -> list[HeldLedger]:
+        return [self.ledgers[index].held for index in domain]
 
     def _load(self) -> list[LedgerRecord | None]:
-        found = [one.load() for one in self.ledgers]
-        return [None if one is None else one[0] for one in found]
+        loaded = [ledger.load() for ledger in self.ledgers]
+        return [None if stored is None else stored.record for stored in loaded]
 
 
 def _opened(ledger: Ledger, opening: OpenRequest) -> _Open:
-    """See `Ledger.opening`."""
     opened = ledger.opening(opening)
-    return lambda found: opened(found)[0]
+    return lambda before: opened(before)[0]

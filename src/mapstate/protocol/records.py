@@ -1,4 +1,4 @@
-"""What is stored with each value, and the one rule that says which of it counts.
+"""Records, and the one rule that tells which of their values count.
 
 Storm Trident's idea: keep with each value the transaction that wrote it. mapstate's addition: only
 the ledger says whether a transaction was committed, never the record by itself.
@@ -20,20 +20,22 @@ __all__ = [
     "contains_none",
     "newer_than_ledger",
     "newer_txids",
+    "stale",
 ]
 
 V = TypeVar("V")
 
 
 def contains_none(items: Collection[object]) -> bool:
-    """Whether None is among them. Nothing is compared where all are true, as records are: a fifth of the time."""
+    """Whether None is among them."""
+    # `all` first: it compares nothing, and records are truthy.
     return not all(items) and None in items
 
 
 class TransactionalValue(NamedTuple, Generic[V]):
     """A value and the txid that wrote it. JSON: ``[txid, val]``.
 
-    Right when a replay of a batch brings the same rows again: the txid says that they are in.
+    It is exact if each replay of a batch brings the same rows: an equal txid says that the value holds them.
     """
 
     txid: int
@@ -43,8 +45,8 @@ class TransactionalValue(NamedTuple, Generic[V]):
 class OpaqueValue(NamedTuple, Generic[V]):
     """The current value, the one before it, and the txid that wrote the current one.
 
-    JSON: ``[txid, curr, prev]``. Right whatever a replay brings: an attempt that was never
-    committed leaves ``prev`` behind.
+    JSON: ``[txid, curr, prev]``. It is exact whatever a replay brings: an orphaned attempt leaves the committed
+    value in ``prev``.
     """
 
     txid: int
@@ -52,10 +54,9 @@ class OpaqueValue(NamedTuple, Generic[V]):
     prev: V | None
 
     def get(self, txid: int | None) -> V | None:
-        """The value as batch ``txid`` finds it, with plain increasing txids (no ledger).
+        """The value that batch ``txid`` starts from, with increasing txids and without a ledger.
 
-        ``None`` means "outside any batch" and gives the current value. Raises StaleBatchError when
-        ``txid`` is behind the record.
+        None gives the current value. Raises StaleBatchError when ``txid`` is behind the record.
         """
         if txid is None or txid > self.txid:
             return self.curr
@@ -64,7 +65,7 @@ class OpaqueValue(NamedTuple, Generic[V]):
         raise stale(self.txid, txid)
 
     def update(self, txid: int, new: V | None) -> OpaqueValue[V]:
-        """The record that batch ``txid`` leaves when it sets ``new``. Raises StaleBatchError."""
+        """The record after batch ``txid`` sets ``new``. Raises StaleBatchError."""
         return OpaqueValue(txid, new, self.get(txid))
 
 
@@ -73,17 +74,15 @@ _CURR: Any = itemgetter(1)
 
 
 class CommitView:
-    """The one rule: ``t in committed`` is true if txid ``t`` counts.
+    """The one rule: ``txid in view`` is true if the txid counts.
 
-    A view of the ledger at one moment. It is small, immutable and picklable: it is sent with each
-    attempt to the executors, and every reader makes one from the ledger that it has just read.
+    It is the ledger's view of one moment: small, immutable and picklable. It travels to the executors with each
+    attempt, and each reader makes one from the ledger that it has just read.
 
-    ``last``        the last committed txid, None if there is none
-    ``dead``        inclusive ranges of txids below ``last`` that were begun and never committed,
-                    ascending and disjoint
-    ``floor``       records below it were reset: they read as absent
-    ``first_txid``  where the ledger's txids start; a record between ``floor`` and here is older
-                    than its ledger
+    ``last``        the last committed txid, None without one
+    ``dead``        inclusive ranges of orphaned txids below ``last``, ascending and disjoint
+    ``floor``       records below this txid were reset and read as absent
+    ``first_txid``  where the ledger's txids start. A record between ``floor`` and here is older than its ledger
     """
 
     __slots__ = ("_starts", "dead", "first_txid", "floor", "last")
@@ -103,7 +102,7 @@ class CommitView:
 
     @classmethod
     def before(cls, txid: int) -> CommitView:
-        """The view of batch ``txid`` when there is no ledger: all earlier batches count."""
+        """The view of batch ``txid`` without a ledger: all earlier batches count."""
         return cls(txid - 1)
 
     def __contains__(self, txid: int) -> bool:
@@ -116,11 +115,17 @@ class CommitView:
     def values(
         self, records: Sequence[OpaqueValue[V] | tuple[int, V | None, V | None] | None], newest: int
     ) -> list[V | None]:
-        """The committed value of each opaque record: an attempt's base, and what a reader sees.
+        """Return the committed value of each opaque record, for an attempt's base and for readers. One pass, no I/O.
 
-        ``newest`` is the highest txid that may be met: an attempt's own, or the last one that the
-        reader's ledger had given out. Beyond it lies StaleBatchError: the caller was overtaken.
-        Raises LedgerLostError for a record that is older than its ledger. One pass, no I/O.
+        Args:
+            records: None for an absent record.
+            newest: The highest txid that the caller may meet: an attempt's own, or the last one that the reader's
+                ledger has given out.
+
+        Raises:
+            StaleBatchError: A record is newer, so the caller was overtaken.
+            LedgerLostError: A record is older than its ledger.
+
         """
         last = -1 if self.last is None else self.last
         start = max(self.floor, self.first_txid)
@@ -130,10 +135,10 @@ class CommitView:
         txids = set(map(_TXID, present))
         oldest = min(txids)
         if start <= oldest and max(txids) <= last and not (self.dead and self.dead[-1][1] >= oldest):
-            # what nearly every chunk is like: every record counts
+            # The common chunk: every record counts.
             if present is records:
                 return list(map(_CURR, records))
-            return [None if one is None else one[1] for one in records]
+            return [None if record is None else record[1] for record in records]
         has_dead = bool(self.dead)
         out: list[V | None] = []
         append = out.append
@@ -154,15 +159,14 @@ class CommitView:
         return out
 
     def check_age(self, txid: int) -> bool:
-        """False for a record that was reset, True for one that counts; LedgerLostError if neither."""
+        """False for a record that was reset, else True. Raises LedgerLostError if it is older than its ledger."""
         if txid < self.floor:
             return False
         if txid < self.first_txid:
             raise LedgerLostError(
-                f"a record carries txid {txid}, but the ledger's txids start at {self.first_txid}: "
-                "the ledger is younger than its records, so it was deleted, evicted or expired and "
-                "made anew. Restore the ledger with the records from one backup, or start the state "
-                "under another name.",
+                f"a record carries txid {txid}, but the ledger's txids start at {self.first_txid}: the ledger was "
+                "deleted, evicted or expired, and made anew. Nothing was written. Restore the ledger and the records "
+                "from one backup, or start the state under another name. See docs/operating.md#a-lost-ledger",
                 found=txid,
                 first_txid=self.first_txid,
             )
@@ -182,32 +186,33 @@ class CommitView:
 
 
 def stale(found: int, own: int) -> StaleBatchError:
+    """The error of a batch that meets a record of a later txid."""
     return StaleBatchError(
-        f"the store holds a record of txid {found}, newer than this batch's {own}: another driver "
-        "has gone on, or an old checkpoint is being replayed. Nothing was written.",
+        f"the store holds a record of txid {found}, newer than this batch's {own}: another driver has taken over, or "
+        "an old checkpoint is replayed. Nothing was written. Stop the older driver.",
         found=found,
         own=own,
     )
 
 
 def newer_txids(keys: Iterable[Any], records: Iterable[Any], newest: int) -> dict[Any, int]:
-    """The keys whose records carry a txid above ``newest``, with it. Not for states without txids."""
+    """The keys whose records carry a txid above ``newest``, with that txid. Not for states without txids."""
     pairs = zip(keys, records, strict=True)
     return {key: record[0] for key, record in pairs if record is not None and record[0] > newest}
 
 
-def newer_than_ledger(state: str, found: Mapping[Any, int], newest: int) -> StaleBatchError:
-    """The error for records whose txids a ledger had not given out when it was read after them."""
-    key, txid = next(iter(found.items()))
-    more = f" ({len(found) - 1} more keys like it)" if len(found) > 1 else ""
+def newer_than_ledger(state: str, unknown: Mapping[Any, int], newest: int) -> StaleBatchError:
+    """The error of records with txids that their ledger, read after them, has not given out."""
+    key, txid = next(iter(unknown.items()))
+    more = f" ({len(unknown) - 1} more keys like it)" if len(unknown) > 1 else ""
     shown = str(key)[:100]
     return StaleBatchError(
         f"state {state!r}, key {shown!r}: the record carries txid {txid}, and the ledger has given out none above "
-        f"{newest}{more}. The ledger was put back from an older copy than its records, or something else wrote the "
+        f"{newest}{more}. The ledger was restored from an older copy than its records, or another program wrote the "
         "record. Nothing was written. Restore both from one backup, or delete the record.",
         state=state,
         key=str(key),
-        keys=[str(one) for one in found],
+        keys=[str(other) for other in unknown],
         found=txid,
         newest=newest,
     )
