@@ -667,7 +667,7 @@ class HoldsALock(CombinerAggregator):
     def __init__(self) -> None:
         self.guard = threading.Lock()
 
-    init = combine = None  # type: ignore[assignment]
+    init = combine = None
 
 
 def test_an_aggregator_that_cannot_travel_is_named_with_the_attribute(spark):
