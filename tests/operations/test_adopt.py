@@ -90,22 +90,22 @@ def job(url: str, kind: Any, on_new_owner: Any = "adopt") -> Iterator[Attempt]:
         on_new_owner=on_new_owner,
     )
     maps = {"opaque": OpaqueMap, "transactional": TransactionalMap}
-    ledger, begun = Ledger.open_and_begin(store, opening, 0)
+    ledger, attempt = Ledger.open_and_begin(store, opening, 0)
     for batch_id in (0, 1):
         codec = RecordCodec(serializer("json"), "visits", kind, FIELDS, ledger.record.field_counts)
-        records = SerializedMap(store.writer(begun.token), codec)
-        state: Any = maps[kind](records, begun.view) if kind in maps else NonTransactionalMap(records)
-        state.begin_commit(begun.txid)
+        records = SerializedMap(store.writer(attempt.token), codec)
+        state: Any = maps[kind](records, attempt.view) if kind in maps else NonTransactionalMap(records)
+        state.begin_commit(attempt.txid)
         touched = [*USERS[::2], "new"]
         state.multi_combine(
             touched,
             [1] * len(touched),
             lambda bases, news: [(base or 0) + new for base, new in zip(bases, news, strict=True)],
         )
-        yield begun
-        ledger.commit(Commit(batch_id=batch_id, txid=begun.txid, owner="q"))
+        yield attempt
+        ledger.commit(Commit(batch_id=batch_id, txid=attempt.txid, owner="q"))
         if batch_id == 0:
-            begun = ledger.begin(1)
+            attempt = ledger.begin(1)
 
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
@@ -121,7 +121,7 @@ def test_batches_go_on_above_what_storm_redis_wrote(storm, kind):
         assert ledger.next_txid > 8
         assert dict(reader.scan()) == {(user,): {"visits": at} for at, user in enumerate(USERS)}
         batches = job(storm.url, kind)
-        begun = next(batches)
+        attempt = next(batches)
         if kind == "opaque":
             assert reader.multi_get(USERS) == [{"visits": at} for at in range(50)]  # it is not committed
         next(batches)
@@ -134,7 +134,7 @@ def test_batches_go_on_above_what_storm_redis_wrote(storm, kind):
     assert after.keys() == {*USERS, "new"}  # where they were
     if kind == "opaque":
         assert json.loads(after["user-2"])[1:] == [4, 3]
-        assert json.loads(after["user-2"])[0] > begun.txid
+        assert json.loads(after["user-2"])[0] > attempt.txid
         assert after["user-3"] == before["user-3"]
 
 
@@ -350,13 +350,13 @@ def test_without_reports_nothing_says_what_counts(redis_url, redis_server):
 def test_a_transactional_attempt_that_was_cut_short_cannot_be_taken_back(redis_url, redis_server):
     job = Reported(redis_url, type="transactional")
     store = job.store
-    begun = job.ledger.begin(0)
-    store.writer(begun.token).multi_put(["a"], [b"[%d,1]" % begun.txid])
-    job.ledger.commit(Commit(batch_id=0, txid=begun.txid, owner="q"))
+    attempt = job.ledger.begin(0)
+    store.writer(attempt.token).multi_put(["a"], [b"[%d,1]" % attempt.txid])
+    job.ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
     store.keep_report(encode_report(BatchReport.of_commit(job.ledger.record.last_commit)), 100)
     whole = job.ledger.record
-    begun = job.ledger.begin(1)
-    store.writer(begun.token).multi_put(["a"], [b"[%d,2]" % begun.txid])
+    attempt = job.ledger.begin(1)
+    store.writer(attempt.token).multi_put(["a"], [b"[%d,2]" % attempt.txid])
     lose_ledger(redis_url, redis_server)
     with pytest.raises(UsageError, match="cut short"):
         adopt_lost(redis_url, type="transactional")
@@ -372,9 +372,9 @@ def test_a_non_transactional_state_with_a_failed_attempt_gets_a_ledger_that_can_
     for batch_id in range(3):
         if batch_id == 1:
             job.ledger.begin(batch_id)
-        begun = job.ledger.begin(batch_id)
-        store.writer(begun.token).multi_put(["a"], [b"%d" % batch_id])
-        done = Commit(batch_id=batch_id, txid=begun.txid, owner="q", at="2026-11-22T10:00:00+00:00")
+        attempt = job.ledger.begin(batch_id)
+        store.writer(attempt.token).multi_put(["a"], [b"%d" % batch_id])
+        done = Commit(batch_id=batch_id, txid=attempt.txid, owner="q", at="2026-11-22T10:00:00+00:00")
         job.ledger.commit(done)
         store.keep_report(encode_report(BatchReport.of_commit(done)), 100)
     lose_ledger(redis_url, redis_server)
@@ -385,9 +385,9 @@ def test_a_non_transactional_state_with_a_failed_attempt_gets_a_ledger_that_can_
 def test_a_state_in_msgpack_is_adopted_by_the_name_of_its_wire_format(redis_url, redis_server):
     job = Reported(redis_url)
     job.batch(a=1)
-    begun = job.ledger.begin(1)
+    attempt = job.ledger.begin(1)
     form = RecordCodec(serializer("msgpack"), "s", "opaque", (N,), [(0, 1)])
-    for_all = form.dumps([(begun.txid - 1, 5, None)])
+    for_all = form.dumps([(attempt.txid - 1, 5, None)])
     job.store.multi_put(["a"], for_all)
     lose_ledger(redis_url, redis_server)
     with pytest.raises(CorruptRecordError):

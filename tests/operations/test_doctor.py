@@ -72,11 +72,11 @@ def test_an_attempt_is_orphaned_where_the_stream_was_quicker_before(quiet, gap, 
     url = f"memory://{tmp_path.name}"
     job = Job(url)
     for n in range(2):
-        begun = job.attempt(a=n)
+        attempt = job.attempt(a=n)
         at = ago(quiet + gap * (1 - n))
-        job.ledger.commit(Commit(batch_id=n, txid=begun.txid, owner="q", at=at))
+        job.ledger.commit(Commit(batch_id=n, txid=attempt.txid, owner="q", at=at))
         report = {"attempt": 1, "rows": 1, "keys_read": 1, "keys_cached": 0, "keys_written": 1, "keys_skipped": 0}
-        one = BatchReport(batch_id=n, txid=begun.txid, milliseconds=100, at=at, **report)
+        one = BatchReport(batch_id=n, txid=attempt.txid, milliseconds=100, at=at, **report)
         job.store.keep_report(encode_report(one), 10)
         job.next += 1
     assert severities(examine(url, "s"))["in flight"] == "ok"
@@ -86,14 +86,14 @@ def test_an_attempt_is_orphaned_where_the_stream_was_quicker_before(quiet, gap, 
         assert severities(examine(url, "s"))["in flight"] == severity
 
 
-@pytest.mark.parametrize(("begun", "severity"), [(60, "ok"), (7200, "warning")])
-def test_the_very_first_attempt_can_be_orphaned_too(begun, severity, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("age", "severity"), [(60, "ok"), (7200, "warning")])
+def test_the_very_first_attempt_can_be_orphaned_too(age, severity, tmp_path, monkeypatch):
     url = f"memory://{tmp_path.name}"
     job = Job(url)
-    monkeypatch.setattr(ledger, "now", lambda: ago(begun))
+    monkeypatch.setattr(ledger, "now", lambda: ago(age))
     job.attempt(a=7)
     found = {one.subject: one for one in examine(url, "s")}["in flight"]
-    assert (found.severity, f"begun {begun} s ago" in found.found) == (severity, True)
+    assert (found.severity, f"begun {age} s ago" in found.found) == (severity, True)
     monkeypatch.setattr(ledger, "now", lambda: "")
     job.attempt(a=7)
     assert severities(examine(url, "s"))["in flight"] == "ok"  # nothing tells how long
@@ -102,8 +102,8 @@ def test_the_very_first_attempt_can_be_orphaned_too(begun, severity, tmp_path, m
 def test_a_batch_that_has_just_begun_after_a_long_pause_is_not_orphaned(tmp_path):
     url = f"memory://{tmp_path.name}"
     job = Job(url)
-    begun = job.attempt(a=1)
-    job.ledger.commit(Commit(batch_id=0, txid=begun.txid, owner="q", at=ago(86_400)))
+    attempt = job.attempt(a=1)
+    job.ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q", at=ago(86_400)))
     job.next += 1
     job.attempt(a=2)
     assert severities(examine(url, "s"))["in flight"] == "ok"

@@ -57,8 +57,8 @@ def test_no_key_of_a_dropped_state_stays_in_redis(redis_url, redis_server, layou
 def test_a_state_with_an_attempt_in_flight_is_dropped_by_force_alone(url):
     job = Job(url)
     job.batch(a=1)
-    begun = job.attempt(a=2)
-    with pytest.raises(UsageError, match=rf"txid {begun.txid} in flight.*--force"):
+    attempt = job.attempt(a=2)
+    with pytest.raises(UsageError, match=rf"txid {attempt.txid} in flight.*--force"):
         drop(url, "s")
     assert contents(url) == {"a": 1}
     drop(url, "s", force=True)
@@ -73,10 +73,10 @@ def test_a_live_driver_finds_its_state_gone_and_brings_nothing_back(url):
     with pytest.raises(StoreLostError):
         job.ledger.begin(1)
     job = Job(url)
-    begun = job.attempt(a=1)
+    attempt = job.attempt(a=1)
     drop(url, "s", force=True)
     with pytest.raises(FencedError):
-        job.store.writer(begun.token).multi_put(["a"], [b"[1,1,null]"])
+        job.store.writer(attempt.token).multi_put(["a"], [b"[1,1,null]"])
     with pytest.raises(StateNotFoundError):
         drop(url, "s")
 

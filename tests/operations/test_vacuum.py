@@ -229,14 +229,14 @@ def test_one_that_died_half_way_is_left_behind_by_the_next(url):
 def test_an_attempt_in_flight_is_in_its_way_unless_it_takes_over(url):
     truth = messy(url)
     job = Job(url)
-    begun = job.attempt(kept=100, fresh=1)
+    attempt = job.attempt(kept=100, fresh=1)
     with pytest.raises(UsageError, match="in flight"):
         vacuum(url, "s")
     vacuum(url, "s", take_over=True)
     assert contents(url) == truth
     assert set(stored(url)) == set(truth)
     with pytest.raises(FencedError):
-        job.store.writer(begun.token).multi_put(["kept"], [b"[1,1,1]"])
+        job.store.writer(attempt.token).multi_put(["kept"], [b"[1,1,1]"])
 
 
 @pytest.mark.redis
@@ -353,14 +353,14 @@ def test_where_a_writer_cannot_remove_tombstones_are_left(url):
 def test_every_store_of_ours_rewrites(url):
     job = Job(url)
     assert isinstance(job.store, FencedWrites)
-    begun = job.attempt(a=1, b=2)
-    writer = job.store.writer(begun.token)
+    attempt = job.attempt(a=1, b=2)
+    writer = job.store.writer(attempt.token)
     assert isinstance(writer, Rewrites)
     writer.multi_get(["a"])
     writer.multi_rewrite(["a", "b", "never"], [b"x", None, b"y"])
     assert stored(url) == {"a": b"x"}
     writer.multi_rewrite([], [])
-    late = begun.token._replace(txid=begun.txid - 1)
+    late = attempt.token._replace(txid=attempt.txid - 1)
     with pytest.raises(FencedError):
         job.store.writer(late).multi_rewrite(["a"], [None])
     with pytest.raises(UsageError):

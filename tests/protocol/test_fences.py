@@ -59,14 +59,14 @@ def store() -> Spread:
 
 
 def start(store: Spread, batch_id: int, on_gap: Any = "refuse", **options: Any) -> tuple[Ledger, Attempt]:
-    ledger, begun = Ledger.open_and_begin(store, opening(**options), batch_id, on_gap)
-    assert isinstance(begun, Attempt)
-    return ledger, begun
+    ledger, attempt = Ledger.open_and_begin(store, opening(**options), batch_id, on_gap)
+    assert isinstance(attempt, Attempt)
+    return ledger, attempt
 
 
-def commit(ledger: Ledger, begun: Attempt | AlreadyCommitted) -> None:
-    assert isinstance(begun, Attempt)
-    ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="q"))
+def commit(ledger: Ledger, attempt: Attempt | AlreadyCommitted) -> None:
+    assert isinstance(attempt, Attempt)
+    ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="q"))
 
 
 def test_a_store_of_fences_is_known_by_its_methods(store):
@@ -74,18 +74,18 @@ def test_a_store_of_fences_is_known_by_its_methods(store):
 
 
 def test_all_fences_are_raised_when_a_batch_begins_and_closed_when_it_commits(store):
-    ledger, begun = start(store, 0)
-    assert store.at == [begun.token] * 3
-    commit(ledger, begun)
-    assert store.at == [begun.token._replace(closed=True)] * 3
-    assert ledger.record.last_txid == begun.txid
+    ledger, attempt = start(store, 0)
+    assert store.at == [attempt.token] * 3
+    commit(ledger, attempt)
+    assert store.at == [attempt.token._replace(closed=True)] * 3
+    assert ledger.record.last_txid == attempt.txid
     again = ledger.begin(1)
     assert store.at == [again.token] * 3
 
 
 def test_a_batch_that_is_committed_already_moves_no_fence(store):
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
     before = list(store.at)
     assert isinstance(Ledger.open_and_begin(store, opening(), 0)[1], AlreadyCommitted)
     assert store.at == before
@@ -93,12 +93,12 @@ def test_a_batch_that_is_committed_already_moves_no_fence(store):
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(store, kind):
-    ledger, begun = start(store, 0, type=kind)
+    ledger, attempt = start(store, 0, type=kind)
     for _ in range(20):
         again: Any = ledger.begin(0)
         assert store.at == [again.token] * 3
-        assert again.token.rank > begun.token.rank
-        begun = again
+        assert again.token.rank > attempt.token.rank
+        attempt = again
     ledger.held.close_fences()  # and its commit is lost
     again = ledger.begin(0)
     assert store.at == [again.token] * 3
@@ -107,12 +107,12 @@ def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(st
 
 
 def test_a_late_driver_moves_no_fence_that_a_newer_one_has_raised(store):
-    ledger, begun = start(store, 0)
+    ledger, attempt = start(store, 0)
     _, newer = start(store, 0)
     with pytest.raises(FencedError):
-        commit(ledger, begun)
+        commit(ledger, attempt)
     assert store.at == [newer.token] * 3
-    store.move_fences([begun.token] * 3, begun.token)  # a move that was sent twice, and comes late
+    store.move_fences([attempt.token] * 3, attempt.token)  # a move that was sent twice, and comes late
     assert store.at == [newer.token] * 3
 
 
@@ -125,8 +125,8 @@ def test_a_driver_that_is_overtaken_between_its_write_and_its_fences_is_fenced(s
 
 
 def test_a_fence_that_moved_while_it_was_read_is_read_again(store):
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
 
     def another_begins() -> None:
         start(store, 1)
@@ -138,9 +138,9 @@ def test_a_fence_that_moved_while_it_was_read_is_read_again(store):
 
 @pytest.mark.parametrize("found", ["gone", "open", "older"])
 def test_a_server_that_lost_what_a_committed_batch_wrote_is_noticed_and_stays_so(store, found):
-    ledger, begun = start(store, 0)
+    ledger, attempt = start(store, 0)
     older = store.at[1]
-    commit(ledger, begun)
+    commit(ledger, attempt)
     second = ledger.begin(1)
     raised = store.at[1]
     commit(ledger, second)
@@ -158,9 +158,9 @@ def test_a_server_that_lost_what_a_committed_batch_wrote_is_noticed_and_stays_so
 
 
 def test_a_loss_between_the_look_and_the_fences_is_noticed_and_stays_so(store):
-    ledger, begun = start(store, 0)
+    ledger, attempt = start(store, 0)
     raised = store.at[1]
-    commit(ledger, begun)
+    commit(ledger, attempt)
 
     def lose() -> None:
         store.at[1] = raised
@@ -173,16 +173,16 @@ def test_a_loss_between_the_look_and_the_fences_is_noticed_and_stays_so(store):
 
 
 def test_a_reset_minds_no_loss(store):
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
     store.at[1] = None
-    _, begun = start(store, 0, owner="other", on_new_owner="reset")
-    assert store.at == [begun.token] * 3
+    _, attempt = start(store, 0, owner="other", on_new_owner="reset")
+    assert store.at == [attempt.token] * 3
 
 
 def test_a_ledger_that_was_put_back_alone_is_noticed_and_stays_so(store):
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
     saved = store.record
     for batch_id in (1, 2, 3):
         commit(ledger, ledger.begin(batch_id))
@@ -196,8 +196,8 @@ def test_a_ledger_that_was_put_back_alone_is_noticed_and_stays_so(store):
 
 
 def test_a_driver_whose_ledger_is_behind_reads_it_again(store):
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
     start(store, 1)  # so that what `ledger` knows is older than the fences
     with pytest.raises(FencedError, match="opened again"):
         ledger.begin(1)
@@ -205,17 +205,17 @@ def test_a_driver_whose_ledger_is_behind_reads_it_again(store):
 
 @pytest.mark.parametrize("what", ["another incarnation", "the fence is lost"])
 def test_an_attempt_during_which_a_server_failed_over_is_not_committed(store, what):
-    ledger, begun = start(store, 0)
+    ledger, attempt = start(store, 0)
     if what == "another incarnation":
         store.incarnations[2] += 1
     else:
         store.at[2] = None
     with pytest.raises(StoreRestartedError):
-        commit(ledger, begun)
+        commit(ledger, attempt)
     assert ledger.record.last_commit is None
     again = ledger.begin(0)
     commit(ledger, again)
-    assert ledger.record.dead == ((begun.txid, begun.txid),)
+    assert ledger.record.dead == ((attempt.txid, attempt.txid),)
 
 
 def test_a_begin_whose_fences_could_not_be_raised_is_an_error_and_the_next_one_works(store):
@@ -225,14 +225,14 @@ def test_a_begin_whose_fences_could_not_be_raised_is_an_error_and_the_next_one_w
     store.before_move = fail
     with pytest.raises(StoreUnavailableError):
         start(store, 0)
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
-    assert store.at == [begun.token._replace(closed=True)] * 3
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
+    assert store.at == [attempt.token._replace(closed=True)] * 3
 
 
 def test_a_commit_whose_reply_was_lost_is_said_twice(store):
-    ledger, begun = start(store, 0)
-    done = Commit(batch_id=0, txid=begun.txid, owner="q")
+    ledger, attempt = start(store, 0)
+    done = Commit(batch_id=0, txid=attempt.txid, owner="q")
 
     def lose() -> None:
         raise StoreUnavailableError("no reply")
@@ -244,20 +244,20 @@ def test_a_commit_whose_reply_was_lost_is_said_twice(store):
 
 
 def test_a_rolled_back_batch_can_be_begun_again(store):
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
     commit(ledger, ledger.begin(1))
     ledger.rollback()
-    ledger, begun = start(store, 1)
-    commit(ledger, begun)
+    ledger, attempt = start(store, 1)
+    commit(ledger, attempt)
     assert encode_ledger(ledger.record) == store.record
 
 
 def test_a_vacuum_raises_and_closes_like_a_batch(store):
-    ledger, begun = start(store, 0)
-    commit(ledger, begun)
-    begun = ledger.begin_vacuum()
-    assert store.at == [begun.token] * 3
-    ledger.commit_vacuum(begun.txid)
-    assert store.at == [begun.token._replace(closed=True)] * 3
+    ledger, attempt = start(store, 0)
+    commit(ledger, attempt)
+    attempt = ledger.begin_vacuum()
+    assert store.at == [attempt.token] * 3
+    ledger.commit_vacuum(attempt.txid)
+    assert store.at == [attempt.token._replace(closed=True)] * 3
     commit(*start(store, 1))

@@ -41,15 +41,15 @@ def opened(ledger: LedgerRecord | None = None, **changes: Any) -> LedgerRecord:
 
 
 def done(ledger: LedgerRecord, delta: int | None) -> LedgerRecord:
-    begun, attempt = begin(ledger, "s", ledger.owners[ledger.owner])
+    after, attempt = begin(ledger, "s", ledger.owners[ledger.owner])
     return commit(
-        begun, "s", Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner=ledger.owner, keys_delta=delta)
+        after, "s", Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner=ledger.owner, keys_delta=delta)
     )
 
 
 def vacuumed(ledger: LedgerRecord, held: int, *, fenced: bool = True) -> LedgerRecord:
-    begun, attempt = begin_vacuum(ledger, "s")
-    return commit_vacuum(begun, attempt.txid, held=held, fenced=fenced)
+    after, attempt = begin_vacuum(ledger, "s")
+    return commit_vacuum(after, attempt.txid, held=held, fenced=fenced)
 
 
 def of_before(ledger: LedgerRecord) -> LedgerRecord:
@@ -90,9 +90,9 @@ def test_a_vacuum_does_not_change_a_number_that_is_known(fenced):
 
 
 def test_a_commit_that_is_said_twice_counts_its_keys_once():
-    begun, attempt = begin(done(opened(), 5), "s", 1)
-    one = Commit(batch_id=1, txid=attempt.txid, owner="q", keys_delta=2)
-    assert commit(commit(begun, "s", one), "s", one).keys_held() == 7
+    after, attempt = begin(done(opened(), 5), "s", 1)
+    last = Commit(batch_id=1, txid=attempt.txid, owner="q", keys_delta=2)
+    assert commit(commit(after, "s", last), "s", last).keys_held() == 7
 
 
 def test_a_rollback_goes_back_to_the_number_before():
@@ -151,8 +151,8 @@ def test_a_count_is_taken_only_for_the_contents_that_were_counted():
     ledger = done(opened(), None)
     assert recounted(ledger, ledger, 4).keys_held() == 4
     assert recounted(opened(ledger), ledger, 4).keys_held() == 4
-    begun, _ = begin(ledger, "s", 1)
-    assert recounted(begun, ledger, 4).keys_held() == 4, "what is in flight adds to what was counted"
+    attempt, _ = begin(ledger, "s", 1)
+    assert recounted(attempt, ledger, 4).keys_held() == 4, "what is in flight adds to what was counted"
     for later in (done(ledger, 1), vacuumed(ledger, 3)):
         with pytest.raises(UsageError, match="during the count"):
             recounted(later, ledger, 4)
@@ -195,13 +195,13 @@ class Counts(RuleBasedStateMachine):
         tells=st.sampled_from([True, True, True, False]),
     )
     def attempt(self, values: Any, commits: bool, tells: bool) -> None:
-        self.ledger, begun = begin(self.ledger, "s", self.ledger.owners[self.ledger.owner])
-        state = OpaqueMap(self, begun.view)
-        state.begin_commit(begun.txid)
+        self.ledger, attempt = begin(self.ledger, "s", self.ledger.owners[self.ledger.owner])
+        state = OpaqueMap(self, attempt.view)
+        state.begin_commit(attempt.txid)
         delta = state.multi_get(list(values)).count(None) - list(values.values()).count(None)
         state.multi_put(list(values), list(values.values()))
         if commits:
-            one = Commit(batch_id=begun.batch_id, txid=begun.txid, owner=self.ledger.owner)
+            one = Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner=self.ledger.owner)
             one = msgspec.structs.replace(one, keys_delta=delta if tells else None)
             self.ledger = commit(self.ledger, "s", one)
             assert tells or self.ledger.keys_held() is None
@@ -222,15 +222,15 @@ class Counts(RuleBasedStateMachine):
         if self.ledger.in_flight is not None and self.ledger.in_flight.epoch == self.ledger.epoch:
             return
         there = set(self.there())
-        self.ledger, begun = begin_vacuum(self.ledger, "s")
-        values = begun.view.values(list(self.records.values()), begun.txid)
+        self.ledger, attempt = begin_vacuum(self.ledger, "s")
+        values = attempt.view.values(list(self.records.values()), attempt.txid)
         for (key, record), value in zip(list(self.records.items()), values, strict=True):
             if value is None:
                 del self.records[key]
-            elif record[0] not in begun.view:
-                self.records[key] = (begun.txid, value, value)
+            elif record[0] not in attempt.view:
+                self.records[key] = (attempt.txid, value, value)
         if ends:
-            self.ledger = commit_vacuum(self.ledger, begun.txid, held=len(there))
+            self.ledger = commit_vacuum(self.ledger, attempt.txid, held=len(there))
             assert self.ledger.keys_held() is not None
 
     @invariant()
@@ -343,8 +343,8 @@ def test_a_vacuum_counts_a_state_whose_number_is_unknown(stored):
     truth = messy(stored.url)
     job = Job(stored.url)
     known = job.ledger.record.keys_held()
-    begun = job.attempt(**dict(truth, more=1))
-    job.ledger.commit(Commit(batch_id=job.next, txid=begun.txid, owner="q"))
+    attempt = job.attempt(**dict(truth, more=1))
+    job.ledger.commit(Commit(batch_id=job.next, txid=attempt.txid, owner="q"))
     assert (known, job.ledger.record.keys_held()) == (len(truth), None)
     assert keys_of(stored.url)[:3] == ("warning", "keys", "4 keys; the ledger does not know how many")
     with open_reader(stored.url, "s") as reader:
@@ -358,9 +358,9 @@ def test_what_is_no_key_any_more_does_not_count(stored):
     truth = messy(stored.url)
     assert keys_of(stored.url)[:3] == ("ok", "keys", f"{len(truth)} keys")
     job = Job(stored.url)
-    begun = job.attempt(kept=None, touched=None, phantom=1)
+    attempt = job.attempt(kept=None, touched=None, phantom=1)
     assert keys_of(stored.url).severity == "ok"  # in flight
-    job.ledger.commit(Commit(batch_id=job.next, txid=begun.txid, owner="q", keys_delta=job.delta))
+    job.ledger.commit(Commit(batch_id=job.next, txid=attempt.txid, owner="q", keys_delta=job.delta))
     assert keys_of(stored.url)[:3] == ("ok", "keys", "2 keys")
     Ledger(job.store, "s").rollback()
     assert keys_of(stored.url)[:3] == ("ok", "keys", f"{len(truth)} keys")

@@ -372,19 +372,19 @@ def test_whatever_replies_are_lost_the_ledger_is_as_if_none_was(plain, script, s
     store = PlainStore() if plain else MemoryStore()
     wrapped = lossy(store)
     wrapped.script = script
-    ledger, batch_id, begun = opened(wrapped), 0, 0
+    ledger, batch_id, attempts = opened(wrapped), 0, 0
     for step in steps:
         if step == "open":
             ledger = opened(wrapped)
             continue
         attempt = ledger.begin(batch_id)
-        assert attempt.txid == START + begun
-        begun += 1
+        assert attempt.txid == START + attempts
+        attempts += 1
         if step == "commit":
             ledger.commit(done(attempt))
             batch_id += 1
     record = decode_ledger(stored(store), "s")
-    assert record.next_txid == START + begun
+    assert record.next_txid == START + attempts
     assert record.epoch == 1 + steps.count("open")
     assert record.owners == {"query-1": batch_id}
 

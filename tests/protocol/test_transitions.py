@@ -172,9 +172,9 @@ def test_a_batch_that_was_given_up_is_begun_again_by_its_own_driver(kind):
 
 
 def test_only_a_drivers_own_attempt_is_given_up():
-    committed_all, (begun, _) = with_batches(1), began(with_batches(1), 1)
+    committed_all, (attempt, _) = with_batches(1), began(with_batches(1), 1)
     assert give_up(committed_all, "session-1") is committed_all
-    assert give_up(begun, "session-2") is begun
+    assert give_up(attempt, "session-2") is attempt
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -487,10 +487,10 @@ def test_a_commit_of_an_older_mapstate_is_rolled_back_to_the_commit_before_it():
 
 def test_rollback_goes_one_step_and_only_while_nothing_has_begun_after_it():
     once = rollback(with_batches(3))
-    begun, _ = began(with_batches(3), 3)
-    left_behind = opened(ledger=begun, owner="query-2", on_new_owner="adopt")
+    attempt, _ = began(with_batches(3), 3)
+    left_behind = opened(ledger=attempt, owner="query-2", on_new_owner="adopt")
     vacuumed = begin_vacuum(with_batches(3), "vacuum")[0]
-    for ledger in (once, begun, left_behind, vacuumed, commit_vacuum(vacuumed, START + 3), opened()):
+    for ledger in (once, attempt, left_behind, vacuumed, commit_vacuum(vacuumed, START + 3), opened()):
         with pytest.raises(RollbackError):
             rollback(ledger)
     assert rollback(opened(ledger=with_batches(3), owner="query-2", on_new_owner="adopt")).owners["query-1"] == 2
@@ -786,17 +786,17 @@ FIRST, SECOND = planned(1, 0, 5), planned(2, 5, 8, after=1)
 def test_a_committed_batch_with_the_plan_that_it_had_is_a_replay():
     for kind in KINDS:
         ledger = with_plans(FIRST, SECOND, kind=kind)
-        after, begun = begin(ledger, ledger.session, 1, plan=SECOND)
+        after, attempt = begin(ledger, ledger.session, 1, plan=SECOND)
         assert after is ledger
-        assert begun == AlreadyCommitted(1, ledger.last_commit, ledger.view())
+        assert attempt == AlreadyCommitted(1, ledger.last_commit, ledger.view())
 
 
 @pytest.mark.parametrize("end", [6, 8, 9])
 def test_a_committed_batch_that_is_planned_anew_is_rolled_back_and_begun_in_one_step(end):
     ledger = with_plans(FIRST, SECOND)
-    after, begun = began(ledger, 1, plan=planned(3, 5, end, after=1))
-    assert begun.txid == ledger.next_txid
-    assert ledger.last_txid not in begun.view
+    after, attempt = began(ledger, 1, plan=planned(3, 5, end, after=1))
+    assert attempt.txid == ledger.next_txid
+    assert ledger.last_txid not in attempt.view
     assert after == began(rollback(ledger), 1, plan=planned(3, 5, end, after=1))[0]
     again = committed(opened(ledger=after), 1, plan=planned(3, 5, end, after=1))
     assert again.last_commit.plan == planned(3, 5, end, after=1).digest()

@@ -35,12 +35,12 @@ class VersionedLedger(NamedTuple):
 class HeldLedger:
     """The ledger of one state and its fences, for one driver. It keeps the last ledger that it read or wrote.
 
-    ``begun`` is the ledger as the driver's attempt was begun, None before the first attempt.
+    ``at_begin`` is the ledger after the begin of the driver's attempt, None before the first attempt.
     """
 
     def __init__(self, store: Any, state: str) -> None:
         self.state = state
-        self.begun: VersionedLedger | None = None
+        self.at_begin: VersionedLedger | None = None
         self._records = store
         self._store = ledger_store(store)
         self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
@@ -70,7 +70,7 @@ class HeldLedger:
 
     def mark_begun(self) -> None:
         """Remember the cached ledger as that of the driver's attempt; the commit compares with it."""
-        self.begun = self._cached
+        self.at_begin = self._cached
 
     def is_stored(self, record: LedgerRecord) -> bool:
         """Whether the store holds exactly this ledger. No two drivers write equal ones."""
@@ -79,9 +79,9 @@ class HeldLedger:
 
     def check_incarnation(self, ledger: VersionedLedger | None) -> None:
         """Raises StoreRestartedError if the ledger is the attempt's own, but of another incarnation of the store."""
-        if self.begun is None or ledger is None or self.begun.record != ledger.record:
+        if self.at_begin is None or ledger is None or self.at_begin.record != ledger.record:
             return
-        if self.begun.version == ledger.version:
+        if self.at_begin.version == ledger.version:
             return
         raise StoreRestartedError(
             f"the store of state {self.state!r} was started again, replaced by its replica or put back while a batch "

@@ -100,15 +100,15 @@ class Ledger:
         accept_loss: bool = False,
         may_create: bool = False,
     ) -> T:
-        begun = self._change(transition, may_create=may_create, verify_fences=True, accept_loss=accept_loss)
-        self.has_begun(begun, accept_loss=accept_loss)
-        return begun
+        result = self._change(transition, may_create=may_create, verify_fences=True, accept_loss=accept_loss)
+        self.has_begun(result, accept_loss=accept_loss)
+        return result
 
-    def has_begun(self, begun: object, *, accept_loss: bool) -> None:
+    def has_begun(self, result: object, *, accept_loss: bool) -> None:
         """After the ledger's write: remember the ledger for the commit, and advance fences that are apart from it."""
         self.held.mark_begun()
-        if isinstance(begun, Attempt):
-            self.held.advance_fences(begun.token, None if accept_loss else begun.view.last)
+        if isinstance(result, Attempt):
+            self.held.advance_fences(result.token, None if accept_loss else result.view.last)
 
     def commit(self, done: Commit) -> None:
         """Make the attempt ``done.txid`` count, all of it at once: one small write.
@@ -130,19 +130,19 @@ class Ledger:
         ``batch_id`` is that of a begin. Where the copy is of this driver's own time, the begin itself says what is
         missing. Raises StoreRestartedError, and MissingBatchesError where the copy lacks batches.
         """
-        begun = None if self.held.begun is None else self.held.begun.record
-        if begun is None or not transitions.is_older(ledger, begun):
+        known = None if self.held.at_begin is None else self.held.at_begin.record
+        if known is None or not transitions.is_older(ledger, known):
             return
         if batch_id is not None:
             if ledger.session == self.session:
                 return
-            due = ledger.owners.get(begun.owner, batch_id)
+            due = ledger.owners.get(known.owner, batch_id)
             if due < batch_id:
                 raise transitions.missing_batches(ledger, batch_id, due)
         raise StoreRestartedError(
             f"the store of state {ledger.state!r} was put back to an older copy under a running driver: its ledger is "
-            f"of epoch {ledger.epoch} with next txid {ledger.next_txid}, and this driver had epoch {begun.epoch} and "
-            f"{begun.next_txid}. Nothing of this attempt counts. Start the query again: it goes on, or says what the "
+            f"of epoch {ledger.epoch} with next txid {ledger.next_txid}, and this driver had epoch {known.epoch} and "
+            f"{known.next_txid}. Nothing of this attempt counts. Start the query again: it goes on, or says what the "
             "copy lacks.",
             state=ledger.state,
         )
@@ -150,7 +150,7 @@ class Ledger:
     def say_what_fenced(self) -> None:
         """After a FencedError: raises the store's own trouble, if that and no other driver fenced this one."""
         stored = self.held.load() or self.held.raise_lost()
-        attempt = None if self.held.begun is None else self.held.begun.record.in_flight
+        attempt = None if self.held.at_begin is None else self.held.at_begin.record.in_flight
         self.check_not_put_back(stored.record, None if attempt is None else attempt.batch_id)
 
     def give_up(self) -> None:
@@ -173,8 +173,8 @@ class Ledger:
 
     def remember(self) -> LedgerRecord:
         """Load the ledger before records are read for `forget_dead` or `recount`. Raises StoreLostError."""
-        self.held.begun = self.held.load() or self.held.raise_lost()
-        return self.held.begun.record
+        self.held.at_begin = self.held.load() or self.held.raise_lost()
+        return self.held.at_begin.record
 
     def forget_dead(self, seen: LedgerRecord, held: int | None = None) -> None:
         """See `upkeep.forget_dead`. Raises StoreRestartedError if the store restarted since `remember`."""

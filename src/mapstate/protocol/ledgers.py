@@ -125,7 +125,7 @@ class Ledgers:
     ) -> list[Attempt | AlreadyCommitted]:
         nonces, at = [ledger.nonce() for ledger in self.ledgers], now()
         accept_loss = [on_gap == "accept" for on_gap in self._on_gaps]
-        begun: dict[int, Attempt | AlreadyCommitted] = {}
+        by_index: dict[int, Attempt | AlreadyCommitted] = {}
         for domain in self._domains:
 
             def begin(before: list[Any], domain: list[int] = domain) -> list[tuple[LedgerRecord, Any]]:
@@ -135,17 +135,17 @@ class Ledgers:
                 every = self._begun(records, batch_id, plan, nonces=nonces, at=at)
                 return [every[index] for index in domain]
 
-            results = change_all(
+            attempts = change_all(
                 self._of(domain),
                 begin,
                 may_create=opens is not None,
                 verify_fences=True,
                 accept_loss=[accept_loss[index] for index in domain],
             )
-            for index, result in zip(domain, results, strict=True):
+            for index, result in zip(domain, attempts, strict=True):
                 self.ledgers[index].has_begun(result, accept_loss=accept_loss[index])
-                begun[index] = result
-        return [begun[index] for index in range(len(self.ledgers))]
+                by_index[index] = result
+        return [by_index[index] for index in range(len(self.ledgers))]
 
     def _begun(
         self,
@@ -163,11 +163,11 @@ class Ledgers:
         reconciled = joint.reconcile(records, sessions, batch_id)
         joint.check_adopted(reconciled, self._on_gaps)
         names = nonces or [""] * len(reconciled)
-        begun = [
+        results = [
             transitions.begin(record, session, batch_id, on_gap, nonce, at=at, plan=plan)
             for record, session, on_gap, nonce in zip(reconciled, sessions, self._on_gaps, names, strict=True)
         ]
-        committed = [isinstance(result, AlreadyCommitted) for _, result in begun]
+        committed = [isinstance(result, AlreadyCommitted) for _, result in results]
         if any(committed) and not all(committed):
             has, lacks = reconciled[committed.index(True)].state, reconciled[committed.index(False)].state
             raise MissingBatchesError(
@@ -177,7 +177,7 @@ class Ledgers:
                 state=lacks,
                 expected=batch_id,
             )
-        return begun
+        return results
 
     def _opened(self, domain: Sequence[int], before: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
         return [(self._opens[index](record), None) for index, record in zip(domain, before, strict=True)]

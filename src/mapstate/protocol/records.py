@@ -76,8 +76,8 @@ _CURR: Any = itemgetter(1)
 class CommitView:
     """The one rule: ``txid in view`` is true if the txid counts.
 
-    It is the ledger's view of one moment: small, immutable and picklable. It travels to the executors with each
-    attempt, and each reader makes one from the ledger that it has just read.
+    It is the ledger's view of one moment: small, immutable and picklable. Each attempt takes one to the
+    executors, and each reader makes one from the ledger that it has just read.
 
     ``last``        the last committed txid, None without one
     ``dead``        inclusive ranges of orphaned txids below ``last``, ascending and disjoint

@@ -89,12 +89,12 @@ def _flaw(record: LedgerRecord) -> str | None:
     numbers += [] if attempt is None else [attempt.txid, attempt.epoch, attempt.batch_id or 0]
     bounds = [bound for span in record.dead for bound in span]
     counts = [count for _, count in record.field_counts]
-    begun = [event.txid for event in (*commits, attempt) if event is not None] + ([] if last is None else [last])
+    txids = [event.txid for event in (*commits, attempt) if event is not None] + ([] if last is None else [last])
     times = ["" if attempt is None else attempt.at, *(commit.at for commit in commits)]
     for is_flaw, flaw in (
         (record.owner not in record.owners, "its owner is not among its owners"),
         (min(numbers) < 0 or max(numbers) >= _NO_NUMBER, "a number is out of range"),
-        (max(begun, default=-1) >= next_txid, "a txid is above the next one"),
+        (max(txids, default=-1) >= next_txid, "a txid is above the next one"),
         (bounds != sorted(bounds) or any(low > high for low, high in record.dead), "its dead txids are not in order"),
         (bool(bounds) and (last is None or bounds[0] < 0 or bounds[-1] >= last), "a dead txid is above the last one"),
         (len(set(record.fields)) < len(record.fields), "a field stands twice"),

@@ -22,7 +22,7 @@ __all__ = [
 def begin_vacuum(
     ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = "", seen: LedgerRecord | None = None
 ) -> tuple[LedgerRecord, Attempt]:
-    """Start an attempt that rewrites dead records, with a txid of its own and through the fence.
+    """Start an attempt that rewrites orphaned records, with a txid of its own and through the fence.
 
     A batch that begins meanwhile fences the vacuum, without harm.
 
@@ -40,7 +40,7 @@ def begin_vacuum(
     """
     if ledger.type != "opaque":
         raise UsageError(
-            f"state {ledger.state!r} is {ledger.type}: only opaque states have dead records. Nothing was written."
+            f"state {ledger.state!r} is {ledger.type}: only opaque states have orphaned records. Nothing was written."
         )
     attempt = ledger.in_flight
     if attempt is not None and attempt.epoch == ledger.epoch:
@@ -81,10 +81,10 @@ def check_vacuum(ledger: LedgerRecord) -> None:
 
 
 def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = None) -> LedgerRecord:
-    """Forget the dead txids, for a vacuum that found no dead record under the ledger ``seen``.
+    """Forget the dead txids, for a vacuum that found no orphaned record under the ledger ``seen``.
 
     It uses no txid, so the last batch can still be rolled back. ``held`` is the number of keys found, see
-    `commit_vacuum`. Raises FencedError if the ledger has changed since: a later commit may have left dead records.
+    `commit_vacuum`. Raises FencedError if the ledger has changed since: a later commit may have left orphans.
     """
     if ledger != seen:
         raise _changed_meanwhile(ledger)
