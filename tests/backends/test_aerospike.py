@@ -983,7 +983,7 @@ def test_a_try_that_comes_when_the_claim_of_the_first_has_expired_writes_nothing
 def test_a_try_of_an_attempt_that_the_store_has_lost_writes_nothing(stand_in):
     """The same txid is given out again, under another name."""
     job = Job(stand_in.backend())
-    lost = job.ledger.begin(job.next)
+    lost: Any = job.ledger.begin(job.next)
     again = lost._replace(token=lost.token._replace(nonce="of another incarnation"))
     assert try_of_a_task(stand_in.backend(), again, "late").lost_claim
 

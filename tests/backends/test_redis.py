@@ -590,7 +590,7 @@ def test_a_swap_that_is_cut_anywhere_is_whole_or_nothing_and_the_ledger_tells_wh
             fence, record = FenceToken(2, at), b"ledger %03d %s" % (at, direction.encode())
             proxy.cut(direction, at)
             try:
-                outcome = store.swap(record, found, fence) is not None
+                outcome: Any = store.swap(record, found, fence) is not None
             except StoreUnavailableError:
                 outcome = "unknown"
             proxy.disarm()
@@ -816,9 +816,9 @@ def test_a_password_out_of_the_environment_is_in_no_pickled_spec(start_redis, mo
             RedisBackend.from_url(url)
         assert password not in everything_in(caught.value)
     server.stop()
-    with pytest.raises(StoreUnavailableError) as caught:
+    with pytest.raises(StoreUnavailableError) as refused:
         store.load()
-    assert password not in everything_in(caught.value)
+    assert password not in everything_in(refused.value)
 
 
 @pytest.mark.parametrize("size", [b"$2147483648", b"*2147483648", b"$9223372036854775807", b"*9223372036854775807"])

@@ -20,7 +20,9 @@ CLASSES = {
 
 def drawn():
     """Each class of the docstring's tree with the one it hangs on, and what is said of it."""
-    parents, said, path = {}, {}, []
+    path: list[str] = []
+    parents: dict[str, str | None] = {}
+    said: dict[str, str] = {}
     for line in errors.__doc__.splitlines():
         label = line.strip().lstrip("│├└─ \N{NO-BREAK SPACE}")
         name, _, words = label.partition(" ")
@@ -98,7 +100,7 @@ def test_what_is_wrong_before_a_run_is_told_from_what_goes_wrong_in_it():
     assert not issubclass(ConfigurationError, (StoreError, OSError))
 
 
-BUILT_INS = {
+BUILT_INS: dict[str, list[type[BaseException]]] = {
     "ConfigurationError": [ValueError],
     "MissingDriverError": [ImportError],
     "UnknownColumnError": [KeyError],

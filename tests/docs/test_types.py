@@ -63,11 +63,11 @@ def test_each_result_has_its_type(tmp_path):
             expected[number] = line.partition("  # ")[2]
     found = {}
     for line in checked(code, tmp_path):
-        number, _, said = line.partition(": ")
+        at, _, said = line.partition(": ")
         said = re.sub(r"\b(?:[\w]+\.)+(?=\w)", "", said).removeprefix("note: ")
         revealed = re.fullmatch(r'Revealed type is "(.*)"', said)
         if revealed or said.startswith("error:"):
-            found[int(number)] = revealed[1] if revealed else re.sub(r"(; did you mean.*)?  \[.*\]$", "", said)
+            found[int(at)] = revealed[1] if revealed else re.sub(r"(; did you mean.*)?  \[.*\]$", "", said)
     assert found == expected
 
 

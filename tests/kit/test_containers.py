@@ -14,6 +14,7 @@ import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import servers
@@ -129,8 +130,8 @@ def redis_tools():
 def test_the_clusters_script_makes_a_cluster_and_ends_with_its_nodes(tmp_path):
     first = free_cluster_ports()
     environment = os.environ | {"PATH": f"{redis_tools()}:{os.environ['PATH']}", "DATA": str(tmp_path)}
-    command = ["sh", ROOT / "compose" / "redis-cluster.sh"]
-    options = {"env": environment | {"FIRST_PORT": str(first)}, "stdout": subprocess.DEVNULL}
+    command = ["sh", str(ROOT / "compose" / "redis-cluster.sh")]
+    options: Any = {"env": environment | {"FIRST_PORT": str(first)}, "stdout": subprocess.DEVNULL}
 
     def ask(port, *words):
         command = [redis_tools() / "redis-cli", "-p", str(port), *words]

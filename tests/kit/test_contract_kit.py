@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -226,7 +227,7 @@ def test_what_a_subclass_has_again_is_tested_again():
 
 
 def test_without_a_fence_there_is_nothing_that_hangs_on_one():
-    cls = type("Less", (StoreContract,), {"without": {"guarded_writes": "none"}})
+    cls: Any = type("Less", (StoreContract,), {"without": {"guarded_writes": "none"}})
     assert cls.lacking()["fenced_writes"] == "it has no guarded_writes"
     assert "test_without_a_ledger_no_attempt_writes" not in names_of(cls)
 

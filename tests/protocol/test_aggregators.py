@@ -7,6 +7,7 @@ import math
 import pickle
 from decimal import Decimal
 from functools import reduce
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -138,7 +139,7 @@ reals = st.floats(allow_nan=True, allow_infinity=True)
 maybe_int = st.none() | st.integers(-1000, 1000)
 maybe_decimal = st.none() | st.decimals(-1000, 1000, places=2)
 maybe_real = st.none() | reals
-NATIVE = {
+NATIVE: dict[str, Any] = {
     "Count": (Count(), st.integers(0, 9), st.none() | st.integers(0, 9)),
     "Sum of ints": (Sum("x"), maybe_int, maybe_int),
     "Sum of doubles": (Sum("x"), maybe_real, maybe_real),

@@ -95,7 +95,7 @@ def test_a_batch_that_is_committed_already_moves_no_fence(store):
 def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(store, kind):
     ledger, begun = start(store, 0, type=kind)
     for _ in range(20):
-        again = ledger.begin(0)
+        again: Any = ledger.begin(0)
         assert store.at == [again.token] * 3
         assert again.token.rank > begun.token.rank
         begun = again
@@ -141,9 +141,9 @@ def test_a_server_that_lost_what_a_committed_batch_wrote_is_noticed_and_stays_so
     ledger, begun = start(store, 0)
     older = store.at[1]
     commit(ledger, begun)
-    begun = ledger.begin(1)
+    second = ledger.begin(1)
     raised = store.at[1]
-    commit(ledger, begun)
+    commit(ledger, second)
     store.at[1] = {"gone": None, "open": raised, "older": older}[found]
     before = list(store.at)
     for _ in range(3):

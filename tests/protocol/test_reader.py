@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ class PlainBackend:
     shared_between_processes = False
 
     def __init__(self):
-        self.store = PlainStore()
+        self.store: Any = PlainStore()
 
     def open(self, state, *, ttl=None):
         return self.store
@@ -790,9 +791,9 @@ def test_a_reader_sees_exactly_one_of_the_states_that_ever_were_committed(script
     """Writers act between a reader's ledger and its records; what it sees must have been true once."""
     backend = PlainBackend()
     job = Job(backend)
-    model = [{}]  # every committed state, in order
+    model: list[Any] = [{}]  # every committed state, in order
     between = InterleavedBackend(backend)
-    before_last = [None]
+    before_last: list[Any] = [None]
 
     def step(kind, keys):
         now = dict(model[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ class DictMap:
     """A backing map over a dict that notes its calls and fails when told to."""
 
     def __init__(self, **records):
-        self.records = dict(records)
+        self.records: dict[Any, Any] = dict(records)
         self.gets = []
         self.puts = []
         self.fails = False

@@ -17,7 +17,8 @@ from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
-from mapstate.spark.executor.task import BatchTask, slices
+from mapstate.spark.executor.arrow import slices
+from mapstate.spark.executor.task import BatchTask
 
 KEYS = 2000
 LARGE = 10_000

@@ -20,7 +20,8 @@ class FileState:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept = json.loads(path.read_text()) if path.exists() else {"txid": -1, "before": {}, "now": {}}
+        new: dict[str, Any] = {"txid": -1, "before": {}, "now": {}}
+        self._kept = json.loads(path.read_text()) if path.exists() else new
         self.now: dict[str, Any] = self._kept["now"]
         self._log = path.with_suffix(".log")
 

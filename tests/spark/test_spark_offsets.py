@@ -202,7 +202,7 @@ def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeyp
     assert json.loads(offsets_of(NO_JVM, plan, "q", None)) == [json.loads(kafka), None, "no json"]
 
 
-class Written(list):
+class Written(list[int]):
     """A ByteArrayOutputStream."""
 
     def toString(self, _: str) -> str:

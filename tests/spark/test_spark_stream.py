@@ -647,7 +647,7 @@ BAD = [
     (lambda s: opaque("there"), errors.UnknownSchemeError, "without a scheme"),
     (lambda s: opaque("memory://", name="a:b"), errors.ConfigurationError, "'a:b'"),
     (lambda s: opaque("memory://", chunk_size=0), errors.ConfigurationError, "chunk_size"),
-    (lambda s: opaque("memory://", colour="red"), errors.ConfigurationError, "colour"),
+    (lambda s: opaque("memory://", colour="red"), errors.ConfigurationError, "colour"),  # type: ignore[call-arg]
     (lambda s: opaque("memory://", serializer="pickle"), errors.ConfigurationError, "'pickle'"),
     (lambda s: opaque("memory://", apply_on="executors"), errors.ConfigurationError, "one process"),
     (lambda s: opaque("redis://", apply_on="driver", cache_size=9), errors.ConfigurationError, "cache_size at 0"),
@@ -667,7 +667,7 @@ class HoldsALock(CombinerAggregator):
     def __init__(self) -> None:
         self.guard = threading.Lock()
 
-    init = combine = None  # type: ignore[assignment]
+    init = combine = None
 
 
 def test_an_aggregator_that_cannot_travel_is_named_with_the_attribute(spark):

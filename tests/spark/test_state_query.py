@@ -302,7 +302,7 @@ def test_a_plain_streaming_frame_asks_while_it_runs(redis_url, spark, visits, tm
 
 
 class NoQuery(QueryFunction):
-    batch_retrieve = execute = None  # type: ignore[assignment]
+    batch_retrieve = execute = None
 
 
 BAD = [

@@ -409,12 +409,13 @@ def everything(spark: SparkSession, visits: Visits, url: str, folder: Path, seen
 
 
 def test_every_method_of_a_stream_works_in_a_topology(spark, visits, url, tmp_path):
-    folder, seen = tmp_path / "own", {}
+    folder = tmp_path / "own"
+    seen: dict[str, list[Any]] = {}
     folder.mkdir()
     visits.put("a", [("u1", 1), ("u2", 2), ("u1", 4)])
     visits.put("b", [("u1", 3), ("u3", 5)])
     finish(everything(spark, visits, url, folder, seen).start(visits.checkpoint, trigger=AVAILABLE))
-    expected = {
+    expected: dict[str, list[Any]] = {
         "old": [
             (0, [("u1", 2, 5, None, None), ("u2", 1, 2, None, None)]),
             (1, [("u1", 3, 8, 2, 5), ("u3", 1, 5, None, None)]),
