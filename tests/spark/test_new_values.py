@@ -231,6 +231,25 @@ def test_the_greatest_of_what_only_grows_is_exact_in_a_second_state(url, spark, 
     assert contents(url, "by_country") == expected
 
 
+@pytest.mark.parametrize("added", [Max("n"), Sum("n")])
+def test_a_field_that_is_added_to_a_second_state_is_refused_before_anything_is_written(url, spark, added):
+    """It would lack the keys that no later batch touches."""
+    frame = spark.createDataFrame([("u", "p", 1)] * 5, "user string, page string, bytes bigint")
+    later = spark.createDataFrame([("u", "q", 1)], "user string, page string, bytes bigint")
+
+    def second(**more: Any) -> Any:
+        first = newStream("s", frame).groupBy("user", "page").persistentAggregate(opaque(url, "first"), n=Count())
+        by_user = first.newValuesStream().groupBy("user")
+        return by_user.persistentAggregate(opaque(url, "second"), pages=Count(), **more)
+
+    second()(frame, 0)
+    with pytest.raises(errors.StateSchemaError, match="'second' follows .* so more would lack"):
+        second(more=added)(later, 1)
+    assert contents(url, "first") == {("u", "p"): {"n": 5}}
+    second()(later, 1)
+    assert contents(url, "second") == {("u",): {"pages": 2}}
+
+
 def test_a_second_state_that_was_begun_later_is_told(url, spark):
     frame = spark.createDataFrame([("a", 1)], "user_id string, bytes bigint")
     by_user = newStream("s", frame).groupBy("user_id")

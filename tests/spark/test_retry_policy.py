@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException, PySparkValueError, PythonException
 
 from mapstate import Count, Sum, Topology, errors, newStream, non_transactional, opaque, open_reader, transactional
 from mapstate.backends import resolve
@@ -23,10 +23,11 @@ LOST = [
 DATA = [
     errors.ValueOverflowError("too large"),
     errors.AggregatorError("raised"),
-    errors.CorruptRecordError("no record"),
 ]
 FINAL = [
     AnalysisException("no such column"),
+    PySparkValueError("no truth value"),
+    errors.CorruptRecordError("damaged: every batch with its key would be set aside"),
     errors.UsageError("twice"),
     errors.StateSchemaError("other keys"),
     errors.StateOwnershipError("another query"),

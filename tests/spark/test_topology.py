@@ -446,6 +446,87 @@ def test_every_method_of_a_stream_works_in_a_topology(spark, visits, url, tmp_pa
     assert {name: contents(url, name) for name in before} == before
 
 
+def test_states_may_aggregate_the_same_expression(spark, url):
+    frame = spark.createDataFrame([("u1", 1), ("u2", 3)], "user_id string, bytes bigint")
+    topology = Topology("site")
+    stream = topology.newStream("visits", frame)
+    stream.groupBy("user_id").persistentAggregate(opaque(url, "one"), double=Sum(F.col("bytes") * 2))
+    stream.persistentAggregate(opaque(url, "two"), double=Sum(F.col("bytes") * 2))
+    topology(frame, 0)
+    assert contents(url, "one") == {("u1",): {"double": 2}, ("u2",): {"double": 6}}
+    assert contents(url, "two") == {(): {"double": 8}}
+
+
+class Odd:
+    """A function of a user's that cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("mine")
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __call__(self, rows: DataFrame) -> DataFrame:
+        return rows
+
+
+def test_a_function_that_cannot_be_compared_is_called_for_each_state(spark, url):
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    topology = Topology("site")
+    stream = topology.newStream("visits", frame)
+    for name in ("one", "two"):
+        stream.transform(Odd()).persistentAggregate(opaque(url, name), n=Count())
+    topology(frame, 0)
+    assert contents(url, "one") == contents(url, "two") == {(): {"n": 1}}
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_batch_in_quarantine_is_an_empty_one_for_a_second_state_too(spark, visits, url, tmp_path, crash):
+    kept, seen = str(tmp_path / "kept"), []
+
+    def job() -> Topology:
+        topology = Topology("site", on_poison="quarantine", quarantine=kept)
+        stream = topology.newStream("visits", visits.stream(spark))
+        checked = stream.transform(lambda rows: rows.where(F.expr("if(user_id = 'bad', raise_error('no'), true)")))
+        counts = checked.groupBy("user_id").persistentAggregate(opaque(url, "first", max_attempts=1), n=Count())
+        by_n = counts.newValuesStream().groupBy("n")
+        by_n.persistentAggregate(opaque(url, "second", max_attempts=1), users=Count())
+        counts.newValuesStream().foreachBatch(lambda rows, batch_id: seen.append(batch_id))
+        if crash:
+
+            def die(finished: Any) -> None:
+                if finished.quarantined and not finished.repeated:
+                    raise KeyboardInterrupt  # between the commits of the two states
+
+            topology.on_finished(die)
+        return topology
+
+    visits.put("a", [("u1", 1), ("u2", 1)])
+    visits.put("b", [("bad", 1)])
+    if crash:
+        with pytest.raises(BaseException):  # noqa: B017, PT011  Spark's own, of a Python that was interrupted
+            finish(job().start(visits.checkpoint, trigger=AVAILABLE))
+    visits.put("c", [("u1", 1)])
+    finish(job().start(visits.checkpoint, trigger=AVAILABLE))
+    assert contents(url, "first") == {("u1",): {"n": 2}, ("u2",): {"n": 1}}
+    assert contents(url, "second") == {(1,): {"users": 1}, (2,): {"users": 1}}
+    assert seen == [0, 2]
+
+
+def test_a_damaged_record_stops_a_query_with_quarantine(spark, tmp_path):
+    """Its batches have nothing wrong in them: each with this key would be set aside."""
+    url, kept = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept"
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    topology = Topology("site", on_poison="quarantine", quarantine=str(kept))
+    topology.newStream("visits", frame).groupBy("user_id").persistentAggregate(opaque(url, "s"), n=Count())
+    topology(frame, 0)
+    store: Any = opaque(url, "s").open()
+    store.multi_put(["u1"], [b"garbage"])
+    with pytest.raises(errors.CorruptRecordError):
+        topology(frame, 1)
+    assert not kept.exists()
+
+
 def test_streams_of_a_topology_are_merged_before_anything_else(spark, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")

@@ -25,7 +25,7 @@ from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames, through
-from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_of
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.query import QueryRun, check_running_increments
@@ -208,6 +208,17 @@ class BatchDriver:
         nothing = [None] * len(self._states)
         commits = self._commit(batch, ledgers, self._begin_anew(batch, ledgers), nothing)
         self._report(commits, batch.policy.attempt, nothing, directory)
+        self._emit_nothing(batch, ledgers)
+
+    def _emit_nothing(self, batch: _Batch, ledgers: Ledgers) -> None:
+        """A batch that was set aside is an empty one for the states that follow. Plain functions are not called."""
+        empty = batch.df.sparkSession.createDataFrame([], batch.df.schema)
+        for state, record in zip(self._states, ledgers.records, strict=True):
+            state.emit_nothing(through(state.branch.steps, empty, batch.batch_id), record, batch.batch_id)
+            for behind in self._plan.behind:
+                is_state = isinstance(behind.function, Follower) and behind.function.branch is not None
+                if behind.branch is state.branch and is_state:
+                    state.pass_on(behind.function, empty, batch.batch_id)
 
     def _report(
         self,
@@ -246,8 +257,11 @@ class BatchDriver:
         }
         directory = None if self._quarantine is None else self._quarantine.kept(batch.df, run.query_id, batch_id)
         self._finished(FinishedBatch(batch_id=batch_id, states=reports, quarantined=directory, repeated=True))
-        if directory is not None:
-            return  # nothing went downstream, and a function may fail for these rows again
+        if directory is not None:  # nothing went downstream, and a function may fail for these rows again
+            for state, state_done in zip(self._states, done, strict=True):
+                state.committed_as = None if state_done.commit is None else state_done.commit.txid
+            self._emit_nothing(batch, ledgers)
+            return
         for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
             frame = through(state.branch.steps, batch.df, batch_id) if state.branch.downstream else batch.df
             state.repeat(frame, record, state_done)

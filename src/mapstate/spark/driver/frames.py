@@ -96,14 +96,14 @@ class Frames:
 
         def rows(steps: tuple[Step, ...]) -> SentRows:
             for known, sent in made:
-                if known == steps:
+                if _are_equal(known, steps):
                     return sent
             if not steps:
                 sent = kept, kept.count() if self._is_shared else None
             else:
                 frame = self._behind_step(rows(steps[:-1])[0], steps[-1], batch_id)
                 sent = frame, None
-                if sum(other[: len(steps)] == steps for other in self._steps) > 1:
+                if sum(_are_equal(other[: len(steps)], steps) for other in self._steps) > 1:
                     with configured(kept, ONE_DRAW):
                         frame, release = computed_once(frame)
                     releases.append(release)
@@ -133,6 +133,14 @@ class Frames:
                 f"{type(error).__name__}: {cut(error)}",
                 function=name,
             ) from error
+
+
+def _are_equal(some: tuple[Step, ...], others: tuple[Step, ...]) -> bool:
+    """Whether the steps are the same: computed once then. A user's function may compare in any way."""
+    try:
+        return bool(some == others)
+    except Exception:  # noqa: BLE001  anybody's code
+        return False
 
 
 def _name_of(step: Any) -> str:

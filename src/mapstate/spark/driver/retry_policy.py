@@ -4,7 +4,8 @@
     an attempt that another one may put right     begun anew, `max_attempts`     raised: a part may count
     a store that does not answer                  begun anew, within `patience`  raised
     the batch's own data                          raised, or to quarantine       raised
-    the plan, usage, schema, ownership, a fence   raised                         raised
+    a damaged record, the plan, usage, schema,
+    ownership, a fence                            raised                         raised
 
 A store that does not answer at begin or commit is retried within `patience`, whatever the type: both are safe to
 repeat. The last error is raised as it is, with the number of attempts in a note.
@@ -16,7 +17,13 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from mapstate.errors import DataError, IncompleteBatchError, StoreRestartedError, StoreUnavailableError
+from mapstate.errors import (
+    CorruptRecordError,
+    DataError,
+    IncompleteBatchError,
+    StoreRestartedError,
+    StoreUnavailableError,
+)
 from mapstate.retry import Patience
 from mapstate.spec import StateSpec
 
@@ -46,18 +53,29 @@ def cause_of(error: BaseException) -> Cause:
     """The row of the table that an error belongs to.
 
     A Spark job that failed may have lost a worker, or may have met the batch's own data: nothing in the error tells
-    which. It counts as a lost attempt, and after the last one a batch may be set aside for it.
+    which. It counts as a lost attempt, and after the last one a batch may be set aside for it. A damaged record is the
+    store's: every batch with its key would be set aside.
     """
     from py4j.protocol import Py4JError
-    from pyspark.errors import AnalysisException, PySparkException
+    from pyspark.errors import (
+        AnalysisException,
+        PySparkAttributeError,
+        PySparkException,
+        PySparkTypeError,
+        PySparkValueError,
+    )
 
+    if isinstance(error, (CorruptRecordError, AnalysisException)):
+        return Cause.FINAL
+    if isinstance(error, (PySparkAttributeError, PySparkTypeError, PySparkValueError)):
+        return Cause.FINAL  # of the plan, on the driver
     if isinstance(error, StoreUnavailableError):
         return Cause.UNAVAILABLE_STORE
     if isinstance(error, (IncompleteBatchError, StoreRestartedError)):
         return Cause.LOST_ATTEMPT
     if isinstance(error, DataError):
         return Cause.DATA
-    if isinstance(error, (PySparkException, Py4JError)) and not isinstance(error, AnalysisException):
+    if isinstance(error, (PySparkException, Py4JError)):
         return Cause.LOST_ATTEMPT
     return Cause.FINAL
 

@@ -14,7 +14,7 @@ from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, L
 from mapstate.spark.driver.apply import AttemptResult, apply_on_driver, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
-from mapstate.spark.driver.new_values import INSIDE, new_values_type, read_back
+from mapstate.spark.driver.new_values import INSIDE, new_values_frame, new_values_type, read_back
 from mapstate.spark.driver.plan import Plan
 from mapstate.spark.executor.task import BatchTask
 
@@ -201,6 +201,14 @@ class StateDriver:
         for function in self.branch.downstream:
             wants_old = isinstance(function, Follower) and function.retracts
             self.pass_on(function, new_values if wants_old else plain, batch_id)
+
+    def emit_nothing(self, empty: DataFrame, record: LedgerRecord, batch_id: int) -> None:
+        """Lets the states that follow this one commit the batch as an empty one. ``empty`` has the state's columns."""
+        fields = Fields(record.fields, self.job.aggregators)
+        for function in self.branch.downstream:
+            if isinstance(function, Follower) and function.branch is not None:
+                schema = new_values_type(empty, self.job.keys, fields, old=function.retracts)
+                self.pass_on(function, new_values_frame(empty, schema, []), batch_id)
 
     def pass_on(self, function: Downstream | Follower, rows: DataFrame, batch_id: int) -> None:
         """Calls a function behind the commit of the present batch."""

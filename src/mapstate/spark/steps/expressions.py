@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Expressions", "expressions_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # Columns have no truth value, and two of one text may differ
 class Expressions:
     """A step that adds a column for each expression, named by its text as Spark prints it: what the ledger holds."""
 
