@@ -99,7 +99,7 @@ def test_a_key_of_another_type_is_refused_and_not_replaced(place, writer, others
         put(writer, there, b"before")
     place.client.rpush(place.name(KEYS[0]), "theirs")
     assert writer.multi_get(KEYS)[0] is None  # all that MGET says
-    with pytest.raises(CorruptRecordError, match=r"'user-0'.*is a list.*not written over") as caught:
+    with pytest.raises(CorruptRecordError, match=r"'user-0'.*is a list.*not overwritten") as caught:
         put(writer, KEYS)
     assert caught.value.key == "user-0"
     assert place.client.lrange(place.name(KEYS[0]), 0, -1) == [b"theirs"]
