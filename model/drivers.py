@@ -94,7 +94,7 @@ class Drivers:
         if used.lost_replies < world.lost_replies:
             again = used._replace(lost_replies=used.lost_replies + 1)
             yield (*label, "and gets no reply"), written._replace(used=again).with_driver(at, driver)
-        begun = driver._replace(
+        after_begin = driver._replace(
             phase="raise" if world.store == "cluster" else "run",
             serial=used.attempts,
             txid=answer.txid,
@@ -105,27 +105,27 @@ class Drivers:
             incarnation=used.losses if world.loss != "node" else 0,
             incarnations=state.incarnations,
         )
-        if begun.phase == "raise":
-            yield (*label, answer.txid), written.with_driver(at, begun)
+        if after_begin.phase == "raise":
+            yield (*label, answer.txid), written.with_driver(at, after_begin)
         else:
-            yield from self._launched(written, at, begun, (*label, answer.txid))
+            yield from self._launched(written, at, after_begin, (*label, answer.txid))
 
     def _raise_fence(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
         assert driver.token is not None
-        bucket = driver.raised
-        used, fence = state.used, state.fences[bucket]
+        node = driver.raised
+        used, fence = state.used, state.fences[node]
         if not self.protocol.is_intact(fence, self.protocol.last(driver.view)):
-            yield (f"driver {at}", "finds that a node lost a batch, key", bucket), state.with_driver(at, driver.gone())
+            yield (f"driver {at}", "finds that a node lost a batch, key", node), state.with_driver(at, driver.gone())
             return
         if used.lost_replies < self.world.lost_replies:
-            late = (*state.late, (bucket, fence, driver.token))
+            late = (*state.late, (node, fence, driver.token))
             again = state._replace(late=late, used=used._replace(lost_replies=used.lost_replies + 1))
-            yield (f"driver {at}", "gets no reply to the fence of key", bucket), again
+            yield (f"driver {at}", "gets no reply to the fence of key", node), again
         raised = self.protocol.raised(fence, fence, driver.token)
-        state = state._replace(fences=with_item(state.fences, bucket, raised))
-        incarnations = with_item(driver.incarnations, bucket, state.incarnations[bucket])
-        driver = driver._replace(raised=bucket + 1, incarnations=incarnations)
-        label = (f"driver {at}", "raises the fence of key", bucket)
+        state = state._replace(fences=with_item(state.fences, node, raised))
+        incarnations = with_item(driver.incarnations, node, state.incarnations[node])
+        driver = driver._replace(raised=node + 1, incarnations=incarnations)
+        label = (f"driver {at}", "raises the fence of key", node)
         if driver.raised < self.world.keys:
             yield label, state.with_driver(at, driver)
         else:
@@ -175,19 +175,19 @@ class Drivers:
 
     def _close_fence(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
         """`Fences.close`, one after the other; and then the commit."""
-        bucket = driver.raised
-        if bucket == self.world.keys:
+        node = driver.raised
+        if node == self.world.keys:
             yield from self._commit(state, at, driver)
             return
-        label = (f"driver {at}", "closes the fence of key", bucket)
+        label = (f"driver {at}", "closes the fence of key", node)
         assert driver.token is not None
         closed = driver.token._replace(closed=True)
-        lived = self.protocol.may_commit(begun_in=driver.incarnations[bucket], now=state.incarnations[bucket])
-        if state.fences[bucket] not in (driver.token, closed) or not lived:
+        lived = self.protocol.may_commit(begun_in=driver.incarnations[node], now=state.incarnations[node])
+        if state.fences[node] not in (driver.token, closed) or not lived:
             yield (*label, "in vain"), state.with_driver(at, driver.gone())
             return
-        fences = with_item(state.fences, bucket, closed)
-        yield label, state._replace(fences=fences).with_driver(at, driver._replace(raised=bucket + 1))
+        fences = with_item(state.fences, node, closed)
+        yield label, state._replace(fences=fences).with_driver(at, driver._replace(raised=node + 1))
 
     def _begin_anew(self, state: State, at: int, driver: Driver, label: Label) -> Iterator[tuple[Label, State]]:
         """The same batch once more, by the driver that has opened the state."""

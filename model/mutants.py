@@ -38,13 +38,13 @@ class _TxidPerBatch(Protocol):
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
-        after, begun = super().begun(ledger, session, batch, nonce, plan)
+        after, result = super().begun(ledger, session, batch, nonce, plan)
         again = ledger.in_flight
-        if not isinstance(begun, Attempt) or again is None or again.batch_id != batch:
-            return after, begun
+        if not isinstance(result, Attempt) or again is None or again.batch_id != batch:
+            return after, result
         flight = InFlight(txid=again.txid, epoch=after.epoch, batch_id=batch, nonce=nonce)
         after = msgspec.structs.replace(after, next_txid=ledger.next_txid, in_flight=flight)
-        return after, Attempt(batch, again.txid, begun.view, after.fence())
+        return after, Attempt(batch, again.txid, result.view, after.fence())
 
 
 class _TridentsRule(_TxidPerBatch):
@@ -142,7 +142,7 @@ class _AdoptComparesBatchIds(Protocol):
 
 
 class _GivesWayAsItIs(Protocol):
-    """An owner without a commit gives way, and what its attempt wrote is not below the floor."""
+    """An owner without a commit yields, and what its attempt wrote is not below the floor."""
 
     def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
         after = super().opened(ledger, opening)
@@ -233,9 +233,9 @@ class _RedoOfACommittedBatch(Protocol):
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
-        after, begun = super().begun(ledger, session, batch, nonce, plan)
-        if isinstance(begun, Attempt):
-            return after, begun
+        after, result = super().begun(ledger, session, batch, nonce, plan)
+        if isinstance(result, Attempt):
+            return after, result
         again = msgspec.structs.replace(ledger, owners=ledger.owners | {ledger.owner: batch})
         return super().begun(again, session, batch, nonce)
 
@@ -478,10 +478,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED, "goes on behind"),
     Mutant(
-        "an owner that gives way without a floor",
+        "an owner that yields without a floor",
         _GivesWayAsItIs,
         World(
-            name="transactional, an owner that gives way",
+            name="transactional, an owner that yields",
             type="transactional",
             drivers=((0, "refuse"), (1, "refuse")),
             plans=((1,),),
@@ -553,7 +553,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("a store rolled back before all are opened", _RollsBackBeforeAllAreOpened, _TWO_STORES, "goes on behind"),
     Mutant(
-        "only one's own batches are evened out",
+        "only one's own batches are reconciled",
         _EvensOutItsOwnBatchesAlone,
         Together(name="two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
         "not even",

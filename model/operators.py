@@ -37,9 +37,9 @@ class Operators:
 
     def _begin_vacuum(self, state: State) -> Iterator[tuple[Label, State]]:
         used = state.used._replace(vacuums=state.used.vacuums + 1)
-        looks = Vacuum(0, self.protocol.view(state.ledger), None, used.losses, looks=state.ledger)
+        reading = Vacuum(0, self.protocol.view(state.ledger), None, used.losses, seen=state.ledger)
         if self.protocol.may_look(state.ledger, fenced=self.world.store != "filtered"):
-            yield ("a vacuum looks",), state._replace(vacuums=(*state.vacuums, looks), used=used)
+            yield ("a vacuum reads",), state._replace(vacuums=(*state.vacuums, reading), used=used)
         for take_over in (False, True):
             answer = self.protocol.begin_vacuum(state.ledger, used.vacuums, take_over=take_over)
             if isinstance(answer, ModelAttempt):
@@ -49,23 +49,23 @@ class Operators:
                     state._replace(ledger=answer.ledger, vacuums=(*state.vacuums, vacuum), used=used),
                 )
 
-    def _look(self, state: State, at: int, vacuum: Vacuum) -> Iterator[tuple[Label, State]]:
+    def _read(self, state: State, at: int, vacuum: Vacuum) -> Iterator[tuple[Label, State]]:
         """It reads one key after the other, and forgets what is dead where there is nothing to rewrite."""
         if vacuum.at < self.world.keys:
             record = state.records[vacuum.at]
-            newest, everything = self.protocol.newest(vacuum.looks) + 1, self.world.store == "filtered"
+            newest, everything = self.protocol.newest(vacuum.seen) + 1, self.world.store == "filtered"
             due = record is not None and self.protocol.swept(vacuum.view, newest, record, everything=everything)
             if not due:
-                yield ("the vacuum looks at key", vacuum.at), state.with_vacuum(at, vacuum.next())
+                yield ("the vacuum reads key", vacuum.at), state.with_vacuum(at, vacuum.next())
             return  # else it begins an attempt, as it can without having looked
-        answer = self.protocol.forget_dead(state.ledger, vacuum.looks) if state.ledger else Refused("StoreLostError")
+        answer = self.protocol.forget_dead(state.ledger, vacuum.seen) if state.ledger else Refused("StoreLostError")
         if not isinstance(answer, Refused):
             state = state._replace(ledger=answer)
         yield ("the vacuum finds nothing to rewrite",), state.with_vacuum(at, None)
 
     def _vacuum(self, state: State, at: int, vacuum: Vacuum) -> Iterator[tuple[Label, State]]:
-        if vacuum.looks:
-            yield from self._look(state, at, vacuum)
+        if vacuum.seen:
+            yield from self._read(state, at, vacuum)
             return
         keys = self.world.keys
         fences = keys if self.world.store == "cluster" and vacuum.token is not None else 0

@@ -164,12 +164,12 @@ class Protocol:
         self, transition: Callable[[], tuple[LedgerRecord, Attempt | AlreadyCommitted]]
     ) -> ModelAttempt | int | Refused:
         try:
-            after, begun = transition()
+            after, result = transition()
         except MapStateError as error:
             return Refused(type(error).__name__)
-        if isinstance(begun, AlreadyCommitted):
+        if isinstance(result, AlreadyCommitted):
             return self.number(after)
-        return ModelAttempt(self.number(after), begun.txid, self._view_number(begun.view), begun.token)
+        return ModelAttempt(self.number(after), result.txid, self._view_number(result.view), result.token)
 
     def _changed(self, transition: Callable[[], LedgerRecord]) -> int | Refused:
         try:
@@ -252,11 +252,11 @@ class Protocol:
         return stored is None or stored[0] <= txid
 
     def raised(self, fence: FenceToken | None, before: FenceToken | None, token: FenceToken) -> FenceToken | None:
-        """The fence of one bucket of a cluster after a move to ``token``, by somebody who had read ``before``."""
+        """The fence of one node of a cluster after a move to ``token``, by somebody who had read ``before``."""
         return token if fence == before and (before is None or token.rank > before.rank) else fence
 
     def is_intact(self, fence: FenceToken | None, last: int | None) -> bool:
-        """Whether the fence of a bucket shows all that was committed up to ``last``; asked before it is raised."""
+        """Whether the fence of a node shows all that was committed up to ``last``; asked before it is raised."""
         return last is None or (fence is not None and (fence.txid, fence.closed) >= (last, True))
 
     closes_fences = True

@@ -82,8 +82,8 @@ class _Used(NamedTuple):
 class _Driver(NamedTuple):
     """``phase`` is "plan", "open", "begin", "put", "commit", "committed" or "gone", in the group ``at`` (put: state).
 
-    ``entry`` is what it runs; ``known`` the ledgers as it last read or wrote them; ``begun`` its attempts, None where
-    the batch counts already; ``opened`` the groups that it has opened.
+    ``entry`` is what it runs; ``known`` the ledgers as it last read or wrote them; ``attempts`` its attempts,
+    None where the batch counts already; ``opened`` the groups that it has opened.
     """
 
     checkpoint: int
@@ -92,7 +92,7 @@ class _Driver(NamedTuple):
     at: int = 0
     entry: tuple[int, int, int, int] = (0, 0, 0, 0)
     known: tuple[int, ...] = ()
-    begun: tuple[ModelAttempt | None, ...] = ()
+    attempts: tuple[ModelAttempt | None, ...] = ()
     opened: int = 0
 
     def gone(self) -> _Driver:
@@ -198,16 +198,16 @@ class ReplansSteps:
         """Several stores are looked at, then opened one by one; one is opened in the write that begins the batch."""
         world = self.world
         label: Label = (f"driver {at}", "opens store", driver.at)
-        looked: Any = None
+        probed: Any = None
         if driver.at == 0 and world.follows:
-            looked = self.protocol.check_following(state.ledgers, driver.batch, driver.plan)
+            probed = self.protocol.check_following(state.ledgers, driver.batch, driver.plan)
         elif driver.at == 0 and len(self._groups) > 1:
             everything = range(len(world.stores))
             ledgers = self._opened(state, at, everything)
             assert not isinstance(ledgers, Refused)
-            looked = self.protocol.begin_all(ledgers, everything, at, driver.batch, "look", driver.plan)
-        if isinstance(looked, Refused):
-            yield (*label, looked.error), state.with_driver(at, driver.gone())
+            probed = self.protocol.begin_all(ledgers, everything, at, driver.batch, "probe", driver.plan)
+        if isinstance(probed, Refused):
+            yield (*label, probed.error), state.with_driver(at, driver.gone())
             return
         opened = self._opened(state, at, self._groups[driver.at])
         assert not isinstance(opened, Refused)
@@ -235,7 +235,7 @@ class ReplansSteps:
         nonce = f"n{99 - at:02}{state.used.attempts:04}"
         plan = driver.plan
         if self.world.follows and driver.at:
-            before = driver.begun[driver.at - 1]
+            before = driver.attempts[driver.at - 1]
             commit = self.protocol.ledger(driver.known[driver.at - 1]).last_commit
             assert commit is not None
             plan = plan._replace(upstream_txid=commit.txid if before is None else before.txid)
@@ -243,23 +243,23 @@ class ReplansSteps:
         if isinstance(answers, Refused):
             yield (*label, answers.error), (refused or state).with_driver(at, driver.gone())
             return
-        ledgers, held, begun = list(state.ledgers), list(state.held), list(driver.begun)
+        ledgers, held, attempts = list(state.ledgers), list(state.held), list(driver.attempts)
         for one, (answer, back) in zip(group, answers, strict=True):
             ledgers[one] = answer if isinstance(answer, int) else answer.ledger
             was, now = self.protocol.ledger(known[one]).last_commit, self.protocol.ledger(ledgers[one]).last_commit
             if back or was != now:
                 held[one] = held[one][:-1]
                 label = (*label, "which is rolled back in state", one)
-            begun.append(None if isinstance(answer, int) else answer)
+            attempts.append(None if isinstance(answer, int) else answer)
         after = state._replace(ledgers=tuple(ledgers), held=tuple(held))
-        if group[0] == 0 and begun[0] is not None:
+        if group[0] == 0 and attempts[0] is not None:
             after = after._replace(wrote=driver.checkpoint)
         now_known = tuple(ledgers[one] if one in group else of for one, of in enumerate(known))
-        driver = driver._replace(known=now_known, begun=tuple(begun))
+        driver = driver._replace(known=now_known, attempts=tuple(attempts))
         last = self.world.follows or driver.at + 1 == len(self._groups)
         if not last:
             yield label, after.with_driver(at, driver._replace(at=driver.at + 1))
-        elif begun[group[0]] is None:
+        elif attempts[group[0]] is None:
             yield (*label, "which counts already"), after.with_driver(at, self._next_group(driver))
         else:
             counted = after._replace(used=after.used._replace(attempts=after.used.attempts + 1))
@@ -268,25 +268,25 @@ class ReplansSteps:
 
     def _next_group(self, driver: _Driver) -> _Driver:
         """Behind a commit, or where the batch counts already: the state that follows, or Spark's own commit."""
-        if self.world.follows and len(driver.begun) < len(self._groups):
-            place = len(driver.begun)
+        if self.world.follows and len(driver.attempts) < len(self._groups):
+            place = len(driver.attempts)
             return driver._replace(phase="begin" if driver.opened > place else "open", at=place)
         return driver._replace(phase="committed", at=0)
 
     def _put(self, state: _State, at: int, driver: _Driver) -> tuple[Label, _State]:
         place = driver.at
         label = (f"driver {at}", "puts to state", place)
-        begun = driver.begun[place]
+        attempt = driver.attempts[place]
         after = driver._replace(at=place + 1)
-        if self.world.follows or after.at == len(driver.begun):
+        if self.world.follows or after.at == len(driver.attempts):
             after = after._replace(phase="commit", at=place if self.world.follows else 0)
         _, _, start, end = driver.entry
         adds = self._amount(start, end, place)
-        if begun is None or not adds:
+        if attempt is None or not adds:
             return (*label, "nothing"), state.with_driver(at, after)
-        record = self.protocol.applied(begun.view, begun.txid, state.records[place], adds)
+        record = self.protocol.applied(attempt.view, attempt.txid, state.records[place], adds)
         fence = self.protocol.fence(state.ledgers[place])
-        if not self.protocol.may_write(fence, begun.token) or isinstance(record, Refused):
+        if not self.protocol.may_write(fence, attempt.token) or isinstance(record, Refused):
             return (*label, "and is fenced"), state.with_driver(at, driver.gone())
         if record is None:
             return (*label, "which has it"), state.with_driver(at, after)
@@ -301,8 +301,8 @@ class ReplansSteps:
         """The attempt is begun anew: of states that follow, in the one where it failed."""
         if state.used.failures < self.world.failures:
             used = state.used._replace(failures=state.used.failures + 1)
-            kept = driver.begun[:-1] if self.world.follows else ()
-            again = driver._replace(phase="begin", at=len(kept), begun=kept)
+            kept = driver.attempts[:-1] if self.world.follows else ()
+            again = driver._replace(phase="begin", at=len(kept), attempts=kept)
             yield (f"driver {at}", "begins anew"), state._replace(used=used).with_driver(at, again)
 
     def _commit(self, state: _State, at: int, driver: _Driver) -> Iterator[tuple[Label, _State]]:
@@ -310,10 +310,10 @@ class ReplansSteps:
         ledgers, held = list(state.ledgers), list(state.held)
         _, _, start, end = driver.entry
         for one in self._groups[driver.at]:
-            begun = driver.begun[one]
-            if begun is None:
+            attempt = driver.attempts[one]
+            if attempt is None:
                 continue
-            answer = self.protocol.commit(ledgers[one], at, 0, driver.batch, begun.txid)
+            answer = self.protocol.commit(ledgers[one], at, 0, driver.batch, attempt.txid)
             if isinstance(answer, Refused):
                 yield (*label, answer.error), state.with_driver(at, driver.gone())
                 return
@@ -339,7 +339,7 @@ class ReplansSteps:
     def _spark_commits(self, state: _State, at: int, driver: _Driver) -> tuple[Label, _State]:
         checkpoint = state.checkpoints[driver.checkpoint]
         later = checkpoint._replace(commits=max(checkpoint.commits, driver.batch + 1))
-        idle = driver._replace(phase="plan", batch=driver.batch + 1, at=0, begun=())
+        idle = driver._replace(phase="plan", batch=driver.batch + 1, at=0, attempts=())
         after = state._replace(checkpoints=with_item(state.checkpoints, driver.checkpoint, later))
         return (f"driver {at}", "Spark's own commit of batch", driver.batch), after.with_driver(at, idle)
 
@@ -347,12 +347,12 @@ class ReplansSteps:
         """A vacuum of one state, from its begin to its end: what drivers do meanwhile, other worlds have."""
         used = state.used._replace(vacuums=state.used.vacuums + 1)
         for place, ledger in enumerate(state.ledgers):
-            begun = self.protocol.begin_vacuum(ledger, used.vacuums, take_over=True) if ledger else None
-            if not isinstance(begun, ModelAttempt):
+            attempt = self.protocol.begin_vacuum(ledger, used.vacuums, take_over=True) if ledger else None
+            if not isinstance(attempt, ModelAttempt):
                 continue
             record = state.records[place]
-            swept = record and self.protocol.swept(begun.view, begun.txid, record, everything=False)
-            after = self.protocol.commit_vacuum(begun.ledger, begun.txid, fenced=True)
+            swept = record and self.protocol.swept(attempt.view, attempt.txid, record, everything=False)
+            after = self.protocol.commit_vacuum(attempt.ledger, attempt.txid, fenced=True)
             assert isinstance(after, int)
             records = state.records
             if swept is not None:

@@ -47,10 +47,10 @@ class Steps:
         for at, one in enumerate(state.tries):
             if at == 0 or one != state.tries[at - 1]:
                 yield from self._tasks.steps(state, at, one)
-        for at, (bucket, before, token) in enumerate(state.late):
-            fences = with_item(state.fences, bucket, self.protocol.raised(state.fences[bucket], before, token))
+        for at, (node, before, token) in enumerate(state.late):
+            fences = with_item(state.fences, node, self.protocol.raised(state.fences[node], before, token))
             late = (*state.late[:at], *state.late[at + 1 :])
-            yield ("arrives late: the fence of key", bucket, token), state._replace(fences=fences, late=late)
+            yield ("arrives late: the fence of key", node, token), state._replace(fences=fences, late=late)
         yield from self._operators.steps(state)
         yield from self._readers.steps(state)
 

@@ -122,20 +122,22 @@ class Tasks:
             failed = state._replace(used=used._replace(put_failures=used.put_failures + 1))
             yield (who, "fails to put key", key), self._report(failed, at, one, None)
 
-    def _report(self, state: State, at: int, one: Try, what: Any) -> State:
+    def _report(self, state: State, at: int, one: Try, report: Any) -> State:
         """The end of a try: done (its operations), "lost", or None for an error. Only its driver's attempt hears it."""
         world = self.world
         state = state._replace(tries=state.tries[:at] + state.tries[at + 1 :])
-        done = what not in ("lost", None) and (what or self.protocol.empty_tasks_keep_their_lease)
-        if one.entries and (done or (world.cache == "process" and what is None)):
+        done = report not in ("lost", None) and (report or self.protocol.empty_tasks_keep_their_lease)
+        if one.entries and (done or (world.cache == "process" and report is None)):
             kept = (one.serial, one.entries)
             state = state._replace(caches=with_item(state.caches, self._cache(one), kept))
         driver = state.drivers[one.driver]
         if driver.phase != "run" or driver.serial != one.serial or driver.reports[one.partition] is not None:
             return state
-        if what is None and world.put_failures:
-            what = "lost"  # a store that failed once: the batch is begun anew
+        if report is None and world.put_failures:
+            report = "lost"  # a store that failed once: the batch is begun anew
         after = (
-            driver.gone() if what is None else driver._replace(reports=with_item(driver.reports, one.partition, what))
+            driver.gone()
+            if report is None
+            else driver._replace(reports=with_item(driver.reports, one.partition, report))
         )
         return state.with_driver(one.driver, after)

@@ -81,7 +81,7 @@ class _Driver(NamedTuple):
 
     ``phase``  "open" and "begin" (stores), "put" (states), "commit" (stores), "committed", "gone"
     ``known``  the ledgers as it last read or wrote them
-    ``begun``  its attempt in each state; None where the batch counts already
+    ``attempts``  its attempt in each state; None where the batch counts already
     ``adds``   what the attempt has for each key
     """
 
@@ -90,7 +90,7 @@ class _Driver(NamedTuple):
     phase: str = "open"
     at: int = 0
     known: tuple[int, ...] = ()
-    begun: tuple[ModelAttempt | None, ...] = ()
+    attempts: tuple[ModelAttempt | None, ...] = ()
     adds: int = 0
 
     def gone(self) -> _Driver:
@@ -134,11 +134,11 @@ class TogetherProtocol(Protocol):
         before = [self.ledger(one) for one in ledgers]
         try:
             even = self.even(before, [f"s{session}"] * len(before), batch)
-            begun = [self.begun(even[state], f"s{session}", batch, nonce, plan) for state in group]
+            results = [self.begun(even[state], f"s{session}", batch, nonce, plan) for state in group]
         except MapStateError as error:
             return Refused(type(error).__name__)
         out: list[tuple[ModelAttempt | int, bool]] = []
-        for state, (after, one) in zip(group, begun, strict=True):
+        for state, (after, one) in zip(group, results, strict=True):
             number, back = self.number(after), even[state] is not before[state]
             if isinstance(one, AlreadyCommitted):
                 out.append((number, back))
@@ -253,25 +253,25 @@ class TogetherSteps:
         if isinstance(answers, Refused):
             yield (*label, answers.error), (refused or state).with_driver(at, driver.gone())
             return
-        ledgers, held, begun = list(state.ledgers), list(state.held), list(driver.begun)
+        ledgers, held, attempts = list(state.ledgers), list(state.held), list(driver.attempts)
         for one, (answer, back) in zip(group, answers, strict=True):
             ledgers[one] = answer if isinstance(answer, int) else answer.ledger
             held[one] = held[one][:-1] if back else held[one]
-            begun.append(None if isinstance(answer, int) else answer)
+            attempts.append(None if isinstance(answer, int) else answer)
         if any(back for _, back in answers):
             label = (*label, "which was ahead")
         after = state._replace(ledgers=tuple(ledgers), held=tuple(held))
         now = tuple(ledgers[one] if one in group else of for one, of in enumerate(known))
-        driver = driver._replace(known=now, begun=tuple(begun), at=driver.at + 1)
+        driver = driver._replace(known=now, attempts=tuple(attempts), at=driver.at + 1)
         if driver.at < len(self._groups):
             phase = "begin" if self.protocol.opens_all_first or refused is None else "open"
             yield label, after.with_driver(at, driver._replace(phase=phase))
             return
-        if driver.begun.count(None) == len(driver.begun):
+        if driver.attempts.count(None) == len(driver.attempts):
             yield (*label, "which counts already"), after.with_driver(at, driver._replace(phase="committed"))
             return
         own = all(self.protocol.ledger(one).session == f"s{at}" for one in after.ledgers)
-        if own and None not in driver.begun and len(set(after.held)) > 1:
+        if own and None not in driver.attempts and len(set(after.held)) > 1:
             raise ViolationError(f"an attempt begins where the states are not even: {after.held}")
         used = after.used._replace(attempts=after.used.attempts + 1)
         for plan in world.plans:
@@ -281,16 +281,16 @@ class TogetherSteps:
 
     def _put(self, state: _State, at: int, driver: _Driver) -> tuple[Label, _State]:
         place = driver.at
-        begun = driver.begun[place]
+        attempt = driver.attempts[place]
         label = (f"driver {at}", "puts to state", place)
         after = driver._replace(at=place + 1)
-        if after.at == len(driver.begun):
+        if after.at == len(driver.attempts):
             after = after._replace(phase="commit", at=0)
-        if begun is None or not driver.adds:
+        if attempt is None or not driver.adds:
             return (*label, "nothing"), state.with_driver(at, after)
         fence: FenceToken | None = self.protocol.fence(state.ledgers[place])
-        record = self.protocol.applied(begun.view, begun.txid, state.records[place], driver.adds)
-        if not self.protocol.may_write(fence, begun.token) or isinstance(record, Refused):
+        record = self.protocol.applied(attempt.view, attempt.txid, state.records[place], driver.adds)
+        if not self.protocol.may_write(fence, attempt.token) or isinstance(record, Refused):
             return (*label, "and is fenced"), state.with_driver(at, driver.gone())
         records = with_item(state.records, place, record)
         return (*label, record), state._replace(records=records).with_driver(at, after)
@@ -299,17 +299,17 @@ class TogetherSteps:
         """A task that ran twice, or a store that was started again; see `StoreRestartedError`."""
         if state.used.failures < self.world.failures:
             used = state.used._replace(failures=state.used.failures + 1)
-            again = driver._replace(phase="begin", at=0, begun=(), adds=0)
+            again = driver._replace(phase="begin", at=0, attempts=(), adds=0)
             yield (f"driver {at}", "begins anew"), state._replace(used=used).with_driver(at, again)
 
     def _commit(self, state: _State, at: int, driver: _Driver) -> Iterator[tuple[Label, _State]]:
         label: Label = (f"driver {at}", "commits batch", driver.batch, "in store", driver.at)
         ledgers, held = list(state.ledgers), list(state.held)
         for one in self._groups[driver.at]:
-            begun = driver.begun[one]
-            if begun is None:
+            attempt = driver.attempts[one]
+            if attempt is None:
                 continue
-            answer = self.protocol.commit(ledgers[one], at, driver.query, driver.batch, begun.txid)
+            answer = self.protocol.commit(ledgers[one], at, driver.query, driver.batch, attempt.txid)
             if isinstance(answer, Refused):
                 yield (*label, answer.error), state.with_driver(at, driver.gone())
                 return
@@ -332,7 +332,7 @@ class TogetherSteps:
         query, batch = driver.query, driver.batch
         checkpoints = with_item(state.checkpoints, query, max(state.checkpoints[query], batch + 1))
         after = state._replace(checkpoints=checkpoints)
-        idle = driver._replace(phase="begin", batch=batch + 1, at=0, begun=(), adds=0)
+        idle = driver._replace(phase="begin", batch=batch + 1, at=0, attempts=(), adds=0)
         return (f"driver {at}", "Spark's own commit of batch", batch), after.with_driver(at, idle)
 
     def _operator(self, state: _State) -> Iterator[tuple[Label, _State]]:

@@ -221,8 +221,8 @@ class Try(NamedTuple):
 class Vacuum(NamedTuple):
     """A vacuum at work.
 
-    ``at`` counts the raised fences, then a get and a put for each key by turns, then the closed fences. ``looks`` is
-    the ledger of one that only reads so far; 0: it has begun an attempt.
+    ``at`` counts the raised fences, then a get and a put for each key by turns, then the closed fences. ``seen`` is
+    the ledger of a vacuum that only reads so far; 0 once it has begun an attempt.
     """
 
     txid: int
@@ -232,7 +232,7 @@ class Vacuum(NamedTuple):
     incarnations: tuple[int, ...] = ()
     at: int = 0
     read: Record | None = None
-    looks: int = 0
+    seen: int = 0
 
     def next(self, read: Record | None = None) -> Vacuum:
         """The same vacuum, one step on."""

@@ -34,9 +34,9 @@ SMALL: tuple[World | Together | Replans, ...] = (
     World(name="a second query adopts", drivers=((0, "refuse"), (1, "adopt"), (0, "adopt")), plans=((1,),)),
     World(name="a second query resets", drivers=((0, "refuse"), (1, "reset")), reads=1),
     World(name="a second query is refused", drivers=((0, "refuse"), (1, "refuse"))),
-    World(name="an owner that gives way", drivers=((0, "refuse"), (1, "refuse")), surrenders=1),
+    World(name="an owner that yields", drivers=((0, "refuse"), (1, "refuse")), surrenders=1),
     World(
-        name="transactional, an owner that gives way",
+        name="transactional, an owner that yields",
         type="transactional",
         drivers=((0, "refuse"), (1, "refuse")),
         plans=((1,), (1,)),
@@ -195,17 +195,17 @@ LARGE: tuple[World | Together | Replans, ...] = (
         workers=2,
     ),
     World(
-        name="a filtered store, an owner that gives way",
+        name="a filtered store, an owner that yields",
         store="filtered",
         drivers=((0, "refuse"), (1, "refuse")),
         plans=_MAY_BE_REMOVED,
         surrenders=1,
     ),
     World(
-        name="a cluster, an owner that gives way", store="cluster", drivers=((0, "refuse"), (1, "refuse")), surrenders=1
+        name="a cluster, an owner that yields", store="cluster", drivers=((0, "refuse"), (1, "refuse")), surrenders=1
     ),
     World(
-        name="an owner that gives way, and a rollback",
+        name="an owner that yields, and a rollback",
         drivers=((0, "refuse"), (1, "refuse")),
         attempts=4,
         rollbacks=1,
