@@ -57,7 +57,10 @@ class Backend(Protocol):
     2,000.
     """
 
-    shared_between_processes: bool
+    @property
+    def shared_between_processes(self) -> bool:
+        """Whether executors can reach the store. Asks nobody."""
+        ...
 
     def open(self, state: str, *, ttl: float | None = None) -> IBackingMap[str, bytes]:
         """Return the store of one named state. ``ttl`` in seconds, from a record's last write.

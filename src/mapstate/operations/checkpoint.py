@@ -54,6 +54,8 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
         close_if_possible(store)
     try:
         return _rewound(ledger, _local(checkpoint), dry_run=dry_run)
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint of state {state!r} cannot be rewound: {error}. What went aside before that stays there. "
