@@ -60,7 +60,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
         raise _corrupt(state, cut(error)) from error
     if record.format != FORMAT or record.state != state:
         raise CorruptLedgerError(
-            f"the ledger of state {shown(record.state)} in format {record.format} was found, where that of {state!r} in "
+            f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
             f"format {FORMAT} was expected. Nothing was written. Restore the ledger and the records from one backup.",
             state=state,
         )
