@@ -2,8 +2,8 @@
 
     scripts/run python examples/reach.py
 
-It keeps two states, each with a set of people as the value: who tweeted a URL, and who follows whom. A request goes
-from a URL to its tweeters, and from these to their followers. It counts each person once.
+Two states: who tweeted a URL, and who follows whom. A request goes from a URL to its tweeters, from these to their
+followers, and counts each person once. Both are kept by streams, with the set of people as a value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mapstate.spark import Collector, QueryFunction, newStaticState
 
 
 class People(CombinerAggregator):
-    """Collect the different values of a column, sorted."""
+    """The different values of a column, sorted."""
 
     def __init__(self, column: str) -> None:
         self.column = column
@@ -28,40 +28,40 @@ class People(CombinerAggregator):
         return (self.column,)
 
     def init(self, row: Mapping[str, Any]) -> list[str]:
-        """Start with the row's own value."""
+        """One."""
         return [row[self.column]]
 
     def combine(self, a: list[str], b: list[str]) -> list[str]:
-        """Unite two sets."""
+        """Both, each once."""
         return sorted({*a, *b})
 
 
 class Expand(QueryFunction):
-    """Emit a row for each person in a state's set; no row for an absent key."""
+    """A row for each person in a state's set; none where there is no such key."""
 
     def batch_retrieve(self, state: Any, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-        """Read all keys in one bulk call."""
-        return [value["people"] if value else [] for value in state.multi_get(keys)]
+        """One bulk read."""
+        return [found["people"] if found else [] for found in state.multi_get(keys)]
 
     def execute(self, key: tuple[Any, ...], result: list[str], collector: Collector) -> None:  # noqa: ARG002
-        """Emit a row per person."""
+        """A row each."""
         for person in result:
             collector.emit(person)
 
 
 def tweeters(tweets: DataFrame, store: str) -> Any:
-    """Keep who tweeted a URL, from a stream of (url, tweeter)."""
+    """The state of who tweeted a URL, from a stream of (url, tweeter)."""
     return newStream("tweeters", tweets).groupBy("url").persistentAggregate(opaque(store), people=People("tweeter"))
 
 
 def followers(follows: DataFrame, store: str) -> Any:
-    """Keep who follows a person, from a stream of (person, follower)."""
+    """The state of who follows somebody, from a stream of (person, follower)."""
     grouped = newStream("followers", follows).groupBy("person")
     return grouped.persistentAggregate(opaque(store), people=People("follower"))
 
 
 def reach(spark: SparkSession, store: str, urls: Sequence[str]) -> dict[str, int]:
-    """Count the different people who follow a tweeter of each URL. A URL without tweets is left out."""
+    """How many different people follow somebody who tweeted each URL; a URL that nobody tweeted is left out."""
     request = newStream("reach", spark.createDataFrame([(url,) for url in urls], "url string"))
     reached = (
         request.stateQuery(newStaticState(opaque(store, "tweeters")), "url", "tweeter string", query=Expand())
@@ -92,7 +92,7 @@ FOLLOWS = [
 
 
 def main() -> None:
-    """Run the command: both states from made-up tweets, then three requests."""
+    """The command: both states from made-up tweets, then three requests."""
     spark = SparkSession.builder.appName("reach").config("spark.log.level", "ERROR").getOrCreate()
     store = "memory://reach"
     tweets = spark.createDataFrame(TWEETS, "url string, tweeter string")

@@ -17,39 +17,52 @@ from mapstate.aggregators import (
     ReducerAggregator,
     Sum,
 )
-from mapstate.batch_report import BatchReport
-from mapstate.errors import (
-    ConfigurationError,
-    DataError,
-    LedgerError,
-    MapStateError,
-    MissingDriverError,
-    StoreError,
+from mapstate.backing_map import Backend, IBackingMap
+from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.errors import MapStateError, MissingDriverError
+from mapstate.maps import (
+    CachedMap,
+    MapState,
+    MicroBatchBackingMap,
+    NonTransactionalMap,
+    OpaqueMap,
+    SnapshottableMap,
+    TransactionalMap,
 )
 from mapstate.reader import StateReader, open_reader
-from mapstate.spec import non_transactional, opaque, transactional
+from mapstate.spec import StateSpec, non_transactional, opaque, transactional
+from mapstate.values import OpaqueValue, TransactionalValue
 
 if TYPE_CHECKING:
     from mapstate.spark import Topology, newStream
 
 __all__ = [
     "Avg",
+    "Backend",
     "BatchReport",
+    "CachedMap",
     "CombinerAggregator",
-    "ConfigurationError",
     "Count",
-    "DataError",
+    "FinishedBatch",
     "First",
+    "IBackingMap",
     "Last",
-    "LedgerError",
+    "MapState",
     "MapStateError",
     "Max",
+    "MicroBatchBackingMap",
     "Min",
+    "NonTransactionalMap",
+    "OpaqueMap",
+    "OpaqueValue",
     "ReducerAggregator",
+    "SnapshottableMap",
     "StateReader",
-    "StoreError",
+    "StateSpec",
     "Sum",
     "Topology",
+    "TransactionalMap",
+    "TransactionalValue",
     "newStream",
     "non_transactional",
     "opaque",

@@ -1,1 +1,0 @@
-"""What an operator does to a state: the functions behind the command line."""

@@ -1,1 +1,0 @@
-"""One batch on the driver: begin, attempts, commit, what lies downstream."""

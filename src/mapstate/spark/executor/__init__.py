@@ -1,1 +1,0 @@
-"""One task on an executor."""

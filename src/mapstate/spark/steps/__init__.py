@@ -1,1 +1,0 @@
-"""What a stream does to a batch before it reaches a state. A step imports no stream."""

@@ -1,1 +1,0 @@
-"""What a user calls: streams, groups, states and topologies."""
