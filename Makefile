@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	        echo "That failed, so what needs PostgreSQL will be skipped. To have it:" \
 	             "apt-get install postgresql, or brew install postgresql." >&2; \
 	fi
-	@scripts/run python tests/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
+	@scripts/run python tests/fixtures/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -71,10 +71,10 @@ test-containers: $(STAMP)
 	scripts/run python scripts/test_containers.py $(ARGS)
 
 model: $(STAMP)
-	scripts/run python -m mapstate.testing.model $(ARGS)
+	scripts/run python -m model $(ARGS)
 
 chaos: $(STAMP)
-	scripts/run python -m pytest tests/chaos tests/test_spark_faults.py tests/test_topology.py --chaos full $(ARGS)
+	scripts/run python -m pytest tests/chaos tests/spark/test_spark_faults.py tests/spark/test_topology.py --chaos full $(ARGS)
 
 bench: $(STAMP)
 	scripts/run python bench/run.py $(ARGS)

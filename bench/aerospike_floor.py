@@ -1,6 +1,6 @@
 """Opaque on Aerospike beside raw `batch_read` and `batch_write` of equal records, chunks of the same size.
 
-Needs a server: MAPSTATE_TEST_AEROSPIKE_HOSTS=host:3000, and MAPSTATE_TEST_AEROSPIKE_NAMESPACE where that is not "test".
+It needs a server: MAPSTATE_TEST_AEROSPIKE_HOSTS=host:3000, and MAPSTATE_TEST_AEROSPIKE_NAMESPACE if that is not "test".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ask(keys: int = 50_000, turns: int = 9) -> Answer:
     processor: dict[str, list[float]] = {"mapstate": [], "floor": []}
 
     def counted(name: str, work: Callable[[], object]) -> Callable[[], object]:
-        """The same work; what it takes of the processor goes into ``processor``."""
+        """Do the same work, and add its processor time to ``processor``."""
 
         def run() -> object:
             before = time.process_time()

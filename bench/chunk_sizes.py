@@ -1,7 +1,7 @@
 """How many keys to read and write at a time: `chunk_size`, on one server and in a cluster of three.
 
-A task is called in this process with Arrow batches of 10,000 rows, as Spark sends them: a chunk ends with its batch.
-Chunks of 2,000 are the default. Longer ones hold Redis up for longer, which runs one command at a time.
+This process calls a task with Arrow batches of 10,000 rows, as Spark sends them: a chunk ends with its batch.
+Chunks of 2,000 are the default. Longer ones block Redis for longer, because it runs one command at a time.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """A cluster of three on this machine beside a single server: keys per second of the same batches.
 
-A task is called in this process with Arrow batches, for a state on each. All servers share the machine's cores with
-the task, so a cluster cannot be faster here: what shows is what spreading a chunk over nodes and buckets costs.
+This process calls a task with Arrow batches, for a state on each. All servers share the machine's cores with the
+task, so a cluster cannot be faster here. The figures show the cost of spreading a chunk over nodes and slot groups.
 
-Beside it the same commands, packed beforehand and sent to all nodes at once, on both: what servers and sockets take by
-themselves, and what a library that takes no time would come to. Then the state again, to show where the rest goes:
-with keys that come in order of their buckets, whose groups are known beforehand, so that telling buckets apart costs
-nothing; and with that and a plain MSET for each bucket, which no fence guards. And with as many buckets as
-docs/performance.md recommends for three masters that are to stay three.
+    packed      the same commands on both, packed beforehand and sent to all nodes at once: what servers and sockets
+                take by themselves, and what a library that takes no time would reach
+    grouped     the state again, with keys in order of their slot groups, which are known beforehand: telling groups
+                apart costs nothing
+    unguarded   the same with a plain MSET for each slot group, which no fence guards
+    few         as many slot groups as docs/performance.md recommends for three masters that stay three
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from servers import GivenRedis, RedisServer
 
 from mapstate.backends.redis import cluster_writer
 from mapstate.backends.redis.backend import RedisBackend
-from mapstate.backends.redis.buckets import Bucket, Group, in_groups
 from mapstate.backends.redis.cluster_backend import RedisClusterBackend
 from mapstate.backends.redis.layout import StringLayout
+from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group
 from mapstate.backends.redis.wire import PackedKeys, command
 from mapstate.spec import CHUNK_SIZE
 
 _PAYLOAD = b"[280000009,3,2]"
 _TOKEN = b"1:280000009:nonce"
 _LIMIT = 2**29
-_BUCKETS = RedisClusterBackend().buckets
+_GROUPS = RedisClusterBackend().buckets
 _FEW = 24
 _GROUPED = "cluster of three, grouped beforehand"
 _UNGUARDED = "cluster of three, grouped beforehand, unguarded"
 
 _Round = list[tuple[Any, list[bytes]]]
-"""What goes to each connection at once."""
+"""The commands for each connection, sent at once."""
 
 
 def sent(rounds: list[_Round]) -> Callable[[], None]:
-    """Sends what was packed, one round after the other, each to all its connections before the first reply."""
+    """Send the packed rounds one after the other, each to all its connections before the first reply."""
 
     def send() -> None:
         for one in rounds:
@@ -60,7 +61,7 @@ def sent(rounds: list[_Round]) -> Callable[[], None]:
 
 
 def to_one(conn: Any, users: list[str]) -> list[_Round]:
-    """MGET and MSET of each chunk."""
+    """Pack MGET and MSET of each chunk."""
     layout, rounds = StringLayout(STATE, _LIMIT, b"ready:", None), list[_Round]()
     for some in chunks(users, CHUNK_SIZE):
         keys = layout.pack(list(some))
@@ -70,26 +71,26 @@ def to_one(conn: Any, users: list[str]) -> list[_Round]:
 
 
 def to_nodes(conns: list[Any], users: list[str]) -> list[_Round]:
-    """The fence and MGET, and the script with its guard, for each bucket's share of each chunk."""
-    buckets = [Bucket(b"ready", number, STATE, _LIMIT, None) for number in range(_BUCKETS)]
-    of = [conns[one.slot * len(conns) // 16384] for one in buckets]
+    """Pack fence and MGET, and the script with its guard, for each slot group's share of each chunk."""
+    groups = [SlotGroup(b"ready", number, STATE, _LIMIT, None) for number in range(_GROUPS)]
+    of = [conns[one.slot * len(conns) // 16384] for one in groups]
     rounds: list[_Round] = [
-        [(conn, [command(b"SET", one.fence, _TOKEN)])] for conn, one in zip(of, buckets, strict=True)
+        [(conn, [command(b"SET", one.fence, _TOKEN)])] for conn, one in zip(of, groups, strict=True)
     ]
     for some in chunks(users, RedisClusterBackend.chunk_size):
         gets: dict[Any, list[bytes]] = {conn: [] for conn in conns}
         puts: dict[Any, list[bytes]] = {conn: [] for conn in conns}
-        for group in in_groups(some, _BUCKETS):
-            bucket, conn = buckets[group.bucket], of[group.bucket]
-            keys = bucket.pack(group.keys)
-            gets[conn] += bucket.fenced_get(keys)
-            puts[conn].append(bucket.fenced_put(_TOKEN, keys, [_PAYLOAD] * len(keys), b""))
+        for part in by_slot_group(some, _GROUPS):
+            group, conn = groups[part.group], of[part.group]
+            keys = group.pack(part.keys)
+            gets[conn] += group.fenced_get(keys)
+            puts[conn].append(group.fenced_put(_TOKEN, keys, [_PAYLOAD] * len(keys), b""))
         rounds += [list(gets.items()), list(puts.items())]
     return rounds
 
 
 class Grouped:
-    """Users in order of their buckets, chunk by chunk, and the groups of each chunk, which are looked up."""
+    """Users in order of their slot groups, chunk by chunk, and a table of each chunk's parts."""
 
     def __init__(self, users: list[str]) -> None:
         assert RedisClusterBackend.chunk_size == ARROW_ROWS, "a chunk is a batch from Arrow"
@@ -97,33 +98,33 @@ class Grouped:
         self._places: dict[str, list[tuple[int, list[int]]]] = {}
         for some in chunks(users, ARROW_ROWS):
             places, start = [], 0
-            for group in in_groups(some, _BUCKETS):
-                places.append((group.bucket, [*range(start, start + len(group.keys))]))
-                start += len(group.keys)
-                self.users += group.keys
+            for part in by_slot_group(some, _GROUPS):
+                places.append((part.group, [*range(start, start + len(part.keys))]))
+                start += len(part.keys)
+                self.users += part.keys
             self._places[self.users[-start]] = places
 
-    def groups(self, keys: Sequence[str], _: int) -> list[Group]:
-        """In place of `in_groups`."""
-        return [Group(bucket, at, list(keys[at[0] : at[-1] + 1])) for bucket, at in self._places[keys[0]]]
+    def parts(self, keys: Sequence[str], _: int) -> list[GroupKeys]:
+        """Replace `by_slot_group`."""
+        return [GroupKeys(group, at, list(keys[at[0] : at[-1] + 1])) for group, at in self._places[keys[0]]]
 
     def apply(self, state: CountedState, batches: Sequence[Any], *, guarded: bool = True) -> float:
-        """One batch; its seconds."""
+        """Apply one batch; its seconds."""
         with ExitStack() as patches:
-            patches.enter_context(patch.object(cluster_writer, "in_groups", self.groups))
+            patches.enter_context(patch.object(cluster_writer, "by_slot_group", self.parts))
             if not guarded:
-                patches.enter_context(patch.object(Bucket, "fenced_put", _mset))
+                patches.enter_context(patch.object(SlotGroup, "fenced_put", _mset))
                 patches.enter_context(patch.object(cluster_writer.ClusterWriter, "_check_done", lambda *_: None))
             return state.apply(batches)
 
 
-def _mset(bucket: Bucket, _: bytes, keys: PackedKeys, values: Sequence[bytes], __: object) -> bytes:
-    """In place of `Bucket.fenced_put`; its reply, OK, is not that of the script, and is not looked at."""
-    return bucket._layout.put(keys, values)[0]
+def _mset(group: SlotGroup, _: bytes, keys: PackedKeys, values: Sequence[bytes], __: object) -> bytes:
+    """Replace `SlotGroup.fenced_put`. Its reply, OK, is not that of the script, and nothing checks it."""
+    return group._layout.put(keys, values)[0]
 
 
 def connected(server: GivenRedis) -> Any:
-    """A connection, kept to the end."""
+    """Open a connection, and keep it to the end."""
     return RedisBackend(port=server.port).pool().get_connection()
 
 
@@ -134,7 +135,7 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
         states = {
             "single": CountedState(server.url),
             "cluster of three": CountedState(nodes.url),
-            f"cluster of three, {_FEW} buckets": CountedState(f"{nodes.url}?buckets={_FEW}", f"{STATE}-{_FEW}"),
+            f"cluster of three, {_FEW} groups": CountedState(f"{nodes.url}?buckets={_FEW}", f"{STATE}-{_FEW}"),
         }
         grouped = Grouped(users)
         in_order = arrow_batches(grouped.users)
@@ -168,21 +169,21 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 Goal("least", 0.7),
             ),
             Row(
-                "the same, keys in order of buckets that are known beforehand",
+                "the same, keys in order of groups that are known beforehand",
                 "single Redis",
                 ratios(seconds["single"], seconds[_GROUPED]),
-                note="what the goal above would be if telling buckets apart took no time",
+                note="what the goal above would be if telling groups apart took no time",
             ),
             Row(
-                "the same again, a plain MSET for each bucket that no fence guards",
+                "the same again, a plain MSET for each group that no fence guards",
                 "single Redis",
                 ratios(seconds["single"], seconds[_UNGUARDED]),
-                note="what the scripts that look at the fence take; not a state that anybody may use",
+                note="what the scripts that check the fence take; not a state that anybody may use",
             ),
             Row(
-                f"the same with {_FEW} buckets, eight for each master",
+                f"the same with {_FEW} groups, eight for each master",
                 "single Redis",
-                ratios(seconds["single"], seconds[f"cluster of three, {_FEW} buckets"]),
+                ratios(seconds["single"], seconds[f"cluster of three, {_FEW} groups"]),
             ),
             Row(
                 "the same commands on three, packed beforehand",
@@ -191,7 +192,7 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 note="what the goal above would be for a library that takes no time itself",
             ),
         ],
-        f"{keys:,} keys a batch, {_BUCKETS} buckets where nothing is said, chunks of 2,000 keys and of 10,000 in the "
+        f"{keys:,} keys a batch, {_GROUPS} groups where nothing is said, chunks of 2,000 keys and of 10,000 in the "
         f"cluster: each store's default; {turns} turns after 2 to warm up",
         table(
             "state on | microseconds a key",

@@ -10,20 +10,20 @@ import pyarrow as pa
 
 from mapstate import Count, opaque, open_reader
 from mapstate.aggregators.fields import Fields
-from mapstate.keys import KeyField
-from mapstate.ledger import Ledger
-from mapstate.spark.task import BatchTask
-from mapstate.transitions import Commit, Field, Opening
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Commit, OpenRequest
+from mapstate.schema import Field, KeyField
+from mapstate.spark.executor.task import BatchTask
 
 __all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time"]
 
 STATE = "visits"
-ARROW_ROWS = 10_000  # of each batch that Spark sends to Python
+ARROW_ROWS = 10_000  # rows of each batch that Spark sends to Python
 _KEYS = (KeyField("user_id", "string"),)
 
 
 def arrow_batches(users: Sequence[str], counts: int = 1) -> list[pa.RecordBatch]:
-    """What the aggregation sends to a task: each user once, with ``counts`` rows."""
+    """Make the input of a task, as the aggregation does: each user once, with ``counts`` rows."""
     out = []
     for start in range(0, len(users), ARROW_ROWS):
         some = users[start : start + ARROW_ROWS]
@@ -33,7 +33,7 @@ def arrow_batches(users: Sequence[str], counts: int = 1) -> list[pa.RecordBatch]
 
 
 class CountedState:
-    """Runs batches one after the other, each by one task in this process."""
+    """Run batches one after the other, each by one task in this process."""
 
     def __init__(self, url: str, name: str = STATE, **options: Any) -> None:
         self.url, self.name = url, name
@@ -41,7 +41,7 @@ class CountedState:
         self.store = self.spec.open()
         one = Count()
         self._fields = Fields([Field("n", one.describe(), "bigint")], {"n": one})
-        opening = Opening(
+        opening = OpenRequest(
             state=name,
             type="opaque",
             serializer=self.spec.serializer,
@@ -54,15 +54,15 @@ class CountedState:
         self.batches = 0
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> float:
-        """One batch, begun and committed; the seconds of its task."""
-        begun = self.ledger.begin(self.batches)
+        """Begin and commit one batch; the seconds of its task."""
+        attempt = self.ledger.begin(self.batches)
         task = BatchTask(
             spec=self.spec,
             fields=self._fields,
-            layouts=self.ledger.record.layouts,
+            field_counts=self.ledger.record.field_counts,
             keys=_KEYS,
             partials=[1],
-            begun=begun,
+            attempt=attempt,
             new_values=None,
         )
         started = time.perf_counter()
@@ -70,26 +70,26 @@ class CountedState:
         seconds = time.perf_counter() - started
         line = out[-1].column(0)[0].as_py()
         assert '"error":null' in line, line
-        self.ledger.commit(Commit(batch_id=self.batches, txid=begun.txid, owner="bench"))
+        self.ledger.commit(Commit(batch_id=self.batches, txid=attempt.txid, owner="bench"))
         self.batches += 1
         return seconds
 
     def check(self, users: Sequence[str], expected: int) -> None:
-        """Every user's count, through a reader."""
+        """Read every user's count."""
         with open_reader(self.url, self.name) as reader:
             for some in chunks(users, 50_000):
                 assert reader.multi_get(some) == [{"n": expected}] * len(some), "counted wrong"
 
 
 def processor_lines(prefix: str, processor: dict[str, float]) -> list[tuple[str, str]]:
-    """What `processor_time` found, as lines of a table."""
+    """The figures of `processor_time`, as lines of a table."""
     return [(f"{prefix}, {name.replace('_cpu', '')}, processor time", f"{own:.2f}") for name, own in processor.items()]
 
 
 def processor_time(
     state: CountedState, batches: Sequence[pa.RecordBatch], keys: int, servers: Sequence[Any], rounds: int = 5
 ) -> dict[str, float]:
-    """Microseconds of processor that a key takes, of this process and of the servers that these clients lead to."""
+    """Measure the processor microseconds per key, of this process and of these clients' servers."""
 
     def of_servers() -> float:
         spent = [client.info("cpu") for client in servers]
@@ -104,5 +104,5 @@ def processor_time(
 
 
 def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    """``items``, so many at a time."""
+    """Split ``items`` into lists of ``size``."""
     return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,9 +1,9 @@
-"""Batches of 100,000 to 800,000 keys: whether time grows in a line, and Python workers stay as small.
+"""Batches of 100,000 to 800,000 keys: whether time grows linearly, and Python workers stay small.
 
-One opaque state on Redis; batches of the four sizes take turns. The line is fitted through the medians, each point
-weighted by its own time; `measured` is how far the worst median lies from it, and the spread is that of single turns.
-Memory is the peak of all of Spark's Python workers together within a batch (Linux only); the mark is set back before
-each.
+One opaque state is on Redis, and batches of the four sizes take turns. The line is fitted through the medians, each
+point weighted by its own time. `measured` is the distance of the worst median from it; the spread is that of single
+turns. Memory is the peak of all of Spark's Python workers together within a batch (Linux only). It is reset before each
+batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZES = (100_000, 200_000, 400_000, 800_000)
 
 
 def workers() -> Iterator[Path]:
-    """The /proc directories of Spark's Python workers."""
+    """List the /proc directories of Spark's Python workers."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"pyspark.daemon" in (process / "cmdline").read_bytes() and _is_ours(process):
@@ -44,7 +44,7 @@ def _is_ours(process: Path) -> bool:
 
 
 def peak() -> float:
-    """MB of all workers, since `reset`."""
+    """The peak MB of all workers, since `reset`."""
     total = 0
     for worker in workers():
         with suppress(OSError):
@@ -54,14 +54,14 @@ def peak() -> float:
 
 
 def reset() -> None:
-    """Forgets the peaks."""
+    """Reset the peaks."""
     for worker in workers():
         with suppress(OSError):
             (worker / "clear_refs").write_text("5")
 
 
 def off_line(points: dict[int, float]) -> float:
-    """How far the worst point lies from the line that fits best, relative to it."""
+    """The distance of the worst point from the best line, relative to the line."""
     sizes, seconds = np.array(list(points)), np.array(list(points.values()))
     line = np.poly1d(np.polyfit(sizes, seconds, 1, w=1 / seconds))
     return float(np.max(np.abs(seconds / line(sizes) - 1)))

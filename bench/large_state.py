@@ -1,8 +1,8 @@
 """A state of ten million keys beside one of 100,000: the same batches, by a task called in this process.
 
-Each state has a Redis of its own. Nine of ten million records are not made by batches but written past mapstate, as a
-committed batch would have left them. Two kinds of batch: the same keys in both; and keys drawn from the whole of each.
-Beside them redis-py reads the same keys and writes back what it read: what a server with more keys costs anybody.
+Each state has a Redis of its own. Nine of ten million records are written past mapstate, in the form that a
+committed batch leaves. There are two kinds of batch: the same keys in both, and keys drawn from the whole of each.
+For comparison redis-py reads the same keys and writes them back: that is what a server with more keys costs anybody.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SMALL, LARGE = 100_000, 10_000_000
 
 
 def fill(url: str, first: int, last: int, txid: int) -> None:
-    """Records of ``[txid, 0, 0]`` for users from ``first`` to below ``last``."""
+    """Write records ``[txid, 0, 0]`` for users from ``first`` to below ``last``."""
     record = b"[%d,0,0]" % txid
     with redis.Redis.from_url(url) as client:
         for start in range(first, last, 20_000):
@@ -43,7 +43,7 @@ def ask(keys: int = 50_000, turns: int = 9) -> Answer:
         counted = {}
         for size, state in states.items():
             state.apply([])
-            fill(state.url, 0, size, state.ledger.record.committed.txid)
+            fill(state.url, 0, size, state.ledger.record.last_commit.txid)
             counted[size] = 0
 
         def same_keys(size: int) -> float:
@@ -51,7 +51,7 @@ def ask(keys: int = 50_000, turns: int = 9) -> Answer:
             return states[size].apply(batches)
 
         def any_keys(size: int) -> float:
-            drawn = rng.sample(range(keys, size), keys)  # apart from the same ones, whose count is checked
+            drawn = rng.sample(range(keys, size), keys)  # not from the shared keys, whose count is checked
             return states[size].apply(arrow_batches([f"user-{at}" for at in drawn]))
 
         def raw(size: int) -> None:

@@ -1,4 +1,4 @@
-"""How every question of the benchmark is measured: by turns, as ratios within a turn, with their spread."""
+"""Measure a question of the benchmark: by turns, as ratios within a turn, with their spread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 __all__ = ["ROOT", "Answer", "Goal", "Row", "by_turns", "ratios", "spread", "timed"]
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # where the servers are
+sys.path.insert(0, str(ROOT / "tests/fixtures"))  # where the servers are
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -27,12 +27,12 @@ class Goal(msgspec.Struct, frozen=True):
         return f"at {self.bound} {self.number:g}"
 
     def reached(self, measured: float) -> bool:
-        """Whether a figure is within the bound."""
+        """Whether a figure meets the goal."""
         return measured <= self.number if self.bound == "most" else measured >= self.number
 
 
 class Row(msgspec.Struct):
-    """One line of the table. ``values`` are the ratio of each turn; none where it was not measured, and why."""
+    """One line of the table. ``values`` has the ratio of each turn; empty if it was not measured, and why."""
 
     what: str
     against: str
@@ -46,7 +46,7 @@ class Row(msgspec.Struct):
         return statistics.median(self.values)
 
     def line(self) -> str:
-        """As Markdown."""
+        """The line as Markdown."""
         goal = "" if self.goal is None else str(self.goal)
         if not self.values:
             return f"| {self.what} | {self.against} | {goal} | not measured | | {self.note} |"
@@ -56,7 +56,7 @@ class Row(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What a question came to: its rows, how it was asked, and anything else worth keeping, as Markdown."""
+    """The answer to a question: its rows, the settings, and further results as Markdown."""
 
     rows: list[Row]
     how: str
@@ -65,14 +65,14 @@ class Answer(msgspec.Struct):
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds that ``work`` takes."""
+    """Measure the seconds of ``work``."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def by_turns(ways: dict[str, Callable[[], Any]], turns: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Seconds of each way in each turn, begun by another way each time; a way may return its own seconds instead."""
+    """Seconds of each way in each turn. Each turn starts with another way; a way may return its own seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for turn in range(-warm_up, turns):
@@ -87,17 +87,17 @@ def by_turns(ways: dict[str, Callable[[], Any]], turns: int, warm_up: int = 1) -
 
 
 def ratios(over: Iterable[float], under: Iterable[float]) -> list[float]:
-    """One for each turn."""
+    """The ratio of each turn."""
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> str:
-    """Median, and least to greatest."""
+    """Median, and least to greatest value."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle * scale:.2f} ({low * scale:.2f} to {high * scale:.2f})"
 
 
 def table(head: str, lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; ``head`` has its columns, with bars between."""
+    """Make a Markdown table; ``head`` has its columns, with bars between."""
     bars = "|".join("---" for _ in head.split("|"))
     return "\n".join([f"| {head} |", f"|{bars}|", *(f"| {' | '.join(line)} |" for line in lines)])

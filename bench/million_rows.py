@@ -4,15 +4,15 @@ Every contestant is a streaming query of its own over the same files:
 
     noop          the aggregation alone, into Spark's noop sink
     no store      the same, then tasks in Python that only read it
-    packed        the same, then the commands of equal payloads, packed beforehand and read ahead: the tasks only send
-                  them, and read the replies. No library that reads and writes each key can be faster
+    packed        the same, then commands of equal payloads, packed beforehand and read ahead: the tasks only send
+                  them and read the replies. No library that reads and writes each key can be faster
     floor         the same, then raw MGET and MSET of equal payloads, one after the other
     mapstate      opaque, transactional, non-transactional
     by hand       pipelined INCRBY from foreachPartition; not exactly once
     stateful      Spark's own stateful aggregation on RocksDB, update mode, and an MSET upsert
 
-Figures are seconds of the batch function; Spark's own bookkeeping around it is the same for all. Beside them, who spent
-the processor meanwhile: what a store that costs less could win at most.
+Figures are seconds of the batch function; Spark's own bookkeeping around it is the same for all. A second table says
+which process spent the processor time: a store that costs less could win at most its share.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ BOUNDS = {
     "packed": ("the same plan, the commands packed beforehand", "a library that takes no time"),
 }
 PAYLOAD = b"[280274529,3,2]"  # the length of an opaque record of a count
-RECIPES = {"opaque": opaque, "transactional": transactional, "non-transactional": non_transactional}
+SPECS = {"opaque": opaque, "transactional": transactional, "non-transactional": non_transactional}
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 def floor(url: str) -> Contestant:
-    """Reads and writes as many bytes as an opaque state, with redis-py and hiredis, a connection for each task."""
+    """Read and write as many bytes as an opaque state, with redis-py and hiredis, a connection for each task."""
 
     def raw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         client = redis.Redis.from_url(url)
@@ -69,7 +69,7 @@ def floor(url: str) -> Contestant:
 
 
 def packed(url: str, folder: Path, keys: int, partitions: int) -> Contestant:
-    """Each task sends its share of all keys, chunk by chunk as its rows come, whichever those are."""
+    """Send each task's share of all keys, chunk by chunk as its rows come, whichever those are."""
     layout = StringLayout("packed", 2**29, b"packed:", None)
     for partition in range(partitions):
         share, commands = [f"user-{key}" for key in range(partition, keys, partitions)], []
@@ -103,7 +103,7 @@ def packed(url: str, folder: Path, keys: int, partitions: int) -> Contestant:
 
 
 def by_hand(url: str) -> Contestant:
-    """What is written where nobody minds what a crash leaves."""
+    """Write by INCRBY, as a job does that ignores crashes."""
 
     def incr(rows: Iterator[Any]) -> None:
         client = redis.Redis.from_url(url)
@@ -119,7 +119,7 @@ def by_hand(url: str) -> Contestant:
 
 
 def upsert(url: str) -> Contestant:
-    """The sink behind Spark's own state."""
+    """Write the rows of Spark's own state."""
 
     def raw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         client = redis.Redis.from_url(url)
@@ -135,7 +135,7 @@ def upsert(url: str) -> Contestant:
 
 
 def check(url: str, batches: int, rows: int, keys: int) -> None:
-    """Every contestant's store holds the count of every key."""
+    """Check that every contestant's store holds the count of every key."""
     each, more = divmod(rows, keys)
     expected = {f"user-{key}": batches * (each + (key < more)) for key in range(keys)}
     users = list(expected)
@@ -148,7 +148,7 @@ def check(url: str, batches: int, rows: int, keys: int) -> None:
             values = [int(value or 0) for value in client.mget([prefix + user for user in some])]
             assert values == [expected[user] for user in some], f"{prefix} counted wrong"
     client.close()
-    for state in RECIPES:
+    for state in SPECS:
         with open_reader(url, state) as reader:
             for start in range(0, len(users), 50_000):
                 some = users[start : start + 50_000]
@@ -168,7 +168,7 @@ def ask(batches: int = 7, rows: int = 1_000_000, keys: int = 400_000, partitions
             "no store": no_store,
             "packed": packed(url, folder, keys, partitions),
             "floor": floor(url),
-            **{name: by_user.persistentAggregate(recipe(url, name), n=Count()) for name, recipe in RECIPES.items()},
+            **{name: by_user.persistentAggregate(spec(url, name), n=Count()) for name, spec in SPECS.items()},
             "by hand": by_hand(url),
             "stateful": upsert(url),
         }
@@ -180,10 +180,10 @@ def ask(batches: int = 7, rows: int = 1_000_000, keys: int = 400_000, partitions
     seconds = {name: own[1:] for name, own in turns.seconds.items()}
     spent = {name: own[1:] for name, own in processor.seconds.items()}
     kinds = list(spent["opaque"][0])
-    ours, what = seconds["opaque"], f"opaque on Redis, {rows:,} rows over {keys:,} keys a batch, `local[2]`"
+    ours, subject = seconds["opaque"], f"opaque on Redis, {rows:,} rows over {keys:,} keys a batch, `local[2]`"
     return Answer(
         [
-            Row(what, "floor: the same plan, raw MGET + MSET", ratios(ours, seconds["floor"]), Goal("most", 0.95)),
+            Row(subject, "floor: the same plan, raw MGET + MSET", ratios(ours, seconds["floor"]), Goal("most", 0.95)),
             Row(ABOVE["stateful"], "opaque", ratios(seconds["stateful"], ours), Goal("least", 3)),
             Row(ABOVE["by hand"], "opaque", ratios(seconds["by hand"], ours), Goal("least", 2.5)),
             *(

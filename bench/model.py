@@ -2,11 +2,14 @@
 
     scripts/run python bench/model.py --updates 10e6 --keys 10e9
 
-An update is one key of one batch: rows of a key are folded before. What is measured on one machine: processor time of a
-task and of the server for each key, bytes of a key in the server, seconds a batch (a start and a slope), and what
-spreading a chunk over a cluster's nodes and buckets adds. What is counted: round trips and bytes on the wire. What is
-assumed: processor time goes with the number of keys whatever their number of servers, and no server, core or wire is
-used beyond `--load` of what it can.
+An update is one key of one batch, after Catalyst has folded the rows of the key.
+
+    measured on one machine   processor time of a task and of the server for each key; bytes of a key in the server;
+                              seconds a batch (a start and a slope); the cost of spreading a chunk over a cluster's
+                              nodes and slot groups
+    counted                   round trips, and bytes on the wire
+    assumed                   processor time goes with the number of keys, whatever the number of servers; no server,
+                              core or wire is used beyond `--load` of its capacity
 """
 
 from __future__ import annotations
@@ -22,19 +25,19 @@ KEPT = ROOT / "bench" / "answers.json"
 
 
 def figures() -> dict[str, float]:
-    """All that the questions have left."""
+    """The kept answers of all questions."""
     answers = msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Answer])
     return {name: value for answer in answers.values() for name, value in answer.figures.items()}
 
 
 def wire_bytes(name: int, record: int) -> int:
-    """Both ways, for one key: MGET and its reply, MSET."""
+    """Bytes on the wire for one key, both ways: MGET and its reply, MSET."""
     word = 6  # a dollar, two digits, two line breaks
     return (word + name) + (word + record) + (word + name) + (word + record)
 
 
 def line(found: dict[str, float]) -> str:
-    """Seconds of a batch of no keys, and of a million more, with two tasks on two cores."""
+    """Seconds of a batch of no keys, and of each further million, with two tasks on two cores."""
     points = {int(name.removeprefix("growth.")): one for name, one in found.items() if name.startswith("growth.")}
     if not points:
         return "`growth` was not asked"
@@ -110,8 +113,8 @@ def main() -> None:
     print(
         f"\nA batch every {options.batch:g} s has {batch:,.0f} keys: {cores} tasks have {chunks:,.0f} chunks each, and"
         f" wait for a reply {waits:.1f} s of {options.batch:g} s in all. A chunk of {options.chunk:,} keys over"
-        f" {options.buckets} buckets leaves {group:.1f} keys a group; for 32, as in the figures above, chunk_size has"
-        f" to be {full:,}: {full * wire / 2**20:.1f} MB in hand for each chunk."
+        f" {options.buckets} slot groups leaves {group:.1f} keys a group; for 32, as in the figures above, chunk_size"
+        f" has to be {full:,}: {full * wire / 2**20:.1f} MB in hand for each chunk."
     )
 
 

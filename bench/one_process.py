@@ -1,9 +1,9 @@
 """Everything but Spark: read, decode, combine, encode, write, beside raw MGET and MSET of the same bytes.
 
-A task is called in this process with Arrow batches of 10,000 rows. Beside it, with names and payloads of the same
+This process calls a task with Arrow batches of 10,000 rows. For comparison, with names and payloads of the same
 length, one chunk after the other on one connection:
 
-    redis-py   `mget` and `mset` with hiredis, names ready made
+    redis-py   `mget` and `mset` with hiredis, and ready-made names
     wire       the same with every command packed beforehand: what the server and the socket take by themselves
 """
 
@@ -54,11 +54,11 @@ def ask(keys: int = 200_000, turns: int = 9) -> Answer:
         for prefix in ("rawraw:", "wirewi:"):
             assert client.mget([prefix + user for user in users]) == [payload] * keys
     ours = seconds["mapstate"]
-    what = "opaque on Redis without Spark, one process"
+    subject = "opaque on Redis without Spark, one process"
     return Answer(
         [
-            Row(what, "raw MGET + MSET of the same bytes", ratios(ours, seconds["redis-py"]), Goal("most", 1.15)),
-            Row(what, "the same, packed beforehand", ratios(ours, seconds["wire"])),
+            Row(subject, "raw MGET + MSET of the same bytes", ratios(ours, seconds["redis-py"]), Goal("most", 1.15)),
+            Row(subject, "the same, packed beforehand", ratios(ours, seconds["wire"])),
         ],
         f"{keys:,} keys, chunks of {CHUNK:,}, {turns} turns after 2 to warm up",
         table(

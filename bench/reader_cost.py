@@ -1,15 +1,15 @@
 """What a committed read costs beside a raw one.
 
-A thousand keys of an opaque state on a Redis of one's own are read again and again, by turns; a turn of the table is
+Each way reads a thousand keys of an opaque state on its own Redis again and again, by turns. A turn of the table is
 the median of fifty reads.
 
     committed   `open_reader(...).multi_get(keys)`: keys encoded, one round trip with the ledger before and after
-                the records, decoded, judged by the one rule, shown as dicts
+                the records, decoded, chosen by the one rule, returned as dicts
     latest      the same with consistency="latest"
     map         mapstate's own backing map: keys encoded, `multi_get`, records decoded
     bytes       the backing map's `multi_get` alone: texts in, bytes out
     MGET        redis-py's `mget` with hiredis: names in, bytes out
-    by hand     the same, and each record decoded with msgspec: what somebody who wants numbers does
+    by hand     the same, and each record decoded with msgspec, as a service without mapstate does
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ask(keys: int = 1000, turns: int = 30) -> Answer:
             state.apply(arrow_batches(users))
         ledger = state.ledger.record
         store, codec = resolve(server.url).open(STATE), KeyCodec(ledger.keys)
-        records = RecordCodec(serializer("json"), STATE, "opaque", ledger.fields, ledger.layouts)
+        records = RecordCodec(serializer("json"), STATE, "opaque", ledger.fields, ledger.field_counts)
         texts = [codec.encode(user) for user in users]
         names = [f"{STATE}:{text}" for text in texts]
 

@@ -1,8 +1,8 @@
 """Bytes of Redis for each key: an opaque count beside a plain counter of the same key.
 
-`MEMORY USAGE` is the server's own account of a key, `used_memory` what the whole server grew by. The counters are
-made by INCRBY, the state by a task; both have been counted up three times. With `layout=packed`, 50 keys to a bucket,
-the account of all hashes is shared out among the keys; how long a task takes then is beside that of `layout=string`.
+`MEMORY USAGE` is the server's own figure for a key, `used_memory` the growth of the whole server. INCRBY makes the
+counters, and a task makes the state; both count up three times. With `layout=packed`, 50 keys to a hash shard, each
+key gets its share of the hashes' memory. The time of a task is compared with that of `layout=string`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from counted_state import STATE, CountedState, arrow_batches, chunks
 from servers import RedisServer
 
 ROUNDS = 3
-SAMPLE = 100  # keys whose MEMORY USAGE is asked
-A_BUCKET = 50  # keys of one hash where they are packed
+SAMPLE = 100  # keys to ask MEMORY USAGE for
+A_SHARD = 50  # keys of one hash shard
 TURNS = 9
 
 
 def filled(fill: Callable[[str, redis.Redis], Any], names: list[str]) -> tuple[list[int], int]:
-    """`MEMORY USAGE` of these Redis keys and the growth of `used_memory`, on a server of its own."""
+    """Measure `MEMORY USAGE` of these Redis keys and the growth of `used_memory`, on a server of its own."""
     with RedisServer().start() as server, redis.Redis.from_url(server.url) as client:
         before = client.info("memory")["used_memory"]
         fill(server.url, client)
@@ -36,7 +36,7 @@ def filled(fill: Callable[[str, redis.Redis], Any], names: list[str]) -> tuple[l
 
 
 def opaque(users: list[str], by: int, layout: str = "layout=string") -> Callable[[str, redis.Redis], None]:
-    """Fills a state, in batches of ``by`` rows a key."""
+    """Fill a state, in batches of ``by`` rows a key."""
 
     def fill(url: str, _: redis.Redis) -> None:
         state = CountedState(f"{url}?{layout}")
@@ -48,7 +48,7 @@ def opaque(users: list[str], by: int, layout: str = "layout=string") -> Callable
 
 
 def counters(users: list[str], by: int) -> Callable[[str, redis.Redis], None]:
-    """The same without mapstate."""
+    """Fill plain counters, without mapstate."""
 
     def fill(_: str, client: redis.Redis) -> None:
         for _round in range(ROUNDS):
@@ -62,11 +62,11 @@ def counters(users: list[str], by: int) -> Callable[[str, redis.Redis], None]:
     return fill
 
 
-def times(users: list[str], layouts: dict[str, str]) -> dict[str, list[float]]:
-    """Seconds of a task in each layout, by turns, on one server."""
+def times(users: list[str], field_counts: dict[str, str]) -> dict[str, list[float]]:
+    """Measure the seconds of a task in each layout, by turns, on one server."""
     batches = arrow_batches(users)
     with RedisServer().start() as server:
-        states = {way: CountedState(f"{server.url}?prefix={way}/&{layout}") for way, layout in layouts.items()}
+        states = {way: CountedState(f"{server.url}?prefix={way}/&{layout}") for way, layout in field_counts.items()}
         seconds = by_turns({way: partial(one.apply, batches) for way, one in states.items()}, TURNS, warm_up=2)
         for one in states.values():
             one.check(users, one.batches)
@@ -75,10 +75,10 @@ def times(users: list[str], layouts: dict[str, str]) -> dict[str, list[float]]:
 
 def ask(keys: int = 100_000) -> Answer:
     users = [f"user-{at}" for at in range(keys)]
-    buckets = keys // A_BUCKET
-    packed = f"layout=packed&buckets={buckets}"
+    shards = keys // A_SHARD
+    packed = f"layout=packed&buckets={shards}"
     some = [f"{STATE}:{user}" for user in users[:: keys // SAMPLE]]
-    hashes = [f"{STATE}:{at:0{len(str(buckets - 1))}}" for at in range(buckets)]
+    hashes = [f"{STATE}:{at:0{len(str(shards - 1))}}" for at in range(shards)]
     rows, lines, figures = [], [], {}
     for by in (1, 20_000):
         ours, our_growth = filled(opaque(users, by), some)
@@ -91,23 +91,23 @@ def ask(keys: int = 100_000) -> Answer:
             ("", 1.5, [a / b for a, b in zip(ours, plain, strict=True)], our_growth),
             (", packed", 1.0, [packed_usage / plain_usage], small_growth),
         ):
-            what = f"Redis bytes per key, opaque Count{layout}"
+            subject = f"Redis bytes per key, opaque Count{layout}"
             note = shared if by == 1 and not layout else ""
             against, most = "plain INCR counters of the same keys", Goal("most", goal)
-            rows.append(Row(f"{what}, `MEMORY USAGE`, {count}", against, usage, most))
-            rows.append(Row(f"{what}, `used_memory`, {count}", against, [growth / plain_growth], most, note))
+            rows.append(Row(f"{subject}, `MEMORY USAGE`, {count}", against, usage, most))
+            rows.append(Row(f"{subject}, `used_memory`, {count}", against, [growth / plain_growth], most, note))
         means = sum(ours) / len(ours), packed_usage, plain_usage
-        growths = [one / keys for one in (our_growth, small_growth, plain_growth)]
-        lines.append((f"`MEMORY USAGE`, {count}", *(f"{one:.1f}" for one in means)))
-        lines.append((f"`used_memory`, {count}", *(f"{one:.1f}" for one in growths)))
+        growths = [growth / keys for growth in (our_growth, small_growth, plain_growth)]
+        lines.append((f"`MEMORY USAGE`, {count}", *(f"{mean:.1f}" for mean in means)))
+        lines.append((f"`used_memory`, {count}", *(f"{growth:.1f}" for growth in growths)))
         figures = {"redis_memory.bytes": growths[0], "redis_memory.plain": growths[2]}
     seconds = times(users, {"string": "layout=string", "packed": packed})
-    what = "opaque with layout=packed, one process"
-    rows.append(Row(what, "the same with layout=string", ratios(seconds["packed"], seconds["string"])))
+    subject = "opaque with layout=packed, one process"
+    rows.append(Row(subject, "the same with layout=string", ratios(seconds["packed"], seconds["string"])))
     by_layout = [(layout, spread(own, 1e6 / keys)) for layout, own in seconds.items()]
     return Answer(
         rows,
-        f"{keys:,} keys such as `{STATE}:user-42`, counted up {ROUNDS} times; packed into {buckets:,} buckets; "
+        f"{keys:,} keys such as `{STATE}:user-42`, counted up {ROUNDS} times; packed into {shards:,} hash shards; "
         f"{TURNS} turns after 2 to warm up",
         table("bytes a key | opaque | packed | INCR", lines) + "\n\n" + table("layout | microseconds a key", by_layout),
         figures,

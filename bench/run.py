@@ -1,12 +1,11 @@
 """What mapstate costs beside the wire and beside what people use today. ``make bench``.
 
 Each question is a module of its own with a function ``ask``, and runs in a process of its own. All contestants of a
-question take turns, so that a slow minute of the machine hits all of them; each ratio is taken within one turn.
-Medians, with the least and the greatest. The first turns warm up and are not counted. What was stored is compared
-with an independent count after each run. Only the ratios travel to other machines.
+question take turns, so a slow minute of the machine hits all of them. Each ratio is taken within one turn. Figures are
+medians, with the least and the greatest. The first turns warm up and are not counted. Each run compares what was stored
+with an independent count. Only the ratios hold on other machines.
 
-Answers are kept in bench/answers.json, so that a question can be asked again by itself; bench/RESULTS.md is made
-from them.
+bench/answers.json keeps the answers, so a question can be repeated by itself. bench/RESULTS.md is made from them.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ question again. The spread is from the least to the greatest turn, then the numb
 
 
 def asked(name: str, sizes: list[str]) -> Answer | None:
-    """The answer of a question, asked in a process of its own; None where it failed, after its traceback."""
+    """Ask a question in a process of its own; None if it failed, after its traceback."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answer.json"
         command = [sys.executable, __file__, "--answer", name, "--out", out, "--sizes", *sizes]

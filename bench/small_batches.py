@@ -1,8 +1,8 @@
 """Batches of a thousand rows and 500 keys: opaque on Redis beside the same query into Spark's noop sink.
 
 Both are foreachBatch queries over the same files. The turn of a query is a whole batch, from the start of its function
-to that of the next one: Spark's own bookkeeping counts, as it does for whoever waits for a batch. The function by
-itself is reported too.
+to the start of the next one. So Spark's own bookkeeping counts, as it does for a user who waits for a batch. The
+seconds of the function by itself are reported too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRIVER = "opaque, applied on the driver"
 
 
 def measured(url: str, batches: int, rows: int, keys: int, *, whole: bool) -> dict[str, list[float]]:
-    """Seconds of each turn."""
+    """Measure the seconds of each turn."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)
         (folder / "input").mkdir()
@@ -36,12 +36,12 @@ def measured(url: str, batches: int, rows: int, keys: int, *, whole: bool) -> di
         contestants: dict[str, Contestant] = {
             "noop": noop,
             "no store": no_store,
-            **{name: by_user.persistentAggregate(recipe, n=Count()) for name, recipe in states.items()},
+            **{name: by_user.persistentAggregate(spec, n=Count()) for name, spec in states.items()},
         }
         turns = Turns(list(contestants), whole=whole)
         run_streams(spark, folder, contestants, turns)
-        for recipe in states.values():
-            with open_reader(url, recipe.name) as reader:
+        for spec in states.values():
+            with open_reader(url, spec.name) as reader:
                 users = [f"user-{key}" for key in range(keys)]
                 assert reader.multi_get(users) == [{"n": batches * rows // keys}] * keys
     return {name: own[WARM_UP : batches - 1] for name, own in turns.seconds.items()}

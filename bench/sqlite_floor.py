@@ -1,6 +1,6 @@
 """Opaque on SQLite beside a raw SELECT by key and upsert, in one transaction for each chunk.
 
-The floor has the same table (one TEXT key fewer: no state's name), WAL, `synchronous=full`, cache and payloads, and
+The floor has the same table (without the state's name), WAL, `synchronous=full`, cache and payloads. It uses
 one connection, and writes in the order of the keys, as mapstate does.
 """
 

@@ -1,9 +1,9 @@
 """What a Python worker costs before its first record: its imports, and its first batch, beside an empty mapInArrow.
 
-Imports are those of a process of its own: what Spark's worker imports for a mapInArrow, and what unpickling a task
-and opening Redis add. mapstate's modules are compiled first, as pip compiles what it installs: where Python may not
+A process of its own does the imports: those of Spark's worker for a mapInArrow, and those that unpickling a task
+and opening Redis add. mapstate's modules are compiled first, as pip compiles what it installs. If Python may not
 write beside the source, each process would compile them again. First batches are jobs of one small partition with
-`spark.python.worker.reuse` off, so that each has a worker that has never run anything.
+`spark.python.worker.reuse` off, so each has a worker that has never run anything.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from servers import RedisServer
 
 import mapstate
 from mapstate import Count, newStream, opaque, open_reader
-from mapstate.transitions import Commit
+from mapstate.protocol.ledger_record import Commit
 
 WORKER = "import pyspark.worker, pyarrow, pandas, pyspark.sql.pandas.serializers"
 DRIVER = f"{WORKER}; import redis, msgspec"
-TASK = f"{WORKER}; import mapstate.spark.task, mapstate.backends.redis"
+TASK = f"{WORKER}; import mapstate.spark.executor.task, mapstate.backends.redis"
 
 
 def imports(code: str) -> Any:
-    """Runs it in a new Python."""
+    """Run the imports in a new Python."""
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
@@ -53,7 +53,7 @@ def ask(turns: int = 15) -> Answer:
         )
         with open_reader(server.url, "visits") as reader:
             assert reader.get("user-7") == {"n": count}
-            assert isinstance(reader.ledger().committed, Commit)
+            assert isinstance(reader.ledger().last_commit, Commit)
         spark.stop()
     return Answer(
         [

@@ -35,10 +35,10 @@ Contestant = Callable[[DataFrame, int], Any]
 
 
 class Turns:
-    """Lets one contestant run at a time, batch by batch, in the order given, and times each turn.
+    """Let one contestant run at a time, batch by batch, in the given order, and time each turn.
 
-    A turn is the batch function; with ``whole``, all from a batch's start to that of the next, which is Spark's own
-    bookkeeping too. Then the last batch has no turn of its own.
+    A turn is the batch function. With ``whole`` it is the time from a batch's start to the start of the next, which
+    includes Spark's own bookkeeping. Then the last batch has no turn of its own.
     """
 
     def __init__(self, names: list[str], *, whole: bool = False) -> None:
@@ -51,7 +51,7 @@ class Turns:
         self.failed = False
 
     def take(self, name: str, contestant: Contestant) -> Contestant:
-        """``contestant`` as a foreachBatch function that waits for its turn."""
+        """Wrap ``contestant`` as a foreachBatch function that waits for its turn."""
 
         def timed(batch_df: DataFrame, batch_id: int) -> None:
             if self._whole and name in self._started:
@@ -73,7 +73,7 @@ class Turns:
         return timed
 
     def end(self, name: str) -> None:
-        """The query of ``name`` has had its last batch."""
+        """Note that the query of ``name`` has had its last batch."""
         with self._condition:
             if self._whole and self._names[self._at] == name:
                 self._next()
@@ -93,13 +93,13 @@ _OTHERS = "Python"
 
 
 class Processor:
-    """Who spends the processor in a turn: seconds of each kind of process under this one, and of idle cores."""
+    """Processor seconds of a turn, by kind of process under this one, and of idle cores."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[dict[str, float]]] = {}
 
     def counted(self, name: str, contestant: Contestant) -> Contestant:
-        """``contestant`` with what it spends, told in ``seconds[name]``."""
+        """Wrap ``contestant``, and add what it spends to ``seconds[name]``."""
         turns = self.seconds.setdefault(name, [])
 
         def function(batch_df: DataFrame, batch_id: int) -> None:
@@ -120,7 +120,7 @@ class Processor:
 
 
 def session(partitions: int = 2, **config: Any) -> SparkSession:
-    """Spark as all of these questions have it."""
+    """Start Spark with the settings of all of these questions."""
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -135,26 +135,26 @@ def session(partitions: int = 2, **config: Any) -> SparkSession:
 
 
 def aggregated(batch_df: DataFrame) -> DataFrame:
-    """One row per user."""
+    """Aggregate to one row per user."""
     return batch_df.groupBy("user_id").agg(F.count(F.lit(1)).alias("n"))
 
 
 def noop(batch_df: DataFrame, _batch_id: int) -> None:
-    """The aggregation alone."""
+    """Run the aggregation alone."""
     aggregated(batch_df).write.format("noop").mode("overwrite").save()
 
 
 def no_store(batch_df: DataFrame, _batch_id: int = 0) -> None:
-    """The aggregation, and tasks in Python that only read it: what a store that takes no time would come to."""
+    """Run the aggregation, and Python tasks that only read it: the time of a store that takes no time."""
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # in here it travels by value
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # in here it is pickled by value
         yield pa.RecordBatch.from_arrays([pa.array([sum(batch.num_rows for batch in batches)])], ["done"])
 
     aggregated(batch_df).mapInArrow(read, "done bigint").collect()
 
 
 def make_file(folder: Path, number: int, rows: int, keys: int, seed: int = 7) -> None:
-    """One batch: every key equally often, in an order of its own."""
+    """Write one batch: every key equally often, in an order of its own."""
     users = np.random.default_rng(seed + number).permutation(np.arange(rows) % keys)
     table = pa.table({"user_id": pa.array([f"user-{user}" for user in users])})
     pq.write_table(table, folder / f"batch-{number:03d}.parquet", row_group_size=max(rows // 4, 1))
@@ -163,7 +163,7 @@ def make_file(folder: Path, number: int, rows: int, keys: int, seed: int = 7) ->
 def run_streams(
     spark: SparkSession, folder: Path, contestants: dict[str, Contestant], turns: Turns, *, stateful: str = ""
 ) -> None:
-    """Runs a query for each, over ``folder``/input, until all files are done. ``stateful`` aggregates in Spark."""
+    """Run a query for each, over ``folder``/input, until all files are done. ``stateful`` aggregates in Spark."""
     users = spark.readStream.schema("user_id string").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
     queries = {}
     for at, (name, contestant) in enumerate(contestants.items()):

@@ -3,28 +3,28 @@ r"""Hits and bytes per client and per URL, counted exactly once from a directory
     scripts/run python examples/access_log.py --logs tests/data/access_log --store sqlite:///hits.db \
         --checkpoint hits.checkpoint --rejects hits.rejects
 
-That reads every file there once, in the common or the combined format, plain or .gz, prints the busiest
-clients and URLs, and ends. The next run counts the files that have come since. With --follow it goes on
-until Ctrl-C. Killed at any moment, it is started again as before and nothing is lost or counted twice.
+This run reads every file there once, in the common or the combined format, plain or .gz. It prints the busiest
+clients and URLs, and ends. The next run counts the files that have come since. With --follow it goes on until
+Ctrl-C. If it is killed at any moment, start it again with the same command: nothing is lost or counted twice.
 
-Any service reads the counts while that goes on, without Spark:
+Any service reads the counts during the run, without Spark:
 
     with open_reader("sqlite:///hits.db", "hits_by_url") as hits:
         hits.get("/index.html")                        # {"hits": 45, "bytes": 1777971}
 
 Every line is either counted or rejected. A rejected line stops nothing: `rejects_by_reason` counts it, and
-it lies in --rejects, byte for byte as it came, by reason (`spark.read.text` there sees each line once):
+--rejects has it, byte for byte as it came, by reason (`spark.read.text` reads each line there once):
 
     empty          nothing but white space
     too-long       more than 64 KiB, which no server lets a client send
     no-log-line    not in one of the two formats, or two lines run into one
-    no-request     a log line, but what the client sent was no HTTP request: "-", TLS sent to port 80
+    no-request     a log line, but the client sent no HTTP request: "-", TLS sent to port 80
 
-A line that was cut off somewhere behind its bytes says all that is counted here, so it is counted. "-" for
-bytes is a hit without bytes. Bytes that are no UTF-8 become U+FFFD in a client's or URL's name.
+A line that is cut off somewhere behind its bytes has all that is counted here, so it is counted. "-" for
+bytes is a hit without bytes. Bytes that are not UTF-8 become U+FFFD in a client's or URL's name.
 
-Put finished files into --logs, under names that stay: Spark reads a file once, so lines that are added
-later are not seen, and a file that a rotation renames (access.log.1, access.log.2) is counted again.
+Put finished files into --logs, under names that stay. Spark reads a file once, so it misses lines that are added
+later. It counts a file again that a rotation renames (access.log.1, access.log.2).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
-from mapstate.checkpoint import clear_first_offsets
 from mapstate.errors import StateNotFoundError
+from mapstate.operations.checkpoint import clear_first_offsets
 
 MAX_LINE = 64 * 1024
 
-# Servers write a quote inside quotes as \". Java's possessive *+ and ++ never go back, so that a line of
+# Servers write a quote inside quotes as \". Java's possessive *+ and ++ never go back, so a line of
 # nothing but backslashes costs no more than any other.
 QUOTED = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
 TIME = r"\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\]"
@@ -61,7 +61,7 @@ REQUEST = r"(?s)\A[A-Za-z][A-Za-z_-]* (\S.*) HTTP/\d(?:\.\d)?\z"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     options = _options(arguments)
     quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
     spark = SparkSession.builder.appName("access_log").config(map=quiet).getOrCreate()
@@ -86,17 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_logs(spark: SparkSession, logs: str, max_files_per_trigger: int = 100) -> DataFrame:
-    """A stream of the lines of all files: one column, `value`, the bytes as they are."""
+    """Stream the lines of all files: one column, `value`, the bytes as they are."""
     reader = spark.readStream.option("maxFilesPerTrigger", max_files_per_trigger)
-    reader = reader.option("lineSep", "\n")  # by default a lone \r would end a line too
-    reader = reader.option("maxFileAge", "36500d")  # by default a file a week older than the newest is skipped
+    reader = reader.option("lineSep", "\n")  # by default Spark also ends a line at a lone \r
+    reader = reader.option("maxFileAge", "36500d")  # by default Spark skips a file a week older than the newest
     return reader.text(logs)
 
 
 def parse(lines: DataFrame) -> DataFrame:
-    """client, url (path with query, as logged), status, bytes; or the `reason` why a line has none of these.
+    """Give each line client, url (path with query, as logged), status, bytes; or the `reason` of its rejection.
 
-    `value`, the line itself, stays beside them.
+    `value`, the line itself, stays as a column.
     """
     text = F.when(F.octet_length("value") <= MAX_LINE, F.make_valid_utf8("value"))
     client, request, status, size = (F.regexp_extract(text, LINE, group) for group in (1, 2, 3, 4))
@@ -104,7 +104,7 @@ def parse(lines: DataFrame) -> DataFrame:
     reason = (
         F.when(text.isNull(), "too-long")
         .when(text.rlike(r"\A\s*\z"), "empty")
-        .when(client == "", "no-log-line")  # what regexp_extract says where nothing matches
+        .when(client == "", "no-log-line")  # regexp_extract gives "" for no match
         .when(url == "", "no-request")
     )
     return lines.select(
@@ -120,9 +120,9 @@ def parse(lines: DataFrame) -> DataFrame:
 def start(
     lines: DataFrame, store: str, *, checkpoint: str, rejects: str, trigger: dict[str, Any]
 ) -> list[StreamingQuery]:
-    """Starts four queries over the same lines, each with a checkpoint of its own.
+    """Start four queries over the same lines, each with a checkpoint of its own.
 
-    Two count what could be parsed, one counts what could not, and one keeps it.
+    Two count the parsed lines, one counts the rejected lines, and one keeps them.
     """
     for query in ("hits_by_client", "hits_by_url", "rejects_by_reason", "rejected_lines"):
         clear_first_offsets(f"{checkpoint}/{query}")  # of a run that was killed before its first batch
@@ -146,7 +146,7 @@ def start(
 
 
 def wait_for_signal(queries: list[StreamingQuery]) -> None:
-    """Waits for Ctrl-C or SIGTERM. Raises what ended a query before that."""
+    """Wait for Ctrl-C or SIGTERM. Raises the error of a query that ends before that."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -158,25 +158,25 @@ def wait_for_signal(queries: list[StreamingQuery]) -> None:
 
 
 def report(store: str, top: int = 10) -> None:
-    """Prints the busiest clients and URLs, and what was rejected, as a service would read them."""
+    """Print the busiest clients and URLs, and the rejects, as a service would read them."""
     for state in ("hits_by_client", "hits_by_url"):
         totals = read_all(store, state)
         busiest = heapq.nlargest(top, totals.items(), key=lambda item: (item[1]["hits"], item[1]["bytes"] or 0))
         show(
-            f"{state}: {len(totals):,} keys, {sum(one['hits'] for one in totals.values()):,} hits",
+            f"{state}: {len(totals):,} keys, {sum(fields['hits'] for fields in totals.values()):,} hits",
             (state.removeprefix("hits_by_"), "hits", "bytes"),
-            [(key, one["hits"], one["bytes"] or 0) for key, one in busiest],
+            [(key, fields["hits"], fields["bytes"] or 0) for key, fields in busiest],
         )
     rejects = read_all(store, "rejects_by_reason")
     show(
-        f"rejects_by_reason: {sum(one['lines'] for one in rejects.values()):,} lines",
+        f"rejects_by_reason: {sum(fields['lines'] for fields in rejects.values()):,} lines",
         ("reason", "lines"),
-        [(reason, one["lines"]) for reason, one in sorted(rejects.items())],
+        [(reason, fields["lines"]) for reason, fields in sorted(rejects.items())],
     )
 
 
 def read_all(store: str, state: str) -> dict[str, dict[str, Any]]:
-    """A whole state in memory; {} where no file has come yet."""
+    """Read a whole state into memory; {} if no file has come yet."""
     try:
         with open_reader(store, state) as reader:
             return {key: fields for (key,), fields in reader.scan()}
@@ -185,10 +185,10 @@ def read_all(store: str, state: str) -> dict[str, dict[str, Any]]:
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[tuple[str, *tuple[int, ...]]]) -> None:
-    """A table of names and numbers; a plain one where rich is not installed."""
+    """Print a table of names and numbers; a plain one if rich is not installed."""
     print(f"\n{title}\n")
-    # A log can hold anything, also what a terminal would obey.
-    cells = [(re.sub(r"[\x00-\x1f\x7f-\x9f]", "\ufffd", name), *(f"{one:,}" for one in rest)) for name, *rest in rows]
+    # A log can hold control characters, and a terminal would obey them.
+    cells = [(re.sub(r"[\x00-\x1f\x7f-\x9f]", "\ufffd", name), *(f"{cell:,}" for cell in rest)) for name, *rest in rows]
     try:
         from rich import box
         from rich.console import Console
@@ -196,7 +196,7 @@ def show(title: str, header: Sequence[str], rows: Iterable[tuple[str, *tuple[int
         from rich.text import Text
     except ImportError:
         for name, *rest in (header, *cells):
-            print(f"{name:<50.50}", *(f"{one:>14}" for one in rest))
+            print(f"{name:<50.50}", *(f"{cell:>14}" for cell in rest))
         return
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for column in header:

@@ -1,12 +1,15 @@
-"""A streaming job is killed in the middle of a write, started again, and every count is right.
+"""Kill a streaming job in the middle of a write, start it again, and find every count right.
 
     make demo
 
 A job in a process of its own (demo_job.py) counts visits per user from a dozen files, one per
-micro-batch, into a SQLite file. This process is the service beside it: it reads the counts while they
-are made, with `open_reader` and without Spark. When it sees that a batch is half written it kills the job,
-its JVM and its workers with SIGKILL, and shows what a reader sees then. The job is started again on the
-same checkpoint, and in the end every key is compared with a count that plain Python made of the files.
+micro-batch, into a SQLite file. This process is a service that reads the counts meanwhile, with `open_reader`
+and without Spark.
+
+1. It waits until a batch is half written, and kills the job, its JVM and its workers with SIGKILL.
+2. It shows what a reader sees then.
+3. It starts the job again on the same checkpoint.
+4. It compares every key with a count that plain Python made of the files.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ BATCHES = 12
 VISITS = 4_000  # in each
 USERS = 5_000
 KILL_IN = 5
-PATIENCE = 180  # seconds without a new batch until something must be wrong
+PATIENCE = 180  # seconds without a new batch before the demo gives up
 
 JOB = Path(__file__).with_name("demo_job.py")
 STATE = "visits_by_user"
@@ -52,16 +55,16 @@ def main() -> int:
     for _ in range(3):
         with tempfile.TemporaryDirectory(prefix="mapstate-demo-") as folder, suppress(TooLateError):
             return Demo(Path(folder)).run()
-        console.print("\nThe batch was complete before the job was dead. From the beginning, then.\n")
-    sys.exit("three times a batch was complete before the job was dead: this machine does not fit the demo")
+        console.print("\nThe batch was complete before the job was dead. Starting from the beginning.\n")
+    sys.exit("three times the batch was complete before the job was dead: this machine is too fast for the demo")
 
 
 class TooLateError(Exception):
-    """There is no half batch to show."""
+    """The batch was complete before the job was dead."""
 
 
 class Demo:
-    """The files of one demonstration, and its story."""
+    """One demonstration: its files and its steps."""
 
     def __init__(self, folder: Path) -> None:
         self.visits = folder / "visits"
@@ -71,7 +74,7 @@ class Demo:
         self.store = f"sqlite:///{folder}/visits.db?synchronous=normal"
 
     def run(self) -> int:
-        """The whole story; 0 if every key is right in the end."""
+        """Run all steps; 0 if every key is right in the end."""
         self.make_visits()
         console.print(f"{BATCHES} files of {VISITS:,} visits each: a stream of {BATCHES} micro-batches.")
         console.print("Starting the job. Spark needs some seconds to come up.\n")
@@ -87,7 +90,7 @@ class Demo:
         return self.compare()
 
     def make_visits(self) -> None:
-        """The same visits in every run. Some users come more often than others."""
+        """Write the same visits in every run. Some users come more often than others."""
         self.visits.mkdir()
         chance = random.Random(2026)
         for batch in range(BATCHES):
@@ -100,7 +103,7 @@ class Demo:
             os.utime(path, (batch, batch))  # Spark takes the oldest file first
 
     def kill_in_mid_batch(self) -> None:
-        """Lets the job run until batch `KILL_IN` is half written, and kills it there."""
+        """Let the job run until batch `KILL_IN` is half written, and kill it there."""
         with self.job() as job:
             for reader in self.batches(job):
                 attempt = reader.ledger().in_flight
@@ -108,7 +111,7 @@ class Demo:
                     written, users = self.written(KILL_IN, sample=100)
                     if written > users // 4:
                         break
-        # Now nothing of the job is left. It went on for a moment after we looked, so look again.
+        # The job ran on between the last read and the kill, so read again.
         with open_reader(self.store, STATE) as reader:
             attempt = reader.ledger().in_flight
         written, users = self.written(KILL_IN)
@@ -117,7 +120,7 @@ class Demo:
         console.print(f"\n[bold]SIGKILL[/] while batch {KILL_IN}, txid {attempt.txid}, was being written")
 
     def written(self, batch: int, consistency: Consistency = "latest", sample: int | None = None) -> tuple[int, int]:
-        """How many users of a batch are seen with its visits, and how many it has."""
+        """Count the users whose stored value has the batch, and the users of the batch."""
         users = sorted(truth(self.visits, batch, batch + 1))[:sample]
         after = truth(self.visits, 0, batch + 1)
         with open_reader(self.store, STATE, consistency=consistency) as reader:
@@ -125,7 +128,7 @@ class Demo:
             return sum(fields == after[user] for user, fields in seen), len(users)
 
     def show_half_a_batch(self) -> bool:
-        """What two kinds of readers see in the store now. False if the committed one sees more than whole batches."""
+        """Show what both kinds of reader see now. False if the committed one sees more than whole batches."""
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("read with")
         table.add_column("visits", justify="right")
@@ -147,7 +150,7 @@ class Demo:
         return whole
 
     def compare(self) -> int:
-        """Every key of the state against a count that owes it nothing."""
+        """Compare every key of the state with an independent count."""
         right = truth(self.visits, 0, BATCHES)
         with open_reader(self.store, STATE) as reader:
             state = read(reader)
@@ -160,22 +163,22 @@ class Demo:
         busiest = sorted(right, key=lambda user: right[user]["visits"], reverse=True)[:5]
         for name, users in [*((user, [user]) for user in busiest), (f"all {len(right):,} users", everybody)]:
             cells = [
-                sum(one[user][field] for user in users if user in one)
+                sum(counts[user][field] for user in users if user in counts)
                 for field in ("visits", "seconds")
-                for one in (right, state)
+                for counts in (right, state)
             ]
             table.add_row(name, *(f"{cell:,}" for cell in cells))
         console.print(table)
         differ = sum(right.get(user) != state.get(user) for user in everybody)
-        console.print(f"Begun, killed, and never to count: txid {', '.join(map(str, dead))}.")
+        console.print(f"The killed attempt, which never counts: txid {', '.join(map(str, dead))}.")
         console.print(f"[bold]{differ} keys differ[/]")
         return 1 if differ else 0
 
     @contextmanager
     def job(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The job, running, in a session of its own; nothing of it is left afterwards."""
+        """Run the job in a session of its own, and kill all of it afterwards."""
         with self.log.open("ab") as log:
-            # A JVM that lives for half a minute spends most of it compiling, if it is let.
+            # A JVM that runs for half a minute would spend most of it compiling.
             java = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
             job = subprocess.Popen(
                 [sys.executable, str(JOB), str(self.visits), self.store, str(self.checkpoint)],
@@ -191,7 +194,7 @@ class Demo:
             kill(job)
 
     def reader(self, job: subprocess.Popen[bytes]) -> StateReader:
-        """A reader of the state, as soon as there is one."""
+        """Open a reader of the state, as soon as the state exists."""
         deadline = time.monotonic() + PATIENCE
         while True:
             with suppress(StateNotFoundError):
@@ -200,19 +203,19 @@ class Demo:
             time.sleep(0.1)
 
     def batches(self, job: subprocess.Popen[bytes]) -> Iterator[StateReader]:
-        """Follows the job until it has ended; hands a reader over, again and again, to look around with."""
+        """Follow the job until it has ended, and yield its reader again and again."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         with progress, self.reader(job) as reader:
-            last = reader.ledger().committed
+            last = reader.ledger().last_commit
             bar = progress.add_task("batches committed", total=BATCHES, completed=last.batch_id + 1 if last else 0)
             deadline = time.monotonic() + PATIENCE
             ended = False
             while not ended:
-                ended = job.poll() is not None  # asked first, so that the last batch is shown too
+                ended = job.poll() is not None  # first, so that the last batch is shown too
                 ledger = reader.ledger()
-                if ledger.committed is not None and ledger.committed != last:
-                    last = ledger.committed
+                if ledger.last_commit is not None and ledger.last_commit != last:
+                    last = ledger.last_commit
                     deadline = time.monotonic() + PATIENCE
                     user = reader.get("user-0042") or {"visits": 0}
                     console.print(
@@ -225,7 +228,7 @@ class Demo:
                 time.sleep(0.02)
 
     def check(self, job: subprocess.Popen[bytes], deadline: float) -> None:
-        """Ends the demo, with the job's log, if the job has failed or does not get on."""
+        """End the demo, with the job's log, if the job has failed or makes no progress."""
         failed = job.poll() not in (None, 0)
         if failed or time.monotonic() > deadline:
             console.print(self.log.read_text(errors="replace")[-8_000:], markup=False)
@@ -234,7 +237,7 @@ class Demo:
 
 @cache
 def truth(visits: Path, first: int, end: int) -> dict[str, dict[str, int]]:
-    """Visits and seconds per user of the files from ``first`` to before ``end``, counted in plain Python."""
+    """Count visits and seconds per user, in plain Python, of the files from ``first`` to before ``end``."""
     times: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     for batch in range(first, end):
@@ -246,12 +249,12 @@ def truth(visits: Path, first: int, end: int) -> dict[str, dict[str, int]]:
 
 
 def read(reader: StateReader) -> dict[str, dict[str, int]]:
-    """The whole state, by user."""
+    """Read the whole state, by user."""
     return {user: fields for (user,), fields in reader.scan()}
 
 
 def kill(job: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to all that runs in the job's session: its Python, its JVM, and the Python workers of that."""
+    """Send SIGKILL to the job's whole session: its Python, its JVM, and the JVM's Python workers."""
     while members := [pid for pid in psutil.pids() if session_of(pid) == job.pid]:
         for pid in members:
             with suppress(ProcessLookupError):
@@ -262,7 +265,7 @@ def kill(job: subprocess.Popen[bytes]) -> None:
 def session_of(pid: int) -> int | None:
     try:
         return os.getsid(pid)
-    except OSError:  # it has ended meanwhile, or is none of ours
+    except OSError:  # it has ended, or belongs to another user
         return None
 
 

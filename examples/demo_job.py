@@ -1,8 +1,8 @@
-"""The streaming job of the demo, as anybody would write it: visits and seconds per user.
+"""The streaming job of the demo, an ordinary one: visits and seconds per user.
 
     python examples/demo_job.py VISITS STORE CHECKPOINT
 
-Reads the CSV files of a directory, one per micro-batch, and ends when it has read all. It knows nothing
+It reads the CSV files of a directory, one per micro-batch, and ends after the last. It knows nothing
 of the demo around it (demo.py), which kills it and starts it again.
 """
 
@@ -11,7 +11,7 @@ import sys
 from pyspark.sql import SparkSession
 
 from mapstate import Count, Sum, newStream, opaque
-from mapstate.checkpoint import clear_first_offsets
+from mapstate.operations.checkpoint import clear_first_offsets
 
 
 def main(visits: str, store: str, checkpoint: str) -> None:
@@ -33,7 +33,7 @@ def main(visits: str, store: str, checkpoint: str) -> None:
         newStream("visits", stream)
         .groupBy("user_id")
         .persistentAggregate(
-            # So few keys per write that a batch takes a while to write: somebody wants to kill us in its middle.
+            # So few keys per write that a batch takes a while: the demo kills this job in the middle of one.
             opaque(store, name="visits_by_user", chunk_size=4),
             visits=Count(),
             seconds=Sum("seconds"),

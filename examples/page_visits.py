@@ -1,11 +1,13 @@
-"""Page visits: visits per user, an alert when somebody gets to a limit, and how many users have how many visits.
+"""Page visits: visits per user, an alert at a limit, and how many users have how many visits.
 
     scripts/run python examples/page_visits.py --visits visits --store sqlite:///visits.db --checkpoint checkpoint
 
---visits is a directory of CSV files, "user,page" a line. Three things follow one stream: the state `visits_by_user`; an
-alert once a user reaches --limit, from the new and the old value of each key; and the state `users_by_visits`, counts
-of counts, where a user who moves from 3 visits to 4 leaves the one group for the other, also when a batch is
-replayed after a crash.
+--visits is a directory of CSV files, "user,page" a line. Three things follow one stream:
+
+- the state `visits_by_user`;
+- an alert once a user reaches --limit, from the new and the old value of each key;
+- the state `users_by_visits`, counts of counts. A user who moves from 3 visits to 4 leaves one group for the other,
+  exactly once, also after the replay of a batch.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from mapstate import Count, newStream, opaque, open_reader
-from mapstate.checkpoint import clear_first_offsets
+from mapstate.operations.checkpoint import clear_first_offsets
 
 
 def page_visits(visits: DataFrame, store: str, limit: int, alert: Callable[[str, int], None]) -> Any:
-    """What is to be started. ``alert(user, visits)`` is called at least once per user: again only after a crash."""
+    """Build the job. It calls ``alert(user, visits)`` at least once per user: again only after a crash."""
     by_user = newStream("visits_by_user", visits).groupBy("user").persistentAggregate(opaque(store), visits=Count())
 
     def tell(crossed: DataFrame, _batch_id: int) -> None:
@@ -38,7 +40,7 @@ def page_visits(visits: DataFrame, store: str, limit: int, alert: Callable[[str,
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Counts visits per user, and users per number of visits.")
     parser.add_argument("--visits", required=True, help="a directory of CSV files: user,page")
     parser.add_argument("--store", required=True, help="sqlite:///visits.db, redis://localhost:6379/0, ...")

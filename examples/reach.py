@@ -2,8 +2,8 @@
 
     scripts/run python examples/reach.py
 
-Two states: who tweeted a URL, and who follows whom. A request goes from a URL to its tweeters, from these to their
-followers, and counts each person once. Both are kept by streams, with the set of people as a value.
+It keeps two states, each with a set of people as the value: who tweeted a URL, and who follows whom. A request goes
+from a URL to its tweeters, and from these to their followers. It counts each person once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mapstate.spark import Collector, QueryFunction, newStaticState
 
 
 class People(CombinerAggregator):
-    """The different values of a column, sorted."""
+    """Collect the different values of a column, sorted."""
 
     def __init__(self, column: str) -> None:
         self.column = column
@@ -28,40 +28,40 @@ class People(CombinerAggregator):
         return (self.column,)
 
     def init(self, row: Mapping[str, Any]) -> list[str]:
-        """One."""
+        """Start with the row's own value."""
         return [row[self.column]]
 
     def combine(self, a: list[str], b: list[str]) -> list[str]:
-        """Both, each once."""
+        """Unite two sets."""
         return sorted({*a, *b})
 
 
 class Expand(QueryFunction):
-    """A row for each person in a state's set; none where there is no such key."""
+    """Emit a row for each person in a state's set; no row for an absent key."""
 
     def batch_retrieve(self, state: Any, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-        """One bulk read."""
-        return [found["people"] if found else [] for found in state.multi_get(keys)]
+        """Read all keys in one bulk call."""
+        return [value["people"] if value else [] for value in state.multi_get(keys)]
 
     def execute(self, key: tuple[Any, ...], result: list[str], collector: Collector) -> None:  # noqa: ARG002
-        """A row each."""
+        """Emit a row per person."""
         for person in result:
             collector.emit(person)
 
 
 def tweeters(tweets: DataFrame, store: str) -> Any:
-    """The state of who tweeted a URL, from a stream of (url, tweeter)."""
+    """Keep who tweeted a URL, from a stream of (url, tweeter)."""
     return newStream("tweeters", tweets).groupBy("url").persistentAggregate(opaque(store), people=People("tweeter"))
 
 
 def followers(follows: DataFrame, store: str) -> Any:
-    """The state of who follows somebody, from a stream of (person, follower)."""
+    """Keep who follows a person, from a stream of (person, follower)."""
     grouped = newStream("followers", follows).groupBy("person")
     return grouped.persistentAggregate(opaque(store), people=People("follower"))
 
 
 def reach(spark: SparkSession, store: str, urls: Sequence[str]) -> dict[str, int]:
-    """How many different people follow somebody who tweeted each URL; a URL that nobody tweeted is left out."""
+    """Count the different people who follow a tweeter of each URL. A URL without tweets is left out."""
     request = newStream("reach", spark.createDataFrame([(url,) for url in urls], "url string"))
     reached = (
         request.stateQuery(newStaticState(opaque(store, "tweeters")), "url", "tweeter string", query=Expand())
@@ -92,7 +92,7 @@ FOLLOWS = [
 
 
 def main() -> None:
-    """The command: both states from made-up tweets, then three requests."""
+    """Run the command: both states from made-up tweets, then three requests."""
     spark = SparkSession.builder.appName("reach").config("spark.log.level", "ERROR").getOrCreate()
     store = "memory://reach"
     tweets = spark.createDataFrame(TWEETS, "url string, tweeter string")

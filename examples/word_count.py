@@ -1,9 +1,9 @@
-"""Word count, Trident's first example: how often each word was said, exactly, from a directory of text files.
+"""Word count, Trident's first example: the exact count of each word in a directory of text files.
 
     scripts/run python examples/word_count.py --texts README.md --store sqlite:///words.db --checkpoint words.checkpoint
 
-Reads what has come since the last run, then answers a request as Trident's DRPC would: the count of each word asked
-for, and their sum.
+It reads the files that have come since the last run. Then it answers a request as Trident's DRPC would: the count of
+each requested word, and their sum.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mapstate import Count, Sum, newStream, opaque
-from mapstate.checkpoint import clear_first_offsets
+from mapstate.operations.checkpoint import clear_first_offsets
 from mapstate.spark import newStaticState
 
 
 def split(lines: DataFrame) -> DataFrame:
-    """A row per word, in lower case."""
+    """Give a row per word, in lower case."""
     return lines.select(F.explode(F.regexp_extract_all(F.lower("value"), F.lit(r"(\w+)"))).alias("word"))
 
 
 def word_counts(lines: DataFrame, store: str) -> Any:
-    """What is to be started: a state of words, from a stream of lines."""
+    """Build the job: a state of words, from a stream of lines."""
     words = newStream("word_counts", lines).transform(split)
     return words.groupBy("word").persistentAggregate(opaque(store), count=Count())
 
 
 def ask(spark: SparkSession, store: str, text: str) -> tuple[dict[str, int | None], int]:
-    """How often each word of a text was said, and how often all of them were; None for a word that nobody said."""
+    """Return the count of each word of a text, and their sum. A word without a count is None."""
     request = newStream("request", spark.createDataFrame([(text,)], "value string")).transform(split)
     asked = request.stateQuery(newStaticState(opaque(store, name="word_counts")), "word", ["count"])
     counts = {row["word"]: row["count"] for row in asked.toDF().collect()}
@@ -39,7 +39,7 @@ def ask(spark: SparkSession, store: str, text: str) -> tuple[dict[str, int | Non
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Counts words exactly once, and answers for some of them.")
     parser.add_argument("--texts", required=True, help="a directory of text files, or a pattern")
     parser.add_argument("--store", required=True, help="sqlite:///words.db, redis://localhost:6379/0, ...")

@@ -27,7 +27,7 @@ def defaults() -> dict[str, str]:
 def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str, ...]]]:
     """Which tests run with which server: a name, the environment that they take it from, and their modules."""
     redis = ("contract_redis", "redis", "redis_shapes", "redis_foreign", "adopt", "vacuum", "drop", "batch_report")
-    redis += ("messages", "new_values", "state_query", "spark_key_counts")
+    redis += ("messages", "new_values", "state_query", "spark_key_counts", "states_before")
     return [
         ("redis", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_REDIS_PORT']}/0"}, redis),
         ("valkey", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_VALKEY_PORT']}/0"}, redis),
@@ -36,7 +36,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
             {
                 "MAPSTATE_TEST_REDIS_CLUSTER_URL": f"redis+cluster://127.0.0.1:{variables['MAPSTATE_REDIS_CLUSTER_PORT']}"
             },
-            ("contract_redis_cluster", "redis_cluster"),
+            ("contract_redis_cluster", "redis_cluster", "states_before"),
         ),
         (
             "aerospike",
@@ -49,7 +49,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
                 "MAPSTATE_TEST_POSTGRESQL_URL": "postgresql://postgres:postgres@127.0.0.1:"
                 f"{variables['MAPSTATE_POSTGRESQL_PORT']}/postgres"
             },
-            ("postgresql_example", "write_a_store"),
+            ("postgresql_example", "write_a_store", "states_before"),
         ),
     ]
 
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     """Runs them one after the other, all of them, and says which failed."""
     failed = []
     for name, environment, modules in runs(defaults()):
-        files = [f"tests/test_{module}.py" for module in modules]
+        files = [str(found) for module in modules for found in (ROOT / "tests").rglob(f"test_{module}.py")]
         print(f"== {name}: {', '.join(files)}", flush=True)
         command = [sys.executable, "-m", "pytest", *files, *arguments]
         environment |= {"CI": "true"}  # nothing is skipped for want of a server

@@ -17,52 +17,39 @@ from mapstate.aggregators import (
     ReducerAggregator,
     Sum,
 )
-from mapstate.backing_map import Backend, IBackingMap
-from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.errors import MapStateError, MissingDriverError
-from mapstate.maps import (
-    CachedMap,
-    MapState,
-    MicroBatchBackingMap,
-    NonTransactionalMap,
-    OpaqueMap,
-    SnapshottableMap,
-    TransactionalMap,
+from mapstate.batch_report import BatchReport
+from mapstate.errors import (
+    ConfigurationError,
+    DataError,
+    LedgerError,
+    MapStateError,
+    MissingDriverError,
+    StoreError,
 )
 from mapstate.reader import StateReader, open_reader
-from mapstate.spec import StateSpec, non_transactional, opaque, transactional
-from mapstate.values import OpaqueValue, TransactionalValue
+from mapstate.spec import non_transactional, opaque, transactional
 
 if TYPE_CHECKING:
     from mapstate.spark import Topology, newStream
 
 __all__ = [
     "Avg",
-    "Backend",
     "BatchReport",
-    "CachedMap",
     "CombinerAggregator",
+    "ConfigurationError",
     "Count",
-    "FinishedBatch",
+    "DataError",
     "First",
-    "IBackingMap",
     "Last",
-    "MapState",
+    "LedgerError",
     "MapStateError",
     "Max",
-    "MicroBatchBackingMap",
     "Min",
-    "NonTransactionalMap",
-    "OpaqueMap",
-    "OpaqueValue",
     "ReducerAggregator",
-    "SnapshottableMap",
     "StateReader",
-    "StateSpec",
+    "StoreError",
     "Sum",
     "Topology",
-    "TransactionalMap",
-    "TransactionalValue",
     "newStream",
     "non_transactional",
     "opaque",

@@ -6,17 +6,15 @@ whose report could not be kept counts all the same.
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 import msgspec
 
-from mapstate.backing_map import Reports
-from mapstate.errors import CorruptRecordError
-from mapstate.transitions import Commit
-from mapstate.values import cut
+from mapstate.capabilities import Reports
+from mapstate.errors import CorruptRecordError, cut
+from mapstate.protocol.ledger_record import Commit, is_time
 
-__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "is_time", "read_reports"]
+__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "read_reports"]
 
 MOST_REPORTS = 100
 """How many of a state's reports its store keeps: the last ones."""
@@ -88,14 +86,6 @@ _decoder = msgspec.json.Decoder(BatchReport)
 def encode_report(report: BatchReport) -> bytes:
     """The report as a store keeps it: JSON."""
     return _encoder.encode(report)
-
-
-def is_time(text: str) -> bool:
-    """Whether the text is a time as ledgers and reports have it: ISO 8601 with an offset; empty where none is known."""
-    try:
-        return not text or dt.datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        return False
 
 
 def read_reports(store: Any, state: str) -> list[BatchReport]:

@@ -1,26 +1,26 @@
-"""Every error that mapstate raises, in one tree.
+"""Every error that mapstate raises, in one tree. Some are also the built-in error in parentheses.
 
     MapStateError
-    ├── ConfigurationError            what was asked for cannot be done; raised before anything runs
+    ├── ConfigurationError            a request that cannot be met, raised before anything runs (ValueError)
     │   ├── UnknownSchemeError        no store answers to this URL scheme
-    │   ├── MissingDriverError        a driver package is not installed (names the extra)
-    │   ├── UnknownColumnError        a key or an aggregate names a column that is not there
-    │   ├── UnsupportedTypeError      a column's type cannot be a key or a value here
+    │   ├── MissingDriverError        a driver package is not installed; names the extra (ImportError)
+    │   ├── UnknownColumnError        a key or an aggregate names a missing column (KeyError)
+    │   ├── UnsupportedTypeError      a column's type cannot be a key or a value (TypeError)
     │   ├── DuplicateNameError        two outputs, or an output and a key, have one name
-    │   └── NotPicklableError         a recipe or aggregator cannot travel to executors
-    ├── UsageError                    calls in an order, or of a shape, that cannot be right
-    ├── CheckpointError               the files of a checkpoint cannot be read or moved
-    ├── DataError                     this batch holds something that the state cannot
-    │   ├── KeyEncodingError          a key does not fit the state's key schema
-    │   ├── SerializationError        a value the serializer cannot hold
-    │   ├── ValueOverflowError        a sum that left its type's range
-    │   ├── TooLargeError             a key or value above the store's limit
+    │   └── NotPicklableError         a spec or an aggregator cannot be sent to executors (PicklingError)
+    ├── UsageError                    a call with wrong arguments, or in a wrong order (ValueError)
+    ├── CheckpointError               the files of a checkpoint cannot be read or moved (OSError)
+    ├── DataError                     the batch or the store holds data that the state cannot take
+    │   ├── KeyEncodingError          a key does not fit the state's key schema (ValueError)
+    │   ├── SerializationError        the serializer cannot hold a value (ValueError)
+    │   ├── ValueOverflowError        a sum left its type's range (OverflowError)
+    │   ├── TooLargeError             a key or value is above the store's limit (ValueError)
     │   ├── AggregatorError           a user's aggregator raised
     │   ├── UpdaterError              a user's own state, or its updater, raised
-    │   └── CorruptRecordError        a stored record that cannot be read back
-    │       └── CorruptLedgerError    the state's ledger cannot be
+    │   └── CorruptRecordError        a stored record cannot be read back (ValueError)
+    │       └── CorruptLedgerError    the state's ledger cannot be read back
     ├── LedgerError                   the protocol refused
-    │   ├── StateNotFoundError        a reader asked for a state that has no ledger
+    │   ├── StateNotFoundError        a reader asked for a state without a ledger (LookupError)
     │   ├── StateOwnershipError       another streaming query owns the state
     │   ├── StateSchemaError          type, serializer, keys or fields differ from the ledger's
     │   ├── StaleBatchError           the batch is older than the state
@@ -28,25 +28,24 @@
     │   ├── ReplannedBatchError       Spark planned a batch anew, over other input than the state counts
     │   ├── FencedError               a newer attempt or driver has taken over
     │   ├── RollbackError             the last batch can no longer be rolled back
-    │   ├── IncompleteBatchError      rows in and rows accounted for differ
+    │   ├── IncompleteBatchError      the tasks account for other rows than went in
     │   ├── LedgerLostError           records are older than their ledger
     │   ├── MissingKeysError          the state has fewer keys than its ledger says
     │   ├── StoreLostError            the ledger vanished while the stream was running
     │   └── StoreRestartedError       the store may have lost writes of the attempt in flight
-    └── StoreError                    the store, as such
-        ├── StoreUnavailableError     cannot be reached, or did not answer in time
-        ├── StoreAuthError            refused the user or the password
-        ├── StoreFullError            out of memory or disk
-        ├── CorruptStoreError         its file is damaged
-        └── PartialWriteError         a bulk put was applied in part
+    └── StoreError                    the store failed
+        ├── StoreUnavailableError     no connection, or no answer in time (ConnectionError, TimeoutError)
+        ├── StoreAuthError            the store refused the user or the password (PermissionError)
+        ├── StoreFullError            the store is out of memory or disk
+        └── CorruptStoreError         the store's file is damaged
 
-Every message says what was found, what was expected and what an operator can do. The message is
-the only positional argument; extra facts are keyword-only attributes. Errors pickle, because
-executors send them to the driver, and they never hold a password.
+A message says what happened, what was written, and what to do. It is the only positional argument. Further facts are
+keyword-only attributes. Errors pickle, because executors send them to the driver. They never hold a password.
 """
 
 from __future__ import annotations
 
+from pickle import PicklingError
 from typing import Any, Self
 
 __all__ = [
@@ -68,7 +67,6 @@ __all__ = [
     "MissingDriverError",
     "MissingKeysError",
     "NotPicklableError",
-    "PartialWriteError",
     "ReplannedBatchError",
     "RollbackError",
     "SerializationError",
@@ -95,15 +93,20 @@ __all__ = [
 class MapStateError(Exception):
     """Root of the tree.
 
-    ``facts`` are the keyword arguments, also readable as attributes: plain values only (str, int,
-    bool, None, or lists of them), so that an error survives both pickle and the row in which a task
-    reports it.
+    Args:
+        message: The text that ``str()`` returns.
+        facts: Plain values (str, int, bool, None, or lists of them), also readable as attributes. An error has to
+            survive both pickle and the row in which a task reports it.
+
     """
 
     def __init__(self, message: str, /, **facts: Any) -> None:
         super().__init__(message)
         self.message = message
         self.facts = facts
+
+    def __str__(self) -> str:
+        return self.message  # KeyError would quote it
 
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("facts", {})
@@ -116,7 +119,7 @@ class MapStateError(Exception):
 
     @classmethod
     def because(cls, cause: BaseException, message: str, /, **facts: Any) -> Self:
-        """An error of this class with ``cause`` chained, for ``raise X.because(e, "...")``."""
+        """Make an error with ``cause`` chained, for ``raise X.because(e, "...")``."""
         error = cls(message, **facts)
         error.__cause__ = cause
         return error
@@ -126,23 +129,23 @@ def _rebuild(cls: type[MapStateError], message: str, facts: dict[str, Any]) -> M
     return cls(message, **facts)
 
 
-class ConfigurationError(MapStateError):
-    """What was asked for cannot be done; raised on the driver, before anything runs."""
+class ConfigurationError(MapStateError, ValueError):
+    """A request that cannot be met; raised on the driver, before anything runs."""
 
 
 class UnknownSchemeError(ConfigurationError):
     """No store answers to this URL scheme."""
 
 
-class MissingDriverError(ConfigurationError):
+class MissingDriverError(ConfigurationError, ImportError):
     """A store's driver package is not installed; the message names the extra to install."""
 
 
-class UnknownColumnError(ConfigurationError):
+class UnknownColumnError(ConfigurationError, KeyError):
     """A key or an aggregate names a column that the stream does not have."""
 
 
-class UnsupportedTypeError(ConfigurationError):
+class UnsupportedTypeError(ConfigurationError, TypeError):
     """A column's type cannot serve as this key or in this aggregate."""
 
 
@@ -150,59 +153,59 @@ class DuplicateNameError(ConfigurationError):
     """Two outputs, or an output and a key, share a name."""
 
 
-class NotPicklableError(ConfigurationError):
-    """A recipe or an aggregator cannot travel to executors; the message names the attribute."""
+class NotPicklableError(ConfigurationError, PicklingError):
+    """A spec or an aggregator cannot be sent to executors; the message names the attribute."""
 
 
-class UsageError(MapStateError):
-    """Calls in an order, or with lengths, that cannot be right."""
+class UsageError(MapStateError, ValueError):
+    """A call with wrong arguments, or in a wrong order."""
 
 
-class CheckpointError(MapStateError):
-    """The files of a streaming checkpoint cannot be read, or moved aside."""
+class CheckpointError(MapStateError, OSError):
+    """The files of a streaming checkpoint cannot be read or moved aside."""
 
 
 class DataError(MapStateError):
-    """The batch or the store holds something that the state cannot."""
+    """The batch or the store holds data that the state cannot take."""
 
 
-class KeyEncodingError(DataError):
+class KeyEncodingError(DataError, ValueError):
     """A key does not fit the state's key schema."""
 
 
-class SerializationError(DataError):
-    """A value that the state's serializer cannot hold without changing it."""
+class SerializationError(DataError, ValueError):
+    """The state's serializer cannot hold a value without changing it."""
 
 
-class ValueOverflowError(DataError):
+class ValueOverflowError(DataError, OverflowError):
     """A sum left the range of its type: 64 bits for integers, 38 digits for decimals."""
 
 
-class TooLargeError(DataError):
-    """A key or a value above what the store takes."""
+class TooLargeError(DataError, ValueError):
+    """A key or a value is above the store's limit."""
 
 
 class AggregatorError(DataError):
-    """A user's aggregator raised; its own error is named in the message."""
+    """A user's aggregator raised; the message names its error."""
 
 
 class UpdaterError(DataError):
-    """A user's own state or its StateUpdater raised; its own error is named in the message."""
+    """A user's own state or its StateUpdater raised; the message names its error."""
 
 
-class CorruptRecordError(DataError):
-    """A stored record that cannot be read back. Never treated as absent."""
+class CorruptRecordError(DataError, ValueError):
+    """A stored record cannot be read back. It is never treated as absent."""
 
 
 class CorruptLedgerError(CorruptRecordError):
-    """The state's ledger cannot be read, or contradicts itself. Never treated as absent."""
+    """The state's ledger cannot be read, or contradicts itself. It is never treated as absent."""
 
 
 class LedgerError(MapStateError):
     """The protocol refused; nothing was written."""
 
 
-class StateNotFoundError(LedgerError):
+class StateNotFoundError(LedgerError, LookupError):
     """A reader asked for a state that has no ledger in this store."""
 
 
@@ -219,11 +222,11 @@ class StaleBatchError(LedgerError):
 
 
 class MissingBatchesError(LedgerError):
-    """Spark finished batches that the state does not have: the store lost them, or was left out."""
+    """The state lacks batches that Spark finished: the store lost them, or the job ran without the state."""
 
 
 class ReplannedBatchError(LedgerError):
-    """Spark brings a batch with another plan than the state counts or has in flight, and it cannot be counted anew.
+    """Spark planned a batch anew that the state counts or has in flight, and it cannot be counted anew.
 
     ``found`` and ``expected`` are source offsets as JSON, where they are known.
     """
@@ -238,15 +241,15 @@ class RollbackError(LedgerError):
 
 
 class IncompleteBatchError(LedgerError):
-    """Rows that went into a batch and rows that the tasks accounted for differ; not committed."""
+    """The tasks account for other rows than went into the batch; nothing is committed."""
 
 
 class LedgerLostError(LedgerError):
-    """Records were met that are older than their ledger: it was evicted, deleted or recreated."""
+    """Records are older than their ledger: it was evicted, deleted or recreated."""
 
 
 class MissingKeysError(LedgerError):
-    """A whole scan found fewer keys than the ledger says: something else deleted records, or the store lost them."""
+    """A whole scan found fewer keys than the ledger says: records were deleted or lost."""
 
 
 class StoreLostError(LedgerError):
@@ -254,18 +257,18 @@ class StoreLostError(LedgerError):
 
 
 class StoreRestartedError(LedgerError):
-    """The store was restarted or replaced under an attempt, which may have lost writes; not committed."""
+    """The store was restarted or replaced under an attempt and may have lost its writes; nothing is committed."""
 
 
 class StoreError(MapStateError):
-    """The store as such; what its driver raised is chained, never let out by itself."""
+    """The store failed. The error of its driver is chained and never raised by itself."""
 
 
-class StoreUnavailableError(StoreError):
+class StoreUnavailableError(StoreError, ConnectionError, TimeoutError):
     """The store cannot be reached or did not answer, after bounded retries."""
 
 
-class StoreAuthError(StoreError):
+class StoreAuthError(StoreError, PermissionError):
     """The store refused the user or the password."""
 
 
@@ -274,8 +277,21 @@ class StoreFullError(StoreError):
 
 
 class CorruptStoreError(StoreError):
-    """The store's own file is damaged, or is no file of this store."""
+    """The store's file is damaged, or is not a file of this store."""
 
 
-class PartialWriteError(StoreError):
-    """A bulk put was applied in part; the attempt must not be committed."""
+_MOST_SHOWN = 100
+
+
+def shown(value: object) -> str:
+    """The first hundred characters of a key's, a value's or a record's repr, for a message."""
+    try:
+        return cut(repr(value[: _MOST_SHOWN + 1] if isinstance(value, str | bytes | bytearray) else value))
+    except Exception:  # noqa: BLE001  an int of 5,000 digits has no repr, nor may an object of a user's
+        return f"a value of type {type(value).__name__}"
+
+
+def cut(text: object) -> str:
+    """The first hundred characters of a text that may hold a value, such as another library's error."""
+    text = str(text)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -27,10 +27,11 @@ from decimal import Context, Decimal
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from mapstate.errors import KeyEncodingError, UnsupportedTypeError
-from mapstate.values import any_none, cut, shown
+from mapstate.errors import KeyEncodingError, UnsupportedTypeError, cut, shown
+from mapstate.protocol.records import contains_none
+from mapstate.schema import KeyField
 
-__all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "KeyField", "StoreKey"]
+__all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "StoreKey"]
 
 Key = tuple[Any, ...]
 StoreKey = str | int
@@ -71,13 +72,6 @@ class DistinctKeys:
 _PARTS = 256  # only one of them is a set at one time, which takes ten times the memory
 
 
-class KeyField(NamedTuple):
-    """One grouping column: its name, and its Spark type as ``DataType.simpleString()`` writes it."""
-
-    name: str
-    type: str
-
-
 class KeyCodec:
     """Encodes and decodes the keys of one state.
 
@@ -93,11 +87,11 @@ class KeyCodec:
             self._types = [_NATIVE_INTEGER]
 
     def encode(self, key: Any) -> StoreKey:
-        """The text of one key, given as a tuple, or bare where the state has one key column.
+        """The text of one key, given as a tuple or a list, or bare where the state has one key column.
 
         Raises KeyEncodingError where number or types of its values differ from the schema.
         """
-        values = key if isinstance(key, tuple) else (key,)
+        values = key if isinstance(key, (tuple, list)) else (key,)
         if len(values) != len(self.fields):
             raise KeyEncodingError(
                 f"the key {shown(key)} has {len(values)} values; this state is keyed by {self._schema()}",
@@ -109,9 +103,9 @@ class KeyCodec:
     def encode_all(self, keys: Sequence[Any]) -> list[Any]:
         """The text of each key, given as `encode` takes it. The form that readers use."""
         width = len(self.fields)
-        if width == 1 and not any(issubclass(kind, tuple) for kind in set(map(type, keys))):
+        if width == 1 and not any(issubclass(kind, (tuple, list)) for kind in set(map(type, keys))):
             return self.encode_columns([keys], len(keys))
-        rows = [key if isinstance(key, tuple) else (key,) for key in keys]
+        rows = [key if isinstance(key, (tuple, list)) else (key,) for key in keys]
         if any(len(row) != width for row in rows):
             return [self.encode(key) for key in keys]  # which says what is wrong with the first such key
         columns = [list(map(itemgetter(at), rows)) for at in range(width)]
@@ -129,7 +123,7 @@ class KeyCodec:
     def _encode_column(self, at: int, column: Sequence[Any]) -> list[str]:
         to_text = self._types[at].to_text
         try:
-            if any_none(column):
+            if contains_none(column):
                 return ["\\N" if value is None else text for value, text in _around_nulls(column, to_text)]
             return to_text(column)
         except (TypeError, ValueError, ArithmeticError) as error:

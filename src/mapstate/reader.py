@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple, Self
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields, results_of
 from mapstate.backends import resolve
-from mapstate.backing_map import Backend, LedgerReads, Scan, let_go
+from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports
+from mapstate.capabilities import LedgerReads, Scan, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -23,12 +24,19 @@ from mapstate.errors import (
 )
 from mapstate.findings import Unreadable
 from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
-from mapstate.ledger import decode_ledger, has_records, ledger_store, lost_ledger, read_ledger, record_pages
 from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
+from mapstate.protocol.stored_ledger import (
+    decode_ledger,
+    has_records,
+    ledger_store,
+    lost_ledger,
+    read_ledger,
+    record_pages,
+)
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
-from mapstate.transitions import LedgerRecord
-from mapstate.values import Committed, any_none, newer_than_ledger, newer_txids
 
 __all__ = ["Consistency", "CountedKeys", "StateReader", "open_reader"]
 
@@ -115,7 +123,7 @@ class StateReader:
     def get(self, key: Any) -> dict[str, Any] | None:
         """The fields of one key, or None where it is absent.
 
-        ``key`` is a tuple of the grouping values, or bare where there is one grouping column. Raises
+        ``key`` is a tuple or a list of the grouping values, or bare where there is one grouping column. Raises
         KeyEncodingError, CorruptRecordError, LedgerLostError, StaleBatchError, StoreError.
         """
         return self.multi_get([key])[0]
@@ -198,7 +206,7 @@ class StateReader:
 
     def close(self) -> None:
         """Lets the store's connection go. Closing twice is no error."""
-        let_go(self._store)
+        close_if_possible(self._store)
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +240,7 @@ class StateReader:
         """Values of some keys as of one ledger.
 
         Read once more where the ledger was overtaken: a record newer than all it has given out; or
-        where a key is absent and a vacuum came between, which may have purged it, or another life of the state.
+        where a key is absent and a vacuum came between, which may have purged it, or another incarnation of the state.
 
         A record that is newer than the ledger read after it was written by no attempt: it is read again after each of
         ``pauses``, in case a failover is under way, and then it is an error.
@@ -259,7 +267,11 @@ class StateReader:
                 if self._changed(opened):
                     continue  # of a field that was added meanwhile
                 raise
-            if not any_none(data) or before == after or _purged(self._with(after).ledger) == _purged(opened.ledger):
+            if (
+                not contains_none(data)
+                or before == after
+                or _purged(self._with(after).ledger) == _purged(opened.ledger)
+            ):
                 return opened, values
         raise StaleBatchError(
             f"state {self._state!r}: a batch began within each of {_TRIES} reads in a row, because batches come faster "
@@ -278,9 +290,9 @@ class StateReader:
             raise StaleBatchError(f"a record is newer than txid {newest}")
         return [None if one is None or not view.check_age(one[0]) else one[1] for one in records]
 
-    def _view(self, ledger: LedgerRecord) -> Committed:
+    def _view(self, ledger: LedgerRecord) -> CommitView:
         """What counts; without the last batch where the state is to be read as it was before it."""
-        done = ledger.committed
+        done = ledger.last_commit
         if self._before is None or ledger.type != "opaque" or done is None:
             return ledger.view()
         query_id, batch_id = self._before
@@ -295,7 +307,7 @@ class StateReader:
                 "keep one value before the current one. Restore the store as it was before that; or ask this once with "
                 "consistency='latest', which answers with what is there now."
             )
-        return Committed(done.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
+        return CommitView(done.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
 
     def _changed(self, opened: _Opened) -> bool:
         found = ledger_store(self._store).load()
@@ -309,7 +321,7 @@ class StateReader:
         ledger = ledger_store(store)
         before = ledger.load()
         data = store.multi_get(texts)
-        after = ledger.load() if any_none(data) else before
+        after = ledger.load() if contains_none(data) else before
         return (before and before[0], data, after and after[0])
 
 
@@ -354,7 +366,9 @@ class _KeyCount:
     def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
         """One more page."""
         self.look(ledger)
-        self.keys.update(list(compress(page, [value is not None for value in values])) if any_none(values) else page)
+        self.keys.update(
+            list(compress(page, [value is not None for value in values])) if contains_none(values) else page
+        )
 
 
 def _check_missing(state: str, counted: CountedKeys) -> None:
@@ -379,11 +393,11 @@ class _Opened:
     ) -> None:
         self.data = data
         self.ledger = ledger
-        same = last if last is not None and last.ledger.layouts == ledger.layouts else None
+        same = last if last is not None and last.ledger.field_counts == ledger.field_counts else None
         form = serializer(ledger.serializer)
         self.keys: KeyCodec = same.keys if same else KeyCodec(ledger.keys, native=form.native)
         self.codec: RecordCodec = (
-            same.codec if same else RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.layouts)
+            same.codec if same else RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
         )
         self.fields: Fields = same.fields if same else results_of(ledger.fields, aggregators)
 

@@ -1,26 +1,86 @@
-"""Patience with a store that does not answer for a while: growing pauses, up to a time limit."""
+"""Retries: growing pauses between the tries of one request, and the bounds at which a caller gives up."""
 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from mapstate.errors import StoreUnavailableError
+from mapstate.errors import MapStateError, StoreUnavailableError
 
-__all__ = ["Patience"]
+__all__ = ["Patience", "Pauses", "Retries", "retrying"]
 
 T = TypeVar("T")
-
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
 
 _log = logging.getLogger("mapstate")
 
 
+class Pauses:
+    """The pauses between tries, in seconds: each is twice the one before, up to ``longest``.
+
+    ``jitter`` shortens each by up to half, so that tasks that failed together do not retry together.
+    """
+
+    def __init__(self, first: float, longest: float, *, jitter: bool = False) -> None:
+        self._next = first
+        self._longest = longest
+        self._jitter = jitter
+
+    def sleep(self, most: float = float("inf")) -> None:
+        """Sleep for the `upcoming` pause, or for ``most`` seconds where that is less."""
+        pause = min(self._next, most)
+        time.sleep(pause * random.uniform(0.5, 1) if self._jitter else pause)  # noqa: S311  no secret
+        self._next = min(2 * self._next, self._longest)
+
+    @property
+    def upcoming(self) -> float:
+        """The seconds that the next pause lasts at most."""
+        return self._next
+
+
+class Retries:
+    """The tries of one request of a store: at most ``retries`` after the first, none begun after ``seconds``."""
+
+    def __init__(self, retries: int, seconds: float) -> None:
+        self._left = retries
+        self._deadline = time.monotonic() + seconds
+        self._pauses = Pauses(0.05, 1.0, jitter=True)
+
+    def are_over(self) -> bool:
+        """True where no try is left. Otherwise pause, count a try, and return False."""
+        if not self._left or time.monotonic() > self._deadline:
+            return True
+        self._pauses.sleep()
+        self._left -= 1
+        return False
+
+
+def retrying(
+    request: Callable[[], T],
+    retries: Retries,
+    errors: tuple[type[Exception], ...],
+    problem_of: Callable[[Exception], tuple[MapStateError, bool]],
+) -> T:
+    """Return what ``request`` returns; repeat it where an error may pass by itself.
+
+    ``problem_of`` translates one of the driver's ``errors``, and says whether it may pass.
+    """
+    while True:
+        try:
+            return request()
+        except MapStateError:  # translated already; a StoreUnavailableError is one of the driver's OSErrors, too
+            raise
+        except errors as error:
+            problem, may_pass = problem_of(error)
+        # Raised outside the except clause: the driver's error would be its context, and could hold a password.
+        if not may_pass or retries.are_over():
+            raise problem
+
+
 class Patience:
-    """How long the driver of a batch waits for its store, in seconds from the first time that it does not answer.
+    """How long the driver of a batch retries a store that does not answer: ``seconds`` from its first failure.
 
     Driver, one for each batch. ``may_go_on`` says whether the query is still wanted.
     """
@@ -29,26 +89,25 @@ class Patience:
         self._seconds = seconds
         self._may_go_on = may_go_on
         self._until: float | None = None
-        self._pause = _FIRST_PAUSE
+        self._pauses = Pauses(0.1, 5.0)
 
     def wait(self, error: StoreUnavailableError) -> None:
-        """Pauses, each time longer. Raises ``error`` where the time is over or the query was stopped."""
+        """Pause, each time longer. Raises ``error`` where the time is over or the query was stopped."""
         now = time.monotonic()
         if self._until is None:
             self._until = now + self._seconds
         if now >= self._until or not self._may_go_on():
             if self._seconds:
-                error.add_note(f"The store was asked again for {self._seconds:g} seconds (patience).")
+                error.add_note(f"The request was retried for {self._seconds:g} seconds (patience).")
             raise error
-        pause = min(self._pause, self._until - now)
-        _log.warning("the store does not answer and is asked again in %.1f s: %s", pause, error)
-        time.sleep(pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        left = self._until - now
+        _log.warning("the store does not answer, and is retried in %.1f s: %s", min(self._pauses.upcoming, left), error)
+        self._pauses.sleep(left)
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """The answer to what may be asked twice. Raises StoreUnavailableError where the time is over."""
+    def ask(self, request: Callable[[], T]) -> T:
+        """Return the reply to a request that may be repeated. Raises StoreUnavailableError where the time is over."""
         while True:
             try:
-                return question()
+                return request()
             except StoreUnavailableError as error:
                 self.wait(error)

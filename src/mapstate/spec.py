@@ -1,4 +1,4 @@
-"""Recipes: which state, of which type, in which store. They travel; clients do not.
+"""Specs: which state, of which type, in which store. They are sent to executors; clients are not.
 
 `opaque`, `transactional` and `non_transactional` make a `StateSpec`. It is frozen, picklable, comparable
 and prints without secrets.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
-from mapstate.backends import LIKE_A_URL, resolve
+from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.maps.serialized import CHUNK_BYTES
+from mapstate.schema import OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
-from mapstate.transitions import OnGap, OnNewOwner, StateType
+from mapstate.urls import LIKE_A_URL
 
-__all__ = ["CHUNK_SIZE", "ApplyOn", "StateSpec", "non_transactional", "opaque", "transactional"]
+__all__ = ["CHUNK_SIZE", "ApplyOn", "StateOptions", "StateSpec", "non_transactional", "opaque", "transactional"]
 
 ApplyOn = Literal["auto", "executors", "driver"]
 
@@ -30,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A recipe for one state.
+    """A spec for one state.
 
     ``name``          of the state in its store; by default the stream's. Letters, digits, ``_ . -``
     ``serializer``    "json" or "msgpack"; "native" in a store with types of its own, and there nothing else. By default
@@ -113,14 +114,14 @@ class StateSpec:
             )
 
     def named(self, default: str) -> StateSpec:
-        """The same recipe with a name: its own, or ``default``."""
+        """The same spec with a name: its own, or ``default``."""
         return self if self.name is not None else replace(self, name=default)
 
     @property
     def state(self) -> str:
         """The state's name. Raises ConfigurationError where it has none."""
         if self.name is None:
-            raise ConfigurationError("this recipe names no state: opaque(url, name='...')")
+            raise ConfigurationError("this spec names no state: opaque(url, name='...')")
         return self.name
 
     def open(self) -> Any:
@@ -134,29 +135,48 @@ def _check_seconds(field: str, value: object, said: str, is_least: bool) -> None
         raise ConfigurationError(f"{field} is a number of seconds {said}, not {value!r}")
 
 
-def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+class StateOptions(TypedDict, total=False):
+    """The options of a state by keyword. `StateSpec` says what each means, and its default."""
+
+    serializer: str
+    cache_size: int
+    ttl: float | timedelta | None
+    on_new_owner: OnNewOwner
+    on_gap: OnGap
+    apply_on: ApplyOn
+    chunk_size: int
+    chunk_bytes: int
+    max_attempts: int
+    patience: float | timedelta
+
+
+def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]) -> StateSpec:
     """Exactly once whatever a replay contains: keeps each value and the one before it.
 
-    ``options`` are the fields of `StateSpec`. Raises ConfigurationError; makes no connection.
+    ``options`` are those of `StateOptions`; `StateSpec` says what each means. Raises ConfigurationError; makes no
+    connection.
     """
     return _spec("opaque", backend_or_url, name, options)
 
 
-def transactional(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+def transactional(backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]) -> StateSpec:
     """Exactly once if a replay brings the same rows: keeps each value and its batch. Reads are the latest."""
     return _spec("transactional", backend_or_url, name, options)
 
 
-def non_transactional(backend_or_url: Backend | str, name: str | None = None, **options: Any) -> StateSpec:
+def non_transactional(
+    backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]
+) -> StateSpec:
     """At least once: keeps the bare value. A batch that is tried again counts again."""
     return _spec("non-transactional", backend_or_url, name, options)
 
 
-def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, options: dict[str, Any]) -> StateSpec:
-    unknown = options.keys() - StateSpec.__dataclass_fields__.keys() | options.keys() & {"backend", "type"}
+def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, given: StateOptions) -> StateSpec:
+    options: dict[str, Any] = dict(given)
+    unknown = options.keys() - StateOptions.__annotations__.keys()
     if unknown:
-        allowed = [field for field in StateSpec.__dataclass_fields__ if field not in ("backend", "type")]
-        raise ConfigurationError(f"a recipe has no option {', '.join(sorted(unknown))}; it has {', '.join(allowed)}")
+        allowed = ", ".join(["name", *StateOptions.__annotations__])
+        raise ConfigurationError(f"a spec has no option {', '.join(sorted(unknown))}; it has {allowed}")
     for option in ("ttl", "patience"):
         if isinstance(options.get(option), timedelta):
             options[option] = options[option].total_seconds()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # the job of the test on a cluster: see the end
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
 
 import pytest
 from visits_job import session

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import TESTS, cluster, job
+from processes import FIXTURES, cluster, job
 from pyspark.errors import StreamingQueryException
 
 from mapstate import Count, Sum, errors, newStream, opaque, open_reader
@@ -105,10 +105,10 @@ def test_two_drivers_on_one_checkpoint_double_nothing_and_the_loser_says_why(
         stall = ["Wait", {"since": "begun", "call": 2, "until": "go", "name": "stall", "seconds": 240}]
         faults = {"faults": [begun, stall]} if mode == "stalled" else {}
         logs = place / "first.log", place / "second.log"
-        with job(TESTS / "visits_job.py", options | faults, logs[0]) as first:
+        with job(FIXTURES / "visits_job.py", options | faults, logs[0]) as first:
             if mode == "stalled":
                 wait_for(lambda: (place / "stall").exists() or first.poll() is not None, "the stall", 240)  # noqa: B023
-            with job(TESTS / "visits_job.py", options, logs[1]) as second:
+            with job(FIXTURES / "visits_job.py", options, logs[1]) as second:
                 ended = [second.wait(240)]
                 (place / "go").touch()
                 ended.append(first.wait(240))
@@ -120,7 +120,7 @@ def test_two_drivers_on_one_checkpoint_double_nothing_and_the_loser_says_why(
             clear = ("FencedError", "StaleBatchError", "UsageError", "CONCURRENT_STREAM_LOG_UPDATE", "concurrently")
             assert code == 0 or any(word in text for word in clear), text[-3000:]
         if any(ended):  # what both left, a third finishes
-            with job(TESTS / "visits_job.py", options, place / "third.log") as third:
+            with job(FIXTURES / "visits_job.py", options, place / "third.log") as third:
                 assert third.wait(240) == 0, (place / "third.log").read_text()[-3000:]
         assert contents(url) == visits.truth()
         tally(f"two drivers on one checkpoint, {mode}", pairs=1)
@@ -179,7 +179,7 @@ def test_a_speculative_copy_of_a_task_writes_nothing(redis_url, visits, tmp_path
         },
     }
     log = tmp_path / "job.log"
-    with cluster(tmp_path) as master, job(TESTS / "visits_job.py", options | {"master": master}, log) as process:
+    with cluster(tmp_path) as master, job(FIXTURES / "visits_job.py", options | {"master": master}, log) as process:
         assert process.wait(240 + 20 * batches) == 0, log.read_text()[-3000:]
     assert contents(redis_url) == visits.truth()
     for batch in range(batches):

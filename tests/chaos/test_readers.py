@@ -25,13 +25,15 @@ from spark_fixtures import run_job
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StateNotFoundError
-from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import Ledger, decode_ledger
+from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.transitions import Begun, Commit, Field, LedgerRecord, Opening
-from mapstate.vacuum import vacuum
 
 STATE = "visits"
 USER = (KeyField("user_id", "string"),)
@@ -70,7 +72,7 @@ def write_for_ever(url: str, seed: int) -> None:
     """A driver: one batch after the other, with attempts that die and vacuums between them."""
     chance = random.Random(seed)
     backend = resolve(url)
-    opening = Opening(
+    opening = OpenRequest(
         state=STATE, type="opaque", serializer="json", keys=USER, fields=FIELDS, owner="query", clock_txid=1000
     )
     ledger = Ledger.open(backend.open(STATE), opening)
@@ -86,14 +88,14 @@ def write_for_ever(url: str, seed: int) -> None:
             vacuum(backend, STATE, page_size=CHUNK)
 
 
-def attempt(backend: Any, ledger: Ledger, begun: Begun, batch: list[Change]) -> None:
+def attempt(backend: Any, ledger: Ledger, begun: Attempt, batch: list[Change]) -> None:
     """All tasks of an attempt, chunk by chunk by turns."""
     tasks = [task(backend, ledger.record, begun, at, batch[at::TASKS]) for at in range(TASKS)]
     for _ in itertools.zip_longest(*tasks):
         pass
 
 
-def task(backend: Any, record: LedgerRecord, begun: Begun, partition: int, batch: list[Change]) -> Iterator[None]:
+def task(backend: Any, record: LedgerRecord, begun: Attempt, partition: int, batch: list[Change]) -> Iterator[None]:
     store = backend.open(STATE)
     assert store.claim(begun.txid, partition, "holder") == "holder"
     writer = store.writer(begun.token)
@@ -111,7 +113,7 @@ def add(bases: list[Any], amounts: list[Any]) -> list[Any]:
 
 
 def codec(record: LedgerRecord) -> RecordCodec:
-    return RecordCodec(serializer("json"), STATE, "opaque", record.fields, record.layouts)
+    return RecordCodec(serializer("json"), STATE, "opaque", record.fields, record.field_counts)
 
 
 # The readers
@@ -278,7 +280,7 @@ def committed(url: str) -> int:
     """How many batches count."""
     try:
         with open_reader(url, STATE) as reader:
-            last = reader.ledger().committed
+            last = reader.ledger().last_commit
     except StateNotFoundError:
         return 0
     return 0 if last is None else last.batch_id + 1

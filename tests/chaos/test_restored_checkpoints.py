@@ -16,7 +16,7 @@ from visits_job import SCHEMA
 
 from mapstate import Count, Sum, newStream, opaque, transactional
 from mapstate.errors import ReplannedBatchError
-from mapstate.ledger import read_ledger
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.testing import crash_between
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]

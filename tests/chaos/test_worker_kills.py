@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import job
+from processes import FIXTURES, job
 from scattered_job import run, totals, write_files
 
 from mapstate import open_reader
@@ -75,7 +75,7 @@ def test_an_executor_killed_while_the_driver_writes_mixes_no_two_draws(rounds, t
         faults.append(["Wait", stall | {"name": f"stall-{batch}"}])
     options = cluster_options(redis_url, tmp_path, per_batch, faults) | {"apply_on": "driver", "row_by_row": True}
     log = tmp_path / "job.log"
-    with job(Path(__file__).with_name("scattered_job.py"), options, log) as process:
+    with job(FIXTURES / "scattered_job.py", options, log) as process:
         for batch in range(batches):
             stalls = tmp_path / f"stall-{batch}"
             wait_for(lambda stalls=stalls: stalls.exists() or process.poll() is not None, "the write", 240)
@@ -118,7 +118,7 @@ def in_cluster(url: str, place: Path, kinds: list[str]) -> None:
     sums = write_files(place / "input", len(kinds) + 1, per_batch, ROWS)
     options = cluster_options(url, place, per_batch, faults)
     log = place / "job.log"
-    with job(Path(__file__).with_name("scattered_job.py"), options, log) as process:
+    with job(FIXTURES / "scattered_job.py", options, log) as process:
         assert process.wait(200 + 60 * len(kinds)) == 0, log.read_text()[-3000:]
     check(url, place, sums, per_batch, [f"kill-{batch}" for batch in range(len(kinds))])
 

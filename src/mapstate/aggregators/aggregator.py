@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 class Aggregator:
     """What stands behind one field of a state.
 
-    Instances are configuration only: small, immutable and picklable, because they travel to the
+    Instances are configuration only: small, immutable and picklable, because they are sent to the
     executors. Two that describe themselves alike are the same aggregator to the ledger.
 
     ``value_type``   the type it accumulates and stores, as Spark writes types. "any" is whatever the

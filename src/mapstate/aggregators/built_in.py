@@ -4,6 +4,9 @@ Each is a native Spark expression for the partial, so that Catalyst does the map
 combine in Python for what is stored. Nulls are treated as Spark SQL treats them: only `Count()`
 counts them, `First` and `Last` return them, every other aggregate passes over them, and an aggregate
 of nothing but nulls is null.
+
+Where a column is asked for, its name does, or an expression such as ``F.col("a") * 2``. The ledger then holds the
+expression's text.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.errors import UnsupportedTypeError, ValueOverflowError
+from mapstate.aggregators.columns import column_of
+from mapstate.errors import ConfigurationError, UnsupportedTypeError, ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -34,8 +38,8 @@ _DECIMAL_LIMIT = Decimal(10) ** 38
 class Count(NativeCombiner):
     """Rows of a key; with a column, the rows in which it is not null. A bigint, never null."""
 
-    def __init__(self, column: str | None = None) -> None:
-        self.column = column
+    def __init__(self, column: str | Column | None = None) -> None:
+        self.column = cast("str | None", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -50,7 +54,7 @@ class Count(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        return [F.count(F.lit(1) if self.column is None else _column(self.column))]
+        return [F.count(F.lit(1) if self.column is None else column_of(self.column))]
 
     def init(self, row: Row) -> int:
         """See `CombinerAggregator.init`."""
@@ -76,8 +80,8 @@ class Sum(NativeCombiner):
     Sums of doubles depend on the order of addition in their last bits, as everywhere.
     """
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __init__(self, column: str | Column) -> None:
+        self.column = cast("str", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -98,7 +102,7 @@ class Sum(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        column = _column(self.column)
+        column = column_of(self.column)
         if value_type == "double":
             return [F.sum(column.cast("double"))]
         # try_sum says null where it overflows; the count tells that from a sum of nulls
@@ -133,8 +137,8 @@ class Avg(NativeCombiner):
     more decimal places than the column.
     """
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __init__(self, column: str | Column) -> None:
+        self.column = cast("str", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -155,7 +159,7 @@ class Avg(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        column = _column(self.column)
+        column = column_of(self.column)
         if "double" in value_type:
             return [F.sum(column.cast("double")), F.count(column)]
         if "decimal(38,0)" in value_type:
@@ -214,8 +218,8 @@ class _Extreme(NativeCombiner):
 
     _greatest: bool
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __init__(self, column: str | Column) -> None:
+        self.column = cast("str", column)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -229,7 +233,7 @@ class _Extreme(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        return [(F.max if self._greatest else F.min)(_column(self.column))]
+        return [(F.max if self._greatest else F.min)(column_of(self.column))]
 
     def init(self, row: Row) -> Any:
         """See `CombinerAggregator.init`."""
@@ -263,9 +267,15 @@ class _AtEnd(NativeCombiner):
 
     _greatest: bool
 
-    def __init__(self, column: str, by: str) -> None:
-        self.column = column
-        self.by = by
+    def __init__(self, column: str | Column, by: str | Column | None = None) -> None:
+        if by is None:
+            who = type(self).__name__
+            raise ConfigurationError(
+                f"{who} needs the column that orders the rows, because rows of a batch come in any order: "
+                f"{who}({column!r}, by='time')"
+            )
+        self.column = cast("str", column)
+        self.by = cast("str", by)
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -284,9 +294,9 @@ class _AtEnd(NativeCombiner):
         """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        by = _column(self.by)
+        by = column_of(self.by)
         # A struct, and not min_by: rows of one instant must give one answer, whatever their order.
-        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), _column(self.column).alias("value")))
+        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), column_of(self.column).alias("value")))
         end = (F.max if self._greatest else F.min)(pair)
         return [end["by"], end["value"]]
 
@@ -341,12 +351,6 @@ class Last(_AtEnd):
     """
 
     _greatest = True
-
-
-def _column(name: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _scale(decimal_type: str) -> int:

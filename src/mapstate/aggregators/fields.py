@@ -13,13 +13,12 @@ from typing import Any
 
 import msgspec
 
-from mapstate.aggregators import built_in, net
+from mapstate.aggregators import built_in
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
-from mapstate.aggregators.net import NetRows
-from mapstate.errors import AggregatorError, MapStateError
+from mapstate.aggregators.retraction import BY_STORED_NAME, RetractableRows
+from mapstate.errors import AggregatorError, MapStateError, cut
+from mapstate.schema import Field
 from mapstate.serializers.value_types import check_type
-from mapstate.transitions import Field
-from mapstate.values import cut
 
 __all__ = ["NULL", "Fields", "Folding", "results_of", "shown_as"]
 
@@ -35,7 +34,7 @@ class Fields:
         self.aggregators = [aggregators[field.name] for field in fields]
         self.native = all(isinstance(one, NativeCombiner) for one in self.aggregators)
         self._single = len(self.fields) == 1
-        self._rows_at = next((at for at, one in enumerate(self.aggregators) if isinstance(one, NetRows)), None)
+        self._rows_at = next((at for at, one in enumerate(self.aggregators) if isinstance(one, RetractableRows)), None)
 
     def from_columns(self, columns: list[list[list[Any]]]) -> list[Any]:
         """Partials of a chunk, one per key, from each field's native columns."""
@@ -49,8 +48,8 @@ class Fields:
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         """New values of a chunk from what was stored and what the batch brings.
 
-        A key of which `NetRows` counts no rows any more is removed. Raises ValueOverflowError, and AggregatorError
-        where a user's aggregator raised.
+        A key whose `RetractableRows` reach 0 is removed. Raises ValueOverflowError, and AggregatorError where a user's
+        aggregator raised.
         """
         values = self._combined(bases, partials)
         at = self._rows_at
@@ -237,7 +236,7 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
     known: dict[str, Aggregator] = {}
     for field in fields:
         name = field.aggregator.partition("(")[0]
-        kind: Any = getattr(built_in, name, None) or getattr(net, name, None)
+        kind: Any = getattr(built_in, name, None) or BY_STORED_NAME.get(name)
         if field.name in aggregators:
             known[field.name] = aggregators[field.name]
         elif kind is not None and field.type.startswith(("struct<sum:", "struct<by:")):

@@ -1,25 +1,19 @@
 """The stores that come with mapstate, one file or package each, and how a URL finds its own.
 
-A store of your own is named by an instance of its `Backend` class, or by URL through an entry point in
-the group ``mapstate.backends``: the URL's scheme, and a callable that takes the URL and returns the backend. It
-is looked up on the driver alone; what travels to executors is the backend. A scheme of mapstate's own stays its own.
+A store of your own is named by an instance of its `Backend` class, or by URL. For a URL, its package declares an entry
+point in the group ``mapstate.backends``: the scheme, and a callable that takes the URL and returns the backend. Only
+the driver looks it up; executors get the pickled backend. No package can take over a scheme of mapstate's own.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import socket
 from importlib import import_module
 from typing import Any
 
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["LIKE_A_URL", "password_in", "resolve"]
-
-LIKE_A_URL = re.compile(r":/|:.*@", re.DOTALL)
-"""What may be a store's URL, also one that is misspelt: no message repeats it, because it may hold a password."""
+__all__ = ["resolve"]
 
 _BUILT_IN = {
     "aerospike": "mapstate.backends.aerospike:AerospikeBackend",
@@ -37,9 +31,9 @@ _BUILT_IN = {
 
 
 def resolve(backend_or_url: Backend | str) -> Backend:
-    """The backend that a URL names, or the backend itself. On the driver, once per recipe.
+    """The backend that a URL names, or the backend itself. Driver, once per spec. Makes no connection.
 
-    Raises UnknownSchemeError, MissingDriverError, ConfigurationError. No connection is made.
+    Raises UnknownSchemeError, MissingDriverError, ConfigurationError.
     """
     if not isinstance(backend_or_url, str):
         if isinstance(backend_or_url, type) or not isinstance(backend_or_url, Backend):
@@ -47,31 +41,14 @@ def resolve(backend_or_url: Backend | str) -> Backend:
                 f"a state needs a store's URL or a Backend instance, not a {type(backend_or_url).__name__}"
             )
         return backend_or_url
-    scheme, separator, _ = backend_or_url.partition("://")  # and nothing else: the rest may hold a password
+    scheme, separator, _ = backend_or_url.partition("://")  # no parser: the rest may hold a password
     scheme = scheme.lower() if separator else ""
     if scheme not in _BUILT_IN:
-        from mapstate.backends.third_party import backend_of  # it takes long to import, and few need it
+        from mapstate.backends.third_party import backend_of  # importlib.metadata takes long to import
 
         return backend_of(scheme, backend_or_url, known=_BUILT_IN)
     backend: Backend = _built_in(scheme)(backend_or_url)
     return backend
-
-
-def password_in(variable: str) -> str:
-    """The password that an environment variable of this machine holds, when a store connects. Driver and executors.
-
-    So what travels, and what a log of it shows, is the variable's name. Raises ConfigurationError.
-    """
-    password = os.environ.get(variable)
-    if password:
-        return password
-    trouble = "not set" if password is None else "empty"
-    raise ConfigurationError(
-        f"password_env names the environment variable {variable}, which is {trouble} "
-        f"on {socket.gethostname()}. Nothing was written. Set it for the driver and for every executor. "
-        "See docs/operating.md#passwords",
-        variable=variable,
-    )
 
 
 def _built_in(scheme: str) -> Any:

@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, notebooks, and to see how small a store is."""
+"""A store in this process's memory, for tests and notebooks; an example of how small a store is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mapstate.backing_map import FenceToken, IBackingMap, Swap, check_lengths
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import ConfigurationError, FencedError
 from mapstate.findings import Finding
 
@@ -17,7 +18,7 @@ __all__ = ["MemoryBackend", "MemoryStore"]
 
 @dataclass(frozen=True)
 class MemoryBackend:
-    """``memory://`` or ``memory://name``: all that name the same see the same data, in this process."""
+    """``memory://`` or ``memory://name``: backends of one name see the same data, in this process."""
 
     name: str = ""
 
@@ -69,14 +70,16 @@ class MemoryStore:
         with self._lock:
             return self._set(record, fence) if self._version() == expected else None
 
-    def ledger_place(self) -> str:
-        """See `JointLedgers.ledger_place`: this process."""
+    def commit_domain(self) -> str:
+        """See `JointLedgers.commit_domain`: this process."""
         return "memory"
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[int] | None:
         """See `JointLedgers.swap_all`."""
         with ExitStack() as locks:
-            for one in sorted(swaps, key=lambda one: id(one.store)):  # in one order, whoever else does the same
+            for one in sorted(
+                swaps, key=lambda one: id(one.store)
+            ):  # in one order, so that two callers do not deadlock
                 locks.enter_context(one.store._lock)
             if any(one.store._version() != one.expected for one in swaps):
                 return None
@@ -149,7 +152,7 @@ class MemoryStore:
         return None if self._ledger is None else self._ledger[1]
 
     def _set(self, record: bytes, fence: FenceToken) -> int:
-        self._swaps += 1  # no version comes twice, though the ledger was dropped
+        self._swaps += 1  # no version comes twice, not even after a drop
         self._ledger = (record, self._swaps)
         self._fence = fence
         self._claims.clear()

@@ -15,9 +15,9 @@ _GROUP = "mapstate.backends"
 
 
 def backend_of(scheme: str, url: str, *, known: Iterable[str]) -> Backend:
-    """What another package's entry point makes of the URL. Its name alone says which package that is.
+    """The backend that another package's entry point makes of the URL.
 
-    ``known`` schemes are those that need no package. Errors as of `mapstate.backends.resolve`.
+    ``known`` schemes need no package. Errors as of `mapstate.backends.resolve`.
     """
     points = entry_points(group=_GROUP)
     found = {(_package(point), point.value): point for point in points if point.name == scheme}
@@ -64,9 +64,9 @@ def _asked(from_url: Any, url: str, where: str) -> Any:
         return from_url(url)
     except MapStateError:
         raise
-    except Exception as error:  # noqa: BLE001  whatever a stranger's code raises
+    except Exception as error:  # noqa: BLE001  another package's code may raise anything
         problem = f"{where}, and that could not read the URL: {type(error).__name__}"
-    raise ConfigurationError(f"{problem}. What it said is not repeated here, because it may hold a password")
+    raise ConfigurationError(f"{problem}. Its message is not repeated here, because it may hold a password")
 
 
 def _package(point: EntryPoint) -> str:

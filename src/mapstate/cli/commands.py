@@ -14,28 +14,28 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mapstate import transitions
-from mapstate.adopt import FORMER_OWNER, Adopted
-from mapstate.adopt import adopt as adopt_state
-from mapstate.backends import LIKE_A_URL, resolve
-from mapstate.backing_map import let_go
+from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport
-from mapstate.checkpoint import query_of
-from mapstate.checkpoint import rewind as rewind_checkpoint
+from mapstate.capabilities import close_if_possible
 from mapstate.cli.group import Command, CommandGroup
 from mapstate.cli.show import say, show_findings, show_ledger, show_reports
-from mapstate.doctor import examine
-from mapstate.doctor import recount as recount_keys
-from mapstate.drop import drop as drop_state
-from mapstate.errors import CorruptRecordError, StoreError, UsageError
-from mapstate.keys import KeyField
-from mapstate.ledger import Ledger, read_ledger
+from mapstate.errors import CorruptRecordError, StoreError, UsageError, shown
+from mapstate.operations.adopt import FORMER_OWNER, Adopted
+from mapstate.operations.adopt import adopt as adopt_state
+from mapstate.operations.checkpoint import query_of
+from mapstate.operations.checkpoint import rewind as rewind_checkpoint
+from mapstate.operations.doctor import examine
+from mapstate.operations.doctor import recount as recount_keys
+from mapstate.operations.drop import drop as drop_state
+from mapstate.operations.vacuum import Vacuumed
+from mapstate.operations.vacuum import vacuum as vacuum_state
+from mapstate.protocol import transitions
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.reader import StateReader, open_reader
+from mapstate.schema import Field, KeyField, StateType
 from mapstate.spec import check_state_name
-from mapstate.transitions import Field, StateType
-from mapstate.vacuum import Vacuumed
-from mapstate.vacuum import vacuum as vacuum_state
-from mapstate.values import shown
+from mapstate.urls import LIKE_A_URL
 
 __all__ = ["app"]
 
@@ -168,10 +168,10 @@ def drop(
     found = drop_state(place, state, force=force, dry_run=True).ledger
     if found is None:
         say(f"State {state!r} has no ledger that can be read. All records under its name will be removed.")
-    elif found.committed is None:
+    elif found.last_commit is None:
         say(f"State {state!r} of query {found.owner} will be removed. It counts no batch.")
     else:
-        last = found.committed
+        last = found.last_commit
         say(f"State {state!r} of query {found.owner} will be removed: batch {last.batch_id} was committed {last.at}.")
     say("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.")
     if not yes:
@@ -196,7 +196,7 @@ def rollback(*, url: Url = None, state: State, yes: Yes = False) -> None:
     try:
         found = read_ledger(store, state)
         transitions.rollback(found)  # says what is in the way before anybody is asked
-        last = found.committed
+        last = found.last_commit
         assert last is not None  # noqa: S101  or it would have been refused
         say(f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count.")
         say("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")
@@ -204,7 +204,7 @@ def rollback(*, url: Url = None, state: State, yes: Yes = False) -> None:
             typer.confirm("Take it back?", abort=True)
         after = Ledger(store, state).rollback(last.txid)
     finally:
-        let_go(store)
+        close_if_possible(store)
     say(f"Done: the state waits for batch {after.owners[after.owner]}.")
 
 

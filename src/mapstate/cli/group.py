@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from mapstate.backends import LIKE_A_URL
 from mapstate.cli.show import say
 from mapstate.errors import MapStateError
+from mapstate.urls import LIKE_A_URL
 
 __all__ = ["Command", "CommandGroup"]
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mapstate.batch_report import BatchReport
 from mapstate.findings import Finding
-from mapstate.transitions import Commit, LedgerRecord
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
 
 __all__ = ["say", "show_findings", "show_ledger", "show_reports"]
 
@@ -41,19 +41,19 @@ def show_ledger(console: Console, ledger: LedgerRecord) -> None:
         ("state", f"{ledger.state}, {ledger.type}, {ledger.serializer}"),
         ("keys", f"({keys})"),
         ("fields", fields),
-        ("layouts", "; ".join(f"{count} fields from txid {txid} on" for txid, count in ledger.layouts)),
+        ("widths", "; ".join(f"{count} fields from txid {txid} on" for txid, count in ledger.field_counts)),
         ("owner", f"{ledger.owner}, next batch {ledger.owners[ledger.owner]}"),
         *(("", f"before: {one}, next batch {due}") for one, due in ledger.owners.items() if one != ledger.owner),
         ("epoch", str(ledger.epoch)),
         ("next txid", str(ledger.next_txid)),
-        ("committed", _commit(ledger.committed)),
+        ("committed", _commit(ledger.last_commit)),
         ("previous", _commit(ledger.previous)),
         ("keys held", _keys_held(ledger)),
         ("in flight", _in_flight(ledger) if at is not None else "nothing"),
         ("dead", _dead(ledger.dead)),
         ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
         ("rewrites", str(ledger.rewrites)),
-        ("offsets", (ledger.committed.offsets if ledger.committed is not None else None) or "not known"),
+        ("offsets", (ledger.last_commit.offsets if ledger.last_commit is not None else None) or "not known"),
     ]
     grid = Table.grid(padding=(0, 2))
     for name, value in lines:

@@ -21,7 +21,7 @@ _MISSING: Any = object()
 class CachedMap(Generic[K, V]):
     """Keeps the ``max_entries`` most recently used entries of ``backing``, absent ones included.
 
-    Right only while nobody else writes to the same keys; on Spark `mapstate.spark.cache_lease` sees to
+    Right only while nobody else writes to the same keys; on Spark `mapstate.spark.executor.cache_lease` sees to
     that. ``hits``, ``misses`` and ``puts`` count keys.
     An entry is filled only after the delegate's put succeeded; while a
     put runs, and after it failed, its keys are not cached.

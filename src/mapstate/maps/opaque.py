@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from mapstate.backing_map import IBackingMap
 from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
-from mapstate.values import Committed, OpaqueValue
+from mapstate.protocol.records import CommitView, OpaqueValue
 
 __all__ = ["OpaqueMap"]
 
@@ -29,7 +29,7 @@ class OpaqueMap(MapState[V]):
     def __init__(
         self,
         backing: IBackingMap[Any, OpaqueValue[V]],
-        committed: Committed | None = None,
+        committed: CommitView | None = None,
         *,
         written_once: bool = False,
     ) -> None:
@@ -82,8 +82,8 @@ class OpaqueMap(MapState[V]):
         """See `MapState.multi_put`. Reads first: a record has to keep the value before it."""
         self.multi_combine(*last_of_each(keys, values), replace_all)
 
-    def _view(self, txid: int) -> Committed:
-        return Committed.before(txid) if self._committed is None else self._committed
+    def _view(self, txid: int) -> CommitView:
+        return CommitView.before(txid) if self._committed is None else self._committed
 
 
 _NO_LIMIT = 1 << 63

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.schema import Field
 from mapstate.serializers.serializer import RecordCodec
-from mapstate.transitions import Field
 
 __all__ = ["CHUNK_BYTES", "Room", "SerializedMap"]
 

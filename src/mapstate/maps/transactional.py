@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from mapstate.backing_map import IBackingMap
 from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
-from mapstate.values import Committed, TransactionalValue, stale
+from mapstate.protocol.records import CommitView, TransactionalValue, stale
 
 __all__ = ["TransactionalMap"]
 
@@ -24,7 +24,7 @@ class TransactionalMap(MapState[V]):
     def __init__(
         self,
         backing: IBackingMap[Any, TransactionalValue[V]],
-        committed: Committed | None = None,
+        committed: CommitView | None = None,
         *,
         written_once: bool = False,
     ) -> None:

@@ -13,7 +13,7 @@ _BY_NAME = {kind.name: kind for kind in _KINDS}
 
 
 def serializer(name: str) -> Serializer:
-    """The serializer of this name, as a recipe and a ledger give it. Raises ConfigurationError."""
+    """The serializer of this name, as a spec and a ledger give it. Raises ConfigurationError."""
     if name not in _BY_NAME:
         raise ConfigurationError(f"there is no serializer {name!r}; there is {', '.join(sorted(_BY_NAME))}")
     return _BY_NAME[name]()

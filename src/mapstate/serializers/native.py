@@ -1,4 +1,4 @@
-"""Values as they are, for a store with types of its own; see `mapstate.backing_map.NativeRecords`.
+"""Values as they are, for a store with types of its own; see `mapstate.capabilities.NativeRecords`.
 
 Decimals, dates and timestamps are text, as in JSON.
 """

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from mapstate.errors import CorruptRecordError, SerializationError
+from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
+from mapstate.protocol.records import contains_none
+from mapstate.schema import Field, StateType
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
-from mapstate.transitions import Field, StateType
-from mapstate.values import any_none, cut, shown
 
 __all__ = ["RecordCodec", "Serializer"]
 
@@ -26,10 +26,10 @@ _VALUES_AT: dict[StateType, tuple[int, ...]] = {
 
 
 class Serializer(ABC):
-    """A wire format. Has no state; travels to executors by its ``name`` alone.
+    """A wire format. Has no state; is sent to executors by its ``name`` alone.
 
     ``float_words``: the format has no NaN and no infinities, so they are written as words. ``native``: not bytes but
-    values, for stores that declare `mapstate.backing_map.NativeRecords`. ``undecoded`` is the type of a part of
+    values, for stores that declare `mapstate.capabilities.NativeRecords`. ``undecoded`` is the type of a part of
     a document that is passed over.
     """
 
@@ -50,7 +50,7 @@ class Serializer(ABC):
 class RecordCodec:
     """Encodes and decodes the records of one state, a chunk at a time.
 
-    ``layouts`` as in the ledger: records written before a field was added hold fewer values, which
+    ``field_counts`` as in the ledger: records written before a field was added hold fewer values, which
     their txid tells. Made in every task and by every reader.
     """
 
@@ -60,15 +60,15 @@ class RecordCodec:
         state: str,
         state_type: StateType,
         fields: Sequence[Field],
-        layouts: Sequence[tuple[int, int]],
+        field_counts: Sequence[tuple[int, int]],
     ) -> None:
         self._state = state
         self._encode_all = serializer.encode_all
-        self._layouts = [(txid, _Layout(serializer, state_type, fields[:count])) for txid, count in layouts]
+        self._layouts = [(txid, _Layout(serializer, state_type, fields[:count])) for txid, count in field_counts]
         self._now = self._layouts[-1][1]
         self._fields = len(fields)
         self._txid_at = -1 if serializer.native else 0
-        if len(layouts) > 1:
+        if len(field_counts) > 1:
             values = (serializer.undecoded,) * len(_VALUES_AT[state_type])
             parts = (*values, _TXID) if serializer.native else (_TXID, *values)
             self._txid = serializer.decoder(tuple[parts])  # type: ignore[valid-type]
@@ -95,7 +95,7 @@ class RecordCodec:
                 return self._each(load, keys, data)
         decode, into = self._now.decode, self._now.into
         try:
-            if not any_none(data):  # no Python code per record, where none has to be converted
+            if not contains_none(data):  # no Python code per record, where none has to be converted
                 decoded = map(decode, data)
                 return list(decoded) if into is None else list(map(into, decoded))
             if into is None:

@@ -14,8 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from mapstate.errors import SerializationError, UnsupportedTypeError
-from mapstate.values import shown
+from mapstate.errors import SerializationError, UnsupportedTypeError, shown
 
 __all__ = ["Array", "Convert", "WireForm", "check_plain", "check_type", "each", "from_wire", "to_wire", "wire_type"]
 

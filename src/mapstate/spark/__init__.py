@@ -1,35 +1,35 @@
 """mapstate on Spark Structured Streaming.
 
-What is offered here is fetched when it is used: a worker imports `mapstate.spark.task` and needs nothing of a driver's.
+The names below are imported on first use: a worker imports `mapstate.spark.executor.task` and nothing of a driver's.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mapstate.spark.aggregate import BatchAggregator, ChainedAggregate, FirstN
-    from mapstate.spark.new_values import NewValuesStream
-    from mapstate.spark.offsets import files_not_counted
-    from mapstate.spark.partition_persist import PartitionPersist, State, StateUpdater
-    from mapstate.spark.state_query import (
+    from mapstate.spark.driver.offsets import files_not_counted
+    from mapstate.spark.interfaces import (
+        BatchAggregator,
         Collector,
         MapGet,
         QueryFunction,
         SnapshotGet,
+        State,
         StateFactory,
-        StaticState,
-        TupleCollectionGet,
-        newStaticState,
-        stateQuery,
+        StateUpdater,
     )
-    from mapstate.spark.stream import GroupedStream, PersistentAggregate, Stream, newStream
-    from mapstate.spark.topology import Topology, TopologyState, TopologyStream
+    from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
+    from mapstate.spark.streams.chained_aggregate import ChainedAggregate
+    from mapstate.spark.streams.grouped import GroupedStream
+    from mapstate.spark.streams.partition_persist import PartitionPersist
+    from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+    from mapstate.spark.streams.stream import Stream, newStream
+    from mapstate.spark.streams.topology import Topology
 
 __all__ = [
     "BatchAggregator",
     "ChainedAggregate",
     "Collector",
-    "FirstN",
     "GroupedStream",
     "MapGet",
     "NewValuesStream",
@@ -43,52 +43,34 @@ __all__ = [
     "StaticState",
     "Stream",
     "Topology",
-    "TopologyState",
-    "TopologyStream",
-    "TupleCollectionGet",
     "files_not_counted",
     "newStaticState",
     "newStream",
     "stateQuery",
 ]
 
-_NAMES = {
-    "aggregate": (
-        "BatchAggregator",
-        "ChainedAggregate",
-        "FirstN",
-    ),
-    "new_values": ("NewValuesStream",),
-    "offsets": ("files_not_counted",),
-    "partition_persist": (
-        "PartitionPersist",
-        "State",
-        "StateUpdater",
-    ),
-    "state_query": (
-        "Collector",
-        "MapGet",
-        "QueryFunction",
-        "SnapshotGet",
-        "StateFactory",
-        "StaticState",
-        "TupleCollectionGet",
-        "newStaticState",
-        "stateQuery",
-    ),
-    "stream": (
-        "GroupedStream",
-        "PersistentAggregate",
-        "Stream",
-        "newStream",
-    ),
-    "topology": (
-        "Topology",
-        "TopologyState",
-        "TopologyStream",
-    ),
+_HOMES = {
+    "files_not_counted": "driver.offsets",
+    "BatchAggregator": "interfaces",
+    "Collector": "interfaces",
+    "MapGet": "interfaces",
+    "QueryFunction": "interfaces",
+    "SnapshotGet": "interfaces",
+    "State": "interfaces",
+    "StateFactory": "interfaces",
+    "StateUpdater": "interfaces",
+    "StaticState": "steps.state_query",
+    "newStaticState": "steps.state_query",
+    "stateQuery": "steps.state_query",
+    "ChainedAggregate": "streams.chained_aggregate",
+    "GroupedStream": "streams.grouped",
+    "PartitionPersist": "streams.partition_persist",
+    "NewValuesStream": "streams.persistent_aggregate",
+    "PersistentAggregate": "streams.persistent_aggregate",
+    "Stream": "streams.stream",
+    "newStream": "streams.stream",
+    "Topology": "streams.topology",
 }
-_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

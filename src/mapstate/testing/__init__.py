@@ -1,4 +1,4 @@
-"""For those who test a store of their own, or a job over one: see docs/testing.md."""
+"""The test kit: contracts for a store, stores that fail on purpose, servers in Docker. See docs/testing.md."""
 
 from __future__ import annotations
 

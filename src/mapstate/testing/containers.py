@@ -1,4 +1,4 @@
-"""Real servers in Docker, for tests of a job: a context manager each, that gives a URL to keep states under.
+"""Real servers in Docker, for tests of a job: one context manager each, which yields the URL of a store.
 
     with redis_container() as url:
         newStream("visits", df).groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
@@ -7,7 +7,7 @@
     valkey_container      Valkey
     aerospike_container   Aerospike, with a namespace in memory in which records may have a ttl
 
-Each ends its server, however the test ends; where the test's process is killed, testcontainers' own reaper does.
+Each stops its server, however the test ends. Where the test's process is killed, testcontainers' own reaper does it.
 Needs ``mapstate[testing]``, the store's own extra, and a Docker that this user may use. docs/testing-your-job.md
 shows fixtures made of these.
 """
@@ -68,10 +68,10 @@ _AEROSPIKE_CONF_PATH = "/etc/aerospike/mapstate.conf"
 
 @contextlib.contextmanager
 def redis_container(image: str = "", *, seconds: float = 60.0) -> Iterator[str]:
-    """A Redis of the test's own, as ``redis://host:port/0``.
+    """Start a Redis for this test, and yield its URL, ``redis://host:port/0``.
 
     ``image`` is by default that of MAPSTATE_REDIS_IMAGE, else Redis 7.4. Raises ConfigurationError where there is no
-    Docker, StoreUnavailableError where the server does not answer within ``seconds``.
+    Docker, and StoreUnavailableError where the server does not answer within ``seconds``.
     """
     image = image or os.environ.get("MAPSTATE_REDIS_IMAGE", "redis:7.4")
     with _redis_like(image, "redis-server", seconds) as url:
@@ -80,7 +80,7 @@ def redis_container(image: str = "", *, seconds: float = 60.0) -> Iterator[str]:
 
 @contextlib.contextmanager
 def valkey_container(image: str = "", *, seconds: float = 60.0) -> Iterator[str]:
-    """A Valkey, as `redis_container`: also its URL is ``redis://``. MAPSTATE_VALKEY_IMAGE, else Valkey 8.1."""
+    """Like `redis_container`, with a Valkey: MAPSTATE_VALKEY_IMAGE, else Valkey 8.1. Its URL is ``redis://``, too."""
     image = image or os.environ.get("MAPSTATE_VALKEY_IMAGE", "valkey/valkey:8.1")
     with _redis_like(image, "valkey-server", seconds) as url:
         yield url
@@ -88,9 +88,9 @@ def valkey_container(image: str = "", *, seconds: float = 60.0) -> Iterator[str]
 
 @contextlib.contextmanager
 def aerospike_container(image: str = "", *, seconds: float = 120.0) -> Iterator[str]:
-    """An Aerospike, as ``aerospike://host:port/test?use_services_alternate=true``.
+    """Start an Aerospike, and yield ``aerospike://host:port/test?use_services_alternate=true``.
 
-    MAPSTATE_AEROSPIKE_IMAGE, else server 8.1. It is ready when a client connects: the line in its log comes earlier.
+    MAPSTATE_AEROSPIKE_IMAGE, else server 8.1. It is ready when a client connects; its log says so earlier.
     Raises as `redis_container`.
     """
     image = image or os.environ.get("MAPSTATE_AEROSPIKE_IMAGE", "aerospike/aerospike-server:8.1.0.0")
@@ -123,7 +123,7 @@ def aerospike_container(image: str = "", *, seconds: float = 120.0) -> Iterator[
 
 @contextlib.contextmanager
 def _redis_like(image: str, server: str, seconds: float) -> Iterator[str]:
-    """What `redis_container` is, of any image that speaks Redis' protocol."""
+    """`redis_container`, with any image that speaks Redis' protocol."""
     container = _container(image).with_command([server, "--save", "", "--maxmemory-policy", "noeviction"])
     container = container.with_exposed_ports(6379)
 
@@ -144,7 +144,7 @@ def _redis_like(image: str, server: str, seconds: float) -> Iterator[str]:
 
 
 def _container(image: str) -> Any:
-    """One that is not started yet. Raises MissingDriverError, and ConfigurationError where no Docker answers."""
+    """A container, not started yet. Raises MissingDriverError, and ConfigurationError where no Docker answers."""
     try:
         docker: Any = import_module("docker")
         container: Any = import_module("testcontainers.core.container")
@@ -164,7 +164,7 @@ def _container(image: str) -> Any:
 
 
 def _no_docker(docker: Any) -> str | None:
-    """Why none answers; None where one does."""
+    """The reason why no Docker answers, None where one does."""
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if host.startswith("unix://"):  # first, because docker-py leaves a socket open where nobody listens
         with socket.socket(socket.AF_UNIX) as probe:
@@ -186,7 +186,7 @@ def _no_docker(docker: Any) -> str | None:
 
 @contextlib.contextmanager
 def _started(container: Any, ready: Callable[[], bool], seconds: float) -> Iterator[None]:
-    """Runs it. Raises StoreUnavailableError with the end of its log where it does not get ready."""
+    """Run a container. Raises StoreUnavailableError, with the end of its log, where it does not become ready."""
     try:
         container.start()
         end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""What a dead driver leaves in a checkpoint, made without killing one. Imports no Spark."""
+"""The checkpoint that a killed driver leaves, made without killing one. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["crash_between"]
 
 
 def crash_between(checkpoint: str | Path) -> int:
-    """Takes back Spark's own commit of the last batch, and returns the id of that batch.
+    """Remove Spark's own commit of the last batch, and return the id of that batch.
 
     The checkpoint is then what a driver leaves that died after the ledger's commit and before Spark's: the query,
     started again, brings the batch again. For a checkpoint in a local directory, of a query that has stopped.
@@ -30,7 +30,7 @@ def crash_between(checkpoint: str | Path) -> int:
         raise UsageError(
             f"in the checkpoint {str(place)!r} batch {last} has ended and batch {max(planned, default='none')} is the "
             f"last one planned: a driver that died before Spark's commit of {last} had planned nothing after it. Let "
-            "the query finish what it has begun, or leave it: it did crash, in another place."
+            "the query finish what it has attempt, or leave it: it did crash, in another place."
         )
     (place / "commits" / str(last)).unlink()
     (place / "commits" / f".{last}.crc").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Stores that fail on purpose, at a call that you choose: for tests of stores, jobs and of mapstate itself.
+"""Stores that fail on purpose, at a chosen call: for tests of stores, of jobs, and of mapstate itself.
 
     Fault               at which call, and how often; what happens there:
     ├── Fail            the call raises, before it was done or after
@@ -6,7 +6,7 @@
     ├── Kill            SIGKILL: the calling process, its executor, or a process group with a driver in it
     └── Mark            nothing but a mark, for another fault to wait for
 
-`FaultyStore` wraps one store and `FaultyBackend` what opens it, so that faults travel to Spark's executors.
+`FaultyStore` wraps one store and `FaultyBackend` what opens it, so that faults reach Spark's executors.
 `ForgetfulStore` and `ForgetfulBackend` acknowledge writes and lose the last of them. A wrapper has the
 capabilities of the store that it wraps, and no others.
 """
@@ -26,9 +26,10 @@ from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mapstate.backing_map import Backend, FenceToken, ReadsAhead, check_lengths
+from mapstate.backing_map import Backend, check_lengths
+from mapstate.capabilities import FenceToken, ReadsAhead
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreUnavailableError
-from mapstate.ledger import LEDGER_KEY
+from mapstate.protocol.stored_ledger import LEDGER_KEY
 
 __all__ = [
     "Begins",
@@ -66,12 +67,12 @@ class Call(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that are read or written; none for a call that is not about keys."""
+        """The keys that the call reads or writes, if any."""
         return tuple(self.arguments[0]) if self.method.startswith("multi_") and self.arguments else ()
 
     @property
     def ledger(self) -> dict[str, Any] | None:
-        """The ledger that a call writes, or the first of several, as JSON has it; None for any other call."""
+        """The ledger that a call writes, or the first of several, parsed from JSON; None for any other call."""
         record = self.arguments[0] if self.method == "swap" else None
         if self.method == "swap_all":
             record = self.arguments[0][0].record
@@ -81,7 +82,7 @@ class Call(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """A call that was made, and how it ended: "done", or the name of the error's class."""
+    """A call, and how it ended: "done", or the name of the error's class."""
 
     method: str
     keys: tuple[str, ...]
@@ -135,9 +136,9 @@ class Commits:
 class Fault:
     """Something that happens at one call of a store. Frozen; picklable if ``where`` is.
 
-    ``method``  of the store or its writer: "multi_put", "swap", "claim", "close", and what else it has
+    ``method``  of the store or its writer: "multi_put", "swap", "claim", "close", and so on
     ``call``    the number of the call (`Call.number`); None: any
-    ``where``   further, what the call has to be like
+    ``where``   a further condition on the call
     ``after``   False: before the call is done. True: afterwards, and its result is lost if this raises. A put that
                 `ReadsAhead` lets return earlier is waited for
     ``since``   only once the fault of this name has fired
@@ -157,13 +158,13 @@ class Fault:
 
     @property
     def mark(self) -> str:
-        """The name, or one made of what the fault does and where."""
+        """The fault's name, or one made of its kind and its call."""
         number = "" if self.call is None else f"-{self.call}"
         moment = "after" if self.after else "before"
         return self.name or f"{type(self).__name__.lower()}-{moment}-{self.method}{number}"
 
     def meets(self, call: Call) -> bool:
-        """Whether the fault is for this call, if it is still to fire."""
+        """Whether the fault applies to this call, provided that it has not fired yet."""
         return (
             call.method == self.method
             and (self.call is None or call.number == self.call)
@@ -171,13 +172,13 @@ class Fault:
         )
 
     def fire(self, call: Call, folder: Path | None) -> None:
-        """What happens. A fault of your own overrides this, and may raise."""
+        """Do what the fault does. A fault of your own overrides this, and may raise."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fail(Fault):
-    """The call raises ``error``: with ``after``, although the store has done what it was asked."""
+    """The call raises ``error``; with ``after``, although the store has done the call."""
 
     error: type[MapStateError] = StoreUnavailableError
 
@@ -189,13 +190,13 @@ class Fail(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(Fault):
-    """The call takes ``seconds`` longer; or it waits for the file ``until``, in the folder, for as long at most."""
+    """The call takes ``seconds`` longer, or waits that long at most for the file ``until`` in the folder."""
 
     seconds: float = 60.0
     until: str | None = None
 
     def fire(self, call: Call, folder: Path | None) -> None:  # noqa: ARG002
-        """Waits. Raises TimeoutError where the file does not come."""
+        """Wait. Raises TimeoutError where the file does not appear."""
         if self.until is None:
             time.sleep(self.seconds)
         else:
@@ -219,7 +220,7 @@ class Kill(Fault):
     spare_caller: bool = False
 
     def fire(self, call: Call, folder: Path | None) -> None:  # noqa: ARG002
-        """Does not return, unless the caller is spared."""
+        """Kill. Does not return, unless the caller is spared."""
         if isinstance(self.who, int):
             if self.who <= 1:  # to killpg, 0 is the caller's own group
                 raise ConfigurationError(f"{self.who} is no process group: start the driver with start_new_session")
@@ -232,15 +233,15 @@ class Kill(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Mark(Fault):
-    """Leaves its mark and does nothing else, for a fault with ``since`` or a test that waits for the file."""
+    """Only leaves its mark, for a fault with ``since`` or a test that waits for the file."""
 
     def fire(self, call: Call, folder: Path | None) -> None:
-        """Nothing: the mark is there already."""
+        """Do nothing: the mark exists already."""
 
 
 @dataclass(frozen=True)
 class FaultyBackend:
-    """A backend whose stores have faults, whichever process opens them. Picklable if its parts are.
+    """A backend whose stores have faults in every process that opens them. Picklable if its parts are.
 
     ``folder``  is on all machines the same and exists. Each fault leaves a file there, with the pid, so that it
                 fires once however many processes take part
@@ -263,7 +264,7 @@ class FaultyBackend:
 
     @property
     def shared_between_processes(self) -> bool:
-        """As the inner backend."""
+        """That of the inner backend."""
         return self.inner.shared_between_processes
 
     def open(self, state: str, *, ttl: float | None = None) -> FaultyStore:
@@ -276,7 +277,7 @@ class FaultyBackend:
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """What was called so far, by all processes; in order within each."""
+        """The calls so far, of all processes; in order within each."""
         return _recorded(Path(self.folder))
 
 
@@ -315,7 +316,7 @@ class FaultyStore:
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """What was called so far, where it is recorded."""
+        """The calls so far, where they are recorded."""
         return list(self._calls) if self._folder is None else _recorded(self._folder)
 
     def fired(self, name: str) -> bool:
@@ -363,7 +364,7 @@ class FaultyStore:
                 return
 
     def _first(self, fault: Fault) -> bool:
-        """Leaves the fault's mark; False where it has fired as often as it shall, in whatever process."""
+        """Leave the fault's mark. Returns False where it has fired as often as it may, in any process."""
         if fault.times is None:
             self._leave(fault.mark)
             return True
@@ -395,7 +396,7 @@ class FaultyStore:
 
 @dataclass(frozen=True)
 class ForgetfulBackend:
-    """A store whose replica lags behind by the ``last`` writes, and that fails over to it: `lose`.
+    """A store whose replica lags by the ``last`` writes, and which fails over to it with `lose`.
 
     In front of ``inner``, which is the replica. Within this process, all that open a state through equal
     backends see the same, so a stream over it is applied on the driver.
@@ -414,7 +415,7 @@ class ForgetfulBackend:
             return _forgetful[self, state]
 
     def lose(self) -> int:
-        """Loses the last writes of each state that was opened, as `ForgetfulStore.lose`; returns how many."""
+        """Lose the last writes of each opened state, as `ForgetfulStore.lose`. Returns how many."""
         with _lock:
             return sum(store.lose() for (backend, _), store in _forgetful.items() if backend == self)
 
@@ -425,7 +426,7 @@ class ForgetfulStore:
     A put and a change of the ledger are one write each. ``inner`` gets them that many writes later, in order.
     It has the capabilities of ``inner`` among those that this module knows: a method it does not know
     could see what the replica does not have yet. Claims are never lost. A version of the ledger is of one
-    life, which ends with `lose`; lives of ``inner`` are not told apart.
+    incarnation, which ends with `lose`; those of ``inner`` are not told apart.
     """
 
     def __init__(self, inner: Any, *, last: int = 1) -> None:
@@ -435,7 +436,7 @@ class ForgetfulStore:
         self._last = last
         self._lock = threading.RLock()
         self._waiting: deque[_Write] = deque()
-        self._life = 0
+        self._incarnation = 0
         self._replicated_fence: FenceToken | None = None
         known = {
             "load": self._load,
@@ -464,12 +465,12 @@ class ForgetfulStore:
             self._add(_Write(dict(zip(keys, values, strict=True))))
 
     def lose(self) -> int:
-        """The store is as it was ``last`` writes ago, or at the start; returns how many were lost.
+        """Go back by ``last`` writes, at most to the start. Returns how many were lost.
 
-        A life of its own begins, as `LedgerStore.load` asks: what was begun before cannot be committed after.
+        A new incarnation begins, as `LedgerStore.load` asks: an attempt that began before cannot be committed after.
         """
         with self._lock:
-            self._life += 1
+            self._incarnation += 1
             lost = len(self._waiting)
             self._waiting.clear()
             return lost
@@ -491,7 +492,7 @@ class ForgetfulStore:
             waiting = [write.ledger for write in self._waiting if write.ledger is not None]
             found = None if waiting else self._inner.load()
             record = waiting[-1] if waiting else found and found[0]
-            return None if record is None else (record, (record, self._life))
+            return None if record is None else (record, (record, self._incarnation))
 
     def _swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         with self._lock:
@@ -499,7 +500,7 @@ class ForgetfulStore:
             if (found and found[1]) != expected:
                 return None
             self._add(_Write({}, record, fence))
-            return record, self._life
+            return record, self._incarnation
 
     def _multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         with self._lock:
@@ -518,7 +519,7 @@ class ForgetfulStore:
         return _ForgetfulWriter(self, token)
 
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """`multi_put`, if ``token`` is the fence; it goes back with what is lost."""
+        """`multi_put`, if ``token`` is the fence. `lose` moves the fence back, too."""
         with self._lock:
             fences = [write.fence for write in self._waiting if write.fence is not None]
             fence = fences[-1] if fences else self._replicated_fence
@@ -528,7 +529,7 @@ class ForgetfulStore:
 
 
 _Version = tuple[bytes, int]
-"""The ledger, and the life of the store that it was read in."""
+"""The ledger, and the incarnation of the store that it was read from."""
 
 
 class _Write(NamedTuple):
@@ -551,12 +552,12 @@ _lock = threading.Lock()
 _forgetful: dict[tuple[ForgetfulBackend, str], ForgetfulStore] = {}
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
-    """Polls until ``condition`` holds; TimeoutError after the deadline."""
+def wait_for(condition: Callable[[], object], event: str, seconds: float = 60) -> None:
+    """Poll until ``condition`` holds. Raises TimeoutError after the deadline; ``event`` names it in the message."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds} s for {what}")
+            raise TimeoutError(f"waited {seconds} s for {event}")
         time.sleep(0.02)
 
 
@@ -571,19 +572,19 @@ def calling_executor() -> int:
 
 
 def _inside(store: Any) -> Any:
-    """The store that a `FaultyStore` wraps, as its own kind knows it."""
+    """The store that a `FaultyStore` wraps, or the store itself."""
     return store._inner if isinstance(store, FaultyStore) else store
 
 
 def _pass_on(wrapper: Any, inner: Any, wrapped: Callable[[str, Any], Any]) -> None:
-    """Gives the object each public method of ``inner`` that its class has not."""
+    """Give the object each public method of ``inner`` that its class lacks."""
     for name in dir(inner):
         if not name.startswith("_") and not hasattr(type(wrapper), name) and callable(getattr(inner, name)):
             wrapper.__dict__[name] = wrapped(name, getattr(inner, name))
 
 
 def _inner_attribute(wrapper: Any, place: str, name: str) -> Any:
-    """What is no method: declarations such as an Aerospike store's. Not before the wrapper is complete."""
+    """An attribute of the inner store that is no method. AttributeError before the wrapper is complete."""
     if name.startswith("_") or place not in wrapper.__dict__:
         raise AttributeError(f"{type(wrapper).__name__} has no {name!r}")
     return getattr(wrapper.__dict__[place], name)

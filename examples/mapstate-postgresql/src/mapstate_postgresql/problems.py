@@ -1,4 +1,4 @@
-"""mapstate's errors for psycopg's: the one place."""
+"""The only translation of psycopg's errors into mapstate's."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _KINDS: tuple[tuple[str, type[MapStateError], str], ...] = (
 
 
 def problem_of(error: Exception, state: str, address: str) -> MapStateError:
-    """What to raise, with psycopg's error chained."""
+    """Translate psycopg's error into mapstate's, with the original chained."""
     code = getattr(error, "sqlstate", None) or ""
-    kind, what = next(((kind, what) for start, kind, what in _KINDS if code.startswith(start)), (StoreError, ""))
+    kind, text = next(((kind, text) for start, kind, text in _KINDS if code.startswith(start)), (StoreError, ""))
     if isinstance(error, UnicodeError | psycopg.DataError):
-        kind, what = KeyEncodingError, "takes no key like that: text without NUL and lone surrogates"
+        kind, text = KeyEncodingError, "takes no key like that: text without NUL and lone surrogates"
     elif not code and "authentication failed" in str(error):
-        kind, what = StoreAuthError, "refused the user or the password"
+        kind, text = StoreAuthError, "refused the user or the password"
     elif not code and isinstance(error, psycopg.OperationalError):
-        kind, what = StoreUnavailableError, "cannot be reached or does not answer. Look at address, network and TLS"
-    said = str(error).strip().partition("\n")[0]
+        kind, text = StoreUnavailableError, "cannot be reached or does not answer. Look at address, network and TLS"
+    reply = str(error).strip().partition("\n")[0]
     problem = kind(
-        f"state {state!r}: PostgreSQL at {address} {what or 'refused a statement'}. It said: {said}", state=state
+        f"state {state!r}: PostgreSQL at {address} {text or 'refused a statement'}. It said: {reply}", state=state
     )
     problem.__cause__ = error.with_traceback(None)
     return problem

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
-from mapstate.backing_map import FenceToken, IBackingMap, check_lengths
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError, TooLargeError
+from mapstate_postgresql.connections import Connections
 from mapstate_postgresql.problems import problem_of
-
-if TYPE_CHECKING:
-    from mapstate_postgresql.backend import PostgresqlBackend
 
 __all__ = ["PostgresqlStore", "Version"]
 
 T = TypeVar("T")
 
 _TABLES = """
-SELECT pg_advisory_xact_lock(7382912);  -- where two make them at once, one of them fails otherwise
+SELECT pg_advisory_xact_lock(7382912);  -- without it, one of two that make them at once fails
 CREATE TABLE IF NOT EXISTS mapstate_records (
     state text COLLATE "C", key text COLLATE "C", record bytea NOT NULL, PRIMARY KEY (state, key)
 );
@@ -49,16 +48,16 @@ FROM (SELECT state FROM mapstate_ledgers
      unnest(%(keys)s::text[], %(records)s::bytea[]) AS put(key, record)
 ON CONFLICT (state, key) DO UPDATE SET record = excluded.record
 """
-_LIFE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"  # the timeline: another one after a failover
-_LOAD = f"SELECT record, version, {_LIFE} FROM mapstate_ledgers WHERE state = %s"
+_INCARNATION = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"  # the timeline: another one after a failover
+_LOAD = f"SELECT record, version, {_INCARNATION} FROM mapstate_ledgers WHERE state = %s"
 _CREATE = f"""
 INSERT INTO mapstate_ledgers VALUES (%s, %s, gen_random_uuid(), %s, %s, %s, %s)
-ON CONFLICT DO NOTHING RETURNING version, {_LIFE}
+ON CONFLICT DO NOTHING RETURNING version, {_INCARNATION}
 """
 _CHANGE = f"""
 UPDATE mapstate_ledgers
 SET record = %s, version = gen_random_uuid(), epoch = %s, txid = %s, closed = %s, nonce = %s
-WHERE state = %s AND version = %s AND {_LIFE} = %s RETURNING version, {_LIFE}
+WHERE state = %s AND version = %s AND {_INCARNATION} = %s RETURNING version, {_INCARNATION}
 """
 _DROP_CLAIMS = "DELETE FROM mapstate_claims WHERE state = %s"
 _DROP_LEDGER = "DELETE FROM mapstate_ledgers WHERE state = %s AND version = %s"
@@ -75,7 +74,7 @@ _PAGE = "SELECT key FROM mapstate_records WHERE state = %s AND key > %s ORDER BY
 
 
 class Version(NamedTuple):
-    """Of a ledger: which write it was, in which life of the server."""
+    """A ledger's version: its write, and the incarnation of the server."""
 
     write: Any
     timeline: str
@@ -84,9 +83,10 @@ class Version(NamedTuple):
 class PostgresqlStore:
     """One state. Cheap to make; takes a connection for each call, and any thread may call."""
 
-    def __init__(self, backend: PostgresqlBackend, state: str) -> None:
-        self._backend = backend
+    def __init__(self, connections: Connections, state: str, *, max_value_bytes: int) -> None:
+        self._connections = connections
         self._state = state
+        self._limit = max_value_bytes
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """See `IBackingMap.multi_get`: one statement."""
@@ -151,7 +151,7 @@ class PostgresqlStore:
         return str(row[0])
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
-        """See `Scan.scan`. In the order of the keys; nothing is locked between two pages."""
+        """See `Scan.scan`. In the order of the keys; no lock is held between two pages."""
         last = ""
         while page := self._page(last, page_size):
             yield page
@@ -177,17 +177,17 @@ class PostgresqlStore:
         yield count
 
     def close(self) -> None:
-        """Closes this process's idle connections to the database. The store stays usable."""
-        self._backend.close_idle()
+        """Close this process's idle connections to the database. The store stays usable."""
+        self._connections.close_idle()
 
     def _page(self, after: str, page_size: int) -> list[str]:
         rows = self._run(lambda db: db.execute(_PAGE, (self._state, after, page_size)).fetchall())
         return [key for (key,) in rows or ()]
 
     def _put(self, keys: Sequence[str], values: Sequence[bytes]) -> dict[str, Any]:
-        """What a put takes: each key once, in an order in which two puts do not wait for each other in a circle."""
+        """The parameters of a put: each key once, sorted, so that two puts cannot deadlock."""
         check_lengths(keys, values, "values")
-        limit = self._backend.max_value_bytes
+        limit = self._limit
         for key, value in zip(keys, values, strict=True):
             if len(value) > limit:
                 raise TooLargeError(
@@ -202,13 +202,13 @@ class PostgresqlStore:
         return {"state": self._state, "keys": ordered, "records": [last[key] for key in ordered]}
 
     def _run(self, work: Callable[[psycopg.Connection[Any]], T], *, create: bool = False) -> T | Any:
-        """What ``work`` returns; None where there are no tables yet. With ``create`` these are made.
+        """Return what ``work`` returns; None where there are no tables yet. With ``create`` they are made.
 
-        After an error the connection is closed, and the error is one of ours.
+        After an error the connection is closed. The error is one of mapstate's.
         """
         connection = None
         try:
-            connection = self._backend.take()
+            connection = self._connections.take()
             try:
                 result = work(connection)
             except psycopg.errors.UndefinedTable:
@@ -217,16 +217,16 @@ class PostgresqlStore:
                     with connection.transaction():
                         connection.execute(_TABLES)
                     result = work(connection)
-            self._backend.give_back(connection)
+            self._connections.give_back(connection)
             connection = None
         except (psycopg.Error, UnicodeError) as error:
-            problem = problem_of(error, self._state, self._backend.address)
+            problem = problem_of(error, self._state, self._connections.address)
         else:
             return result
         finally:
             if connection is not None:
                 connection.close()
-        raise problem  # not above, where it would drag psycopg's frames along, which hold the password
+        raise problem  # outside the except clause: psycopg's frames hold the password
 
 
 class _Writer:

@@ -5,12 +5,12 @@ A state ``visits`` lives under these Redis keys, readable in ``redis-cli``::
     visits:user-42     a record, one per key
     visits!ledger      the ledger
     visits!fence       who may write: "epoch:txid:nonce", or "epoch:txid:closed" when nobody may
-    visits!claims      a hash, "txid/partition" to holder; goes with the next change of the ledger
+    visits!claims      a hash, "txid/partition" to holder; removed by the next change of the ledger
     visits!reports     a list, the last batch reports, newest first
-    visits!layout      how the records lie: "string", "hash", or "packed" into so many hashes
+    visits!layout      the layout of the records: "string", "hash", or "packed" and the number of hash shards
 
-A put is refused by Redis itself: on one server the fence is under WATCH from the get on, and EXEC does
-nothing once it has moved. docs/redis.md has all shapes, their URLs, and how they differ.
+Redis itself refuses a late put: on one server the fence is under WATCH from the get on, and EXEC does nothing once
+the fence has moved. docs/redis.md has all shapes, their URLs, and how they differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The cluster's classes when they are asked for: a worker's first batch waits for its imports."""
+    """Import the cluster's classes at first use: a worker's first batch waits for its imports."""
     if name not in ("RedisClusterBackend", "RedisClusterStore"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from mapstate.backends.redis import cluster_backend

@@ -1,8 +1,7 @@
-"""Where a Redis server is: at an address, behind a socket, or where sentinels say. A cluster: cluster_backend.py."""
+"""Backends for one Redis server: at an address, behind a socket, or found by sentinels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -11,10 +10,13 @@ from urllib.parse import quote
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
-from mapstate.backends.redis.settings import Address, RedisSettings, Url, boolean, shown_address
-from mapstate.backends.redis.store import RedisStore
+from mapstate.backends.redis.connection import MOST_CONNECTIONS, Access, Server, pool_of
+from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
+from mapstate.backends.redis.packed_layout import PackedLayout
+from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.errors import ConfigurationError
+from mapstate.urls import Address, Parameters, Url, boolean, shown_address
 
 __all__ = ["OneServer", "RedisBackend", "RedisSentinelBackend", "RedisUnixBackend"]
 
@@ -23,14 +25,14 @@ _MOST_HASHES = 10**9
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class OneServer(RedisSettings):
-    """What is the same wherever one server holds all of a state.
+    """The parameters that are the same wherever one server holds all of a state.
 
     ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed": many small hashes,
                  for less memory. Records in hashes have no ttl
-    ``buckets``  with layout=packed: how many hashes, one for each 32 to 64 keys that are expected. Settled when the
+    ``buckets``  with layout=packed: the number of hash shards, one for each 32 to 64 expected keys. Fixed when the
                  state is made, and checked from then on
-    ``records``  where the records of a state lie that storm-redis made: the name of its hash; or what stands before
-                 each key, which may be nothing. Names one state's records, so no two states can have it
+    ``records``  where storm-redis left the records of a state: the name of its hash, or the prefix of each key, which
+                 may be empty. It names the records of one state, so no two states can have it
     """
 
     db: int = 0
@@ -38,7 +40,8 @@ class OneServer(RedisSettings):
     buckets: int | None = None
     records: str | None = None
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
+    PARAMETERS: ClassVar[Parameters] = {
+        **RedisSettings.PARAMETERS,
         "layout": str,
         "buckets": int,
         "records": str,
@@ -59,7 +62,7 @@ class OneServer(RedisSettings):
 
     @property
     def address(self) -> str:
-        """Where it is, for messages."""
+        """The server's address, for messages."""
         raise NotImplementedError
 
     def open(self, state: str, *, ttl: float | None = None) -> RedisStore:
@@ -70,7 +73,21 @@ class OneServer(RedisSettings):
                 f"layout={self.layout} has no ttl: Redis expires a hash as a whole. Leave out the ttl, or keep the "
                 "state with layout=string"
             )
-        return RedisStore(self, state, expiry)
+        name = (self.prefix + state if self.records is None else self.records).encode()
+        access = Access(self.address, self.retries, self.socket_timeout, lambda: self.secret, self.pool)
+        layout, text = self._layout_of(state, name, expiry)
+        return RedisStore(Server(access, state), state, name, layout, layout_text=text, commit_domain=self.reached)
+
+    def _layout_of(self, state: str, name: bytes, expiry: bytes | None) -> tuple[Layout, bytes]:
+        """The layout of a state's records, and the text by which the state notes it."""
+        limit = self.max_value_bytes
+        if self.buckets is not None:
+            return PackedLayout(state, limit, name + b":", self.buckets), b"packed, %d buckets" % self.buckets
+        if self.layout == "hash":
+            return HashLayout(state, limit, name), b"hash"
+        if self.records is None:
+            return StringLayout(state, limit, name + b":", expiry), b"string"
+        return StringLayout(state, limit, name, expiry, reserved=KEY_ENDS), b"string, records at " + name
 
     def pool(self) -> ConnectionPool:
         """The connections of this process; see `pool_of`."""
@@ -78,7 +95,7 @@ class OneServer(RedisSettings):
 
     @cached_property
     def reached(self) -> Self:
-        """What is the same wherever on the server the records lie: backends that differ in that share connections."""
+        """The backend without the fields that place the records. Backends for which it is equal share connections."""
         return replace(self, prefix="", layout="string", buckets=None, records=None)
 
     def _new_pool(self) -> ConnectionPool:
@@ -96,7 +113,7 @@ class RedisBackend(OneServer):
     host: str = "localhost"
     port: int = 6379
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS
+    PARAMETERS: ClassVar[Parameters] = OneServer.PARAMETERS
     EXAMPLE: ClassVar[str] = "redis://user:password@host:port/db"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis", "rediss")
 
@@ -139,7 +156,7 @@ class RedisUnixBackend(OneServer):
 
     path: str = ""
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {"db": int}  # type: ignore[operator]
+    PARAMETERS: ClassVar[Parameters] = {**OneServer.PARAMETERS, "db": int}
     EXAMPLE: ClassVar[str] = "unix://user:password@/path/to/redis.sock"
     SCHEMES: ClassVar[tuple[str, ...]] = ("unix", "redis+unix")
 
@@ -173,13 +190,13 @@ class RedisUnixBackend(OneServer):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class RedisSentinelBackend(OneServer):
-    """A primary with replicas, found through sentinels each time that a connection is made.
+    """A primary with replicas. Sentinels name it each time that a connection is made.
 
     ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/db?parameter=value``, and ``rediss+sentinel://``
     for TLS, to the sentinels too. User and password are those of the servers.
 
     ``sentinel_login``  the sentinels ask for the same user and password
-    ``retries``         is 20 here: a failover takes a while. One that takes two ``socket_timeout`` is an error
+    ``retries``         is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
     """
 
     sentinels: tuple[Address, ...] = ()
@@ -187,8 +204,9 @@ class RedisSentinelBackend(OneServer):
     sentinel_login: bool = False
     retries: int = 20
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = OneServer.PARAMETERS | {  # type: ignore[operator]
-        "sentinel_login": boolean
+    PARAMETERS: ClassVar[Parameters] = {
+        **OneServer.PARAMETERS,
+        "sentinel_login": boolean,
     }
     EXAMPLE: ClassVar[str] = "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+sentinel", "rediss+sentinel")
@@ -216,7 +234,7 @@ class RedisSentinelBackend(OneServer):
 
     @property
     def address(self) -> str:
-        """The name and who knows it, for messages."""
+        """The primary's name and its sentinels, for messages."""
         return f"{self.master} (sentinels {self._hosts})"
 
     def _new_pool(self) -> ConnectionPool:

@@ -1,4 +1,4 @@
-"""What in a Redis server's settings can lose what it acknowledged: judged from what it says of itself."""
+"""Findings about settings of a Redis server with which it can lose acknowledged writes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PACKED_FORMS = (b"listpack", b"ziplist")
 
 
 class RedisFacts(NamedTuple):
-    """What a server and a state were found to be.
+    """What a server says of itself, and of one state.
 
-    ``info``        INFO, by name; empty where the user may not ask
+    ``info``        INFO, by name; empty where the user may not run it
     ``config``      CONFIG GET, by name; empty where it is forbidden, as managed services do
     ``clock``       seconds that the server's clock is ahead of this machine's
     ``ledger_ttl``  of the ledger's key, in milliseconds; negative is none
     ``ttls``        of some records, alike
-    ``forms``       OBJECT ENCODING of some hashes, None for one that is not there; empty where it does not matter, None
-                    where the user may not ask
+    ``forms``       OBJECT ENCODING of some hash shards, None for an absent one; empty for other layouts, None where
+                    the user may not run it
     """
 
     info: dict[str, str]
@@ -34,12 +34,12 @@ class RedisFacts(NamedTuple):
 
 
 def judge(facts: RedisFacts, replay_horizon: float) -> list[Finding]:
-    """The findings, those that are well included. Pure."""
+    """The findings, also those that need no action. Pure."""
     found = [_ledger_ttl(facts), *_record_ttls(facts, replay_horizon), *_packing(facts), _clock(facts)]
     if not facts.info:
         unseen = (
             "this user may not run INFO, so eviction, memory and persistence cannot be seen; and a job of this user "
-            "does not notice a server that was started again, or failed over, within a batch"
+            "does not notice a restart or a failover of the server within a batch"
         )
         return [*found, Finding("error", "server", unseen, "INFO", "Allow the user INFO.")]
     return [_version(facts), _eviction(facts), _memory(facts), *_persistence(facts), *_replicas(facts), *found]
@@ -59,17 +59,17 @@ def _eviction(facts: RedisFacts) -> Finding:
         return Finding("ok", "eviction", found, "noeviction")
     if policy.startswith("volatile-"):
         expiring = any(ttl >= 0 for ttl in facts.ttls)
-        what = (
+        risk = (
             "it may drop keys with a ttl, such as records of this state, but never the ledger"
             if expiring
             else ("it may drop keys with a ttl only: records of states with one, but never a ledger")
         )
         advice = "Set maxmemory-policy noeviction." if expiring else ""
-        return Finding("warning" if expiring else "ok", "eviction", f"{found}: {what}", "noeviction", advice)
-    advice = "CONFIG SET maxmemory-policy noeviction; a record that was dropped already is counted anew from nothing."
+        return Finding("warning" if expiring else "ok", "eviction", f"{found}: {risk}", "noeviction", advice)
+    advice = "CONFIG SET maxmemory-policy noeviction; a record that was evicted already is counted anew from nothing."
     if limited or policy == "unknown":
-        what = "it may drop any record, and the ledger" if limited else "it cannot be seen"
-        return Finding("error" if limited else "warning", "eviction", f"{found}: {what}", "noeviction", advice)
+        risk = "it may drop any record, and the ledger" if limited else "it cannot be seen"
+        return Finding("error" if limited else "warning", "eviction", f"{found}: {risk}", "noeviction", advice)
     return Finding("warning", "eviction", f"{found}: once it is, any record may be dropped", "noeviction", advice)
 
 
@@ -160,7 +160,7 @@ def _record_ttls(facts: RedisFacts, replay_horizon: float) -> Iterator[Finding]:
     found = f"{len(expiring)} of {len(facts.ttls)} records looked at expire, the last in {max(expiring):.0f} s"
     expected = f"more than the replay horizon of {replay_horizon:.0f} s"
     short = max(expiring) < replay_horizon
-    advice = "Give the recipe a longer ttl, or none: a key that expires before a replay starts from nothing there."
+    advice = "Give the spec a longer ttl, or none: a replay counts a key that has expired from nothing."
     yield Finding("warning" if short else "ok", "ttl", found, expected, advice if short else "")
 
 
@@ -176,9 +176,9 @@ def _packing(facts: RedisFacts) -> Iterator[Finding]:
     loose = sum(form not in _PACKED_FORMS for form in forms)
     found = f"{loose} of {len(forms)} hashes looked at are kept as hashtable"
     advice = (
-        "Their memory is that of keys. A record or key is longer than hash-max-listpack-value, or a bucket has more "
-        "than hash-max-listpack-entries (hash-max-ziplist-... in Redis 6): raise those, or make a state with more "
-        "buckets. What is a hashtable stays one until the server is started again."
+        "Their memory is that of keys. A record or key is longer than hash-max-listpack-value, or a hash shard has "
+        "more than hash-max-listpack-entries (hash-max-ziplist-... in Redis 6): raise those, or make a state with more "
+        "shards (buckets=...). A hashtable stays one until the server is started again."
     )
     yield Finding("warning" if loose else "ok", "packing", found, expected, advice if loose else "")
 

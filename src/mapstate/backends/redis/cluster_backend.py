@@ -1,18 +1,20 @@
-"""Where a Redis cluster is. Imported only where there is one: a worker's first batch waits for its imports."""
+"""The backend for a Redis Cluster. Imported only where there is one: a worker's first batch waits for its imports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from redis.connection import Connection, ConnectionPool, SSLConnection
 
+from mapstate.backends.redis.cluster_map import ClusterAccess
 from mapstate.backends.redis.cluster_store import RedisClusterStore
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
-from mapstate.backends.redis.settings import Address, RedisSettings, Url, shown_address
+from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.slot_groups import SlotGroup
 from mapstate.errors import ConfigurationError
+from mapstate.urls import Address, Parameters, Url, shown_address
 
 __all__ = ["RedisClusterBackend"]
 
@@ -23,25 +25,26 @@ _MOST_BUCKETS = 1024
 class RedisClusterBackend(RedisSettings):
     """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
 
-    ``rediss+cluster://`` is the same with TLS. The hosts are those that are asked first; one is enough while it lives.
+    ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.
 
-    ``buckets``  into how many groups a state's records go, each in a slot of its own: at least some for each node, and
-                 not so many that a chunk falls into crumbs. Settled when the state is made, and checked from then on
-    ``retries``  is 20 here: a failover takes a while. One that takes two ``socket_timeout`` is an error
+    ``buckets``  the number of slot groups: at least some for each node, and so few that a chunk has many keys of each.
+                 Fixed when the state is made, and checked from then on
+    ``retries``  is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
     """
 
     nodes: tuple[Address, ...] = (("localhost", 6379),)
     buckets: int = 64
     retries: int = 20
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = RedisSettings.PARAMETERS | {  # type: ignore[operator]
-        "buckets": int
+    PARAMETERS: ClassVar[Parameters] = {
+        **RedisSettings.PARAMETERS,
+        "buckets": int,
     }
     EXAMPLE: ClassVar[str] = "redis+cluster://user:password@host:port,host2:port"
     SCHEMES: ClassVar[tuple[str, ...]] = ("redis+cluster", "rediss+cluster")
 
     chunk_size: ClassVar[int] = 10_000
-    """Each bucket has a share of a chunk; five sixths of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
+    """Each slot group has a share of a chunk. Takes 5/6 of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
 
     def _rules(self) -> list[tuple[str, object, str]]:
         ports = all(host and 0 < port < 2**16 for host, port in self.nodes)
@@ -63,14 +66,26 @@ class RedisClusterBackend(RedisSettings):
 
     @property
     def address(self) -> str:
-        """Where it is asked first, for messages."""
+        """The nodes to ask first, for messages."""
         return ",".join(map(shown_address, self.nodes))
 
     def open(self, state: str, *, ttl: float | None = None) -> RedisClusterStore:
         """See `Backend.open`. Makes no connection."""
         if "{" in state or "}" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in a cluster: braces choose the slot there")
-        return RedisClusterStore(self, state, self.expiry(state, ttl))
+        access = ClusterAccess(
+            owner=self._reached,
+            nodes=self.nodes,
+            address=self.address,
+            retries=self.retries,
+            socket_timeout=self.socket_timeout,
+            secret=lambda: self.secret,
+            pool_to=self.pool_to,
+        )
+        name = (self.prefix + state).encode()
+        expiry = self.expiry(state, ttl)
+        groups = [SlotGroup(name, number, state, self.max_value_bytes, expiry) for number in range(self.buckets)]
+        return RedisClusterStore(access, state, self.prefix, groups)
 
     def pool_to(self, node: Address) -> ConnectionPool:
         """The connections of this process to one node; see `pool_of`."""
@@ -78,7 +93,7 @@ class RedisClusterBackend(RedisSettings):
 
     @cached_property
     def _reached(self) -> Self:
-        """See `OneServer`."""
+        """See `OneServer.reached`."""
         return replace(self, prefix="", buckets=1)
 
     def _new_pool(self, node: Address) -> ConnectionPool:

@@ -1,132 +1,132 @@
-"""One state in a Redis cluster: its records in buckets, each with a fence, and its ledger beside them.
+"""One state in a Redis cluster: its records in slot groups, each with a fence, and its ledger.
 
-A state ``visits`` of 64 buckets lives under these keys::
+A state ``visits`` with 64 slot groups has these keys::
 
-    visits:{17}:user-42    a record; {17} is its bucket, and puts it into the slot of all of that bucket
-    visits!{17}fence       who may write into the bucket: "epoch:txid:nonce", then ":closed"
+    visits:{17}:user-42    a record; {17} is its slot group, and decides the slot
+    visits!{17}fence       who may write into the slot group: "epoch:txid:nonce", then ":closed"
     {visits}!ledger        the ledger; {visits}!buckets is their number, {visits}!claims and {visits}!reports
                            are as on one server
 
-Ledger and fences cannot change in one write. What takes its place is in docs/protocol.md and in `mapstate.fences`.
+Ledger and fences cannot change in one write. docs/protocol.md and `mapstate.protocol.fences` say in which order they
+change instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mapstate.backends.redis.buckets import Bucket, in_groups, put_together
+from redis.crc import key_slot
+
 from mapstate.backends.redis.checkup import judge
+from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply, Request
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.layout import escaped, not_listed, texts_of
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
-from mapstate.backends.redis.settings import shown_address
+from mapstate.backends.redis.slot_groups import SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.store import Version, allowed, facts_of, overtaken, removed, sampled
-from mapstate.backends.redis.topology import Cluster, Reply, Request, slot_of
 from mapstate.backends.redis.wire import command, token_of, token_text
-from mapstate.backing_map import Fence, FenceToken, IBackingMap, check_lengths
-from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import Fence, FenceToken
+from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError, cut
 from mapstate.findings import Finding
-from mapstate.values import any_none, cut
-
-if TYPE_CHECKING:
-    from mapstate.backends.redis.cluster_backend import RedisClusterBackend
+from mapstate.protocol.records import contains_none
+from mapstate.urls import shown_address
 
 __all__ = ["RedisClusterStore"]
 
 
 class RedisClusterStore:
-    """One state in a cluster. Cheap to make; holds no connection while nothing is asked of it."""
+    """One state in a cluster. Cheap to make; holds no connection between requests."""
 
-    def __init__(self, backend: RedisClusterBackend, state: str, expiry: bytes | None) -> None:
-        self._backend = backend
+    def __init__(self, access: ClusterAccess, state: str, prefix: str, groups: Sequence[SlotGroup]) -> None:
+        self._access = access
         self._state = state
-        self._cluster = Cluster(backend, state)
-        self._name = (backend.prefix + state).encode()
-        tagged = b"%b{%b}" % (backend.prefix.encode(), state.encode())
-        self._slot = slot_of(state.encode())
+        self._cluster = ClusterMap(access, state)
+        self._name = (prefix + state).encode()
+        self._groups = groups
+        self._slot = key_slot(state.encode())
+        tagged = b"%b{%b}" % (prefix.encode(), state.encode())
         self._ledger, self._count = tagged + b"!ledger", tagged + b"!buckets"
         self._claims, self._reports = tagged + b"!claims", tagged + b"!reports"
-        self._buckets = [
-            Bucket(self._name, number, state, backend.max_value_bytes, expiry) for number in range(backend.buckets)
-        ]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`: an MGET for each bucket, one round trip to each node, all at once.
+        """See `IBackingMap.multi_get`: an MGET for each slot group, one round trip to each node, all at once.
 
-        One more where keys are absent: EXISTS, because MGET gives nothing for a key of another type. Raises
+        One more with EXISTS where keys are absent: MGET replies nothing for a key of another type. Raises
         CorruptRecordError for such a key.
         """
         records = self._records(keys)
-        if any_none(records):
+        if contains_none(records):
             self._with_types_checked(keys, records, [])
         return records
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """See `IBackingMap.multi_put`: without a fence, not repeated if a reply is lost."""
+        """See `IBackingMap.multi_put`: without a fence, and no retry where a reply is lost."""
         check_lengths(keys, values, "values")
         asked = []
-        for group in in_groups(keys, len(self._buckets)):
-            bucket = self._buckets[group.bucket]
-            asked.append(Request(bucket.slot, bucket.put(group.keys, group.of(values))))
+        for part in by_slot_group(keys, len(self._groups)):
+            group = self._groups[part.group]
+            asked.append(Request(group.slot, group.put(part.keys, part.of(values))))
         self._cluster.ask(asked, repeat=False)
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
-        """See `LedgerReads.multi_get_with_ledger`: three round trips, since nodes are not read in an order.
+        """See `LedgerReads.multi_get_with_ledger`: three round trips, because replies of nodes have no order.
 
-        Two where all keys are there: then nobody minds the ledger after. Raises CorruptRecordError as `multi_get`.
+        Two where no key is absent: then the second read of the ledger does not matter. Raises CorruptRecordError as
+        `multi_get`.
         """
         ledger = command(b"GET", self._ledger)
         before = self._at_ledger(ledger)[0]
         records = self._records(keys)
-        if not any_none(records):
+        if not contains_none(records):
             return before, records, before
         (after,) = self._with_types_checked(keys, records, [Request(self._slot, (ledger,))])
         return before, records, after.found[0]
 
     def load(self) -> tuple[bytes, Version] | None:
-        """See `LedgerStore.load`. The version is the record, and the life of the ledger's node.
+        """See `LedgerStore.load`. The version is the record, and the incarnation of the ledger's node.
 
-        Raises ConfigurationError where the state has another number of buckets than the URL says.
+        Raises ConfigurationError where the state has another number of slot groups than the URL says.
         """
-        (reply,) = self._cluster.ask([self._both()], lives=True)
+        (reply,) = self._cluster.ask([self._both()], incarnations=True)
         record = self._checked(reply)
-        return None if record is None else (record, (record, reply.life_before))
+        return None if record is None else (record, (record, reply.incarnation_before))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
-        """See `LedgerStore.swap`; leaves the fences alone. A closed ``fence`` lets the claims up to it go.
+        """See `LedgerStore.swap`; leaves the fences alone. A closed ``fence`` removes the claims up to its txid.
 
         Raises StoreUnavailableError where the reply is lost: then ask `load`.
         """
-        (reply,) = self._cluster.ask([self._both()], lives=True)
+        (reply,) = self._cluster.ask([self._both()], incarnations=True)
         found = self._checked(reply)
-        if (None if found is None else (found, reply.life_before)) != expected:
+        if (None if found is None else (found, reply.incarnation_before)) != expected:
             return None
-        count = b"%d" % len(self._buckets)
+        count = b"%d" % len(self._groups)
         keys = (self._ledger, self._count, self._claims)
         swap = swap_ledger(keys, found, record, count, fence.txid if fence.closed else None)
-        (reply,) = self._cluster.ask([Request(self._slot, (swap,))], repeat=False, lives=True)
-        return (record, reply.life_before) if reply.found[0] else None
+        (reply,) = self._cluster.ask([Request(self._slot, (swap,))], repeat=False, incarnations=True)
+        return (record, reply.incarnation_before) if reply.found[0] else None
 
     def fences(self) -> list[Fence]:
         """See `SpreadFences.fences`: one round trip to each node."""
-        return self._fences_in([command(b"GET", bucket.fence) for bucket in self._buckets], after=False)
+        return self._fences_in([command(b"GET", group.fence) for group in self._groups], after=False)
 
     def move_fences(self, before: Sequence[FenceToken | None], after: FenceToken) -> list[Fence]:
-        """See `SpreadFences.move_fences`: one round trip to each node. May be sent twice.
+        """See `SpreadFences.move_fences`: one round trip to each node. May be repeated.
 
-        The life of a fence that opens is that of before, and of one that is closed that of after: in between, all
-        that was acknowledged is in the server of that life.
+        A fence that opens has the incarnation read before the move, a closed one that read after it: whatever was
+        acknowledged in between is in that incarnation of the server.
         """
         moves = [
-            compare_and_set(bucket.fence, None if one is None else token_text(one), token_text(after))
-            for bucket, one in zip(self._buckets, before, strict=True)
+            compare_and_set(group.fence, None if one is None else token_text(one), token_text(after))
+            for group, one in zip(self._groups, before, strict=True)
         ]
         return self._fences_in(moves, after=after.closed)
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
         """See `FencedWrites.writer`. It holds no connection."""
-        return ClusterWriter(self._cluster, self._buckets, token, self._state)
+        return ClusterWriter(self._cluster, self._groups, token, self._state)
 
     def claim(self, txid: int, partition: int, holder: str) -> str:
         """See `Claims.claim`: one round trip."""
@@ -136,8 +136,7 @@ class RedisClusterStore:
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """See `Scan.scan`: SCAN, one node after the other.
 
-        Raises StoreUnavailableError where a slot has moved or a node has failed over meanwhile, because then keys may
-        have been passed over.
+        Raises StoreUnavailableError where a slot moved or a node failed over meanwhile: the scan may have missed keys.
         """
         shape = self._cluster.shape()
         pattern = escaped(self._name) + b":{*}:*"
@@ -155,10 +154,10 @@ class RedisClusterStore:
                     break
         if shape.moving or self._cluster.shape() != shape:
             raise StoreUnavailableError(
-                f"state {self._state!r}: slots of the cluster at {self._backend.address} moved, or a node failed over, "
-                "while it was scanned, so that keys may have been passed over: scan again",
+                f"state {self._state!r}: slots of the cluster at {self._access.address} moved, or a node failed over, "
+                "during the scan, which may have missed keys: scan again",
                 state=self._state,
-                store=self._backend.address,
+                store=self._access.address,
             )
         if unlisted:
             raise not_listed(self._state, unlisted)
@@ -175,13 +174,13 @@ class RedisClusterStore:
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`: records by pages, each through its fence; the fences; and what is in the ledger's slot."""
+        """See `Drops.drop`: records by pages, through their fences; the fences; and the keys in the ledger's slot."""
         foreign = yield from removed(self, self._state, token)
         (reply,) = self._cluster.ask([self._both()])
         if reply.found[0] != expected[0]:
             raise overtaken(self._state, token)
         text = token_text(token)
-        self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._buckets])
+        self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._groups])
         names = (self._ledger, self._count, self._claims, self._reports)
         if not self._at_ledger(remove_equal(names, expected[0]))[0]:
             raise overtaken(self._state, token)
@@ -189,13 +188,13 @@ class RedisClusterStore:
             raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
-        """See `Checkup.checkup`: of each master. What the user may not ask is left out, and said."""
+        """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
         found = []
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
-        groups = in_groups(sampled(self), len(self._buckets))
+        parts = by_slot_group(sampled(self), len(self._groups))
         asked = [
-            Request(self._buckets[one.bucket].slot, tuple(self._buckets[one.bucket].ttl_of(key) for key in one.keys))
-            for one in groups
+            Request(self._groups[one.group].slot, tuple(self._groups[one.group].ttl_of(key) for key in one.keys))
+            for one in parts
         ]
         ttls = [ttl for reply in allowed(lambda: self._cluster.ask(asked)) or [] for ttl in reply.found]
         for node in self._cluster.shape().masters:
@@ -207,37 +206,37 @@ class RedisClusterStore:
         return found
 
     def close(self) -> None:
-        """Closes this process's idle connections to the nodes. The store stays usable."""
+        """Close this process's idle connections to the nodes. The store stays usable."""
         for node in self._cluster.known():
-            self._backend.pool_to(node).disconnect(inuse_connections=False)
+            self._access.pool_to(node).disconnect(inuse_connections=False)
 
     def _records(self, keys: Sequence[str]) -> list[bytes | None]:
-        groups = in_groups(keys, len(self._buckets))
-        buckets = self._buckets
-        asked = [Request(buckets[one.bucket].slot, (buckets[one.bucket].get(one.keys),)) for one in groups]
-        return put_together(groups, [reply.found[0] for reply in self._cluster.ask(asked)], len(keys))
+        parts = by_slot_group(keys, len(self._groups))
+        groups = self._groups
+        asked = [Request(groups[one.group].slot, (groups[one.group].get(one.keys),)) for one in parts]
+        return in_chunk_order(parts, [reply.found[0] for reply in self._cluster.ask(asked)], len(keys))
 
     def _with_types_checked(
         self, keys: Sequence[str], records: Sequence[bytes | None], more: list[Request]
     ) -> list[Reply]:
-        """The replies to ``more``. Raises CorruptRecordError where what is absent is there and no string.
+        """The replies to ``more``. Raises CorruptRecordError where a key without a record has another type.
 
-        Nothing is looked at where this user may not ask.
+        Checks nothing where this user may not run EXISTS.
         """
-        buckets = self._buckets
-        groups = in_groups([key for key, one in zip(keys, records, strict=True) if one is None], len(buckets))
-        exist = [Request(buckets[one.bucket].slot, (buckets[one.bucket].exist(one.keys),)) for one in groups]
+        groups = self._groups
+        parts = by_slot_group([key for key, one in zip(keys, records, strict=True) if one is None], len(groups))
+        exist = [Request(groups[one.group].slot, (groups[one.group].exist(one.keys),)) for one in parts]
         replies = self._asked_if_allowed([*more, *exist])
         if replies is None:
             return self._cluster.ask(more) if more else []
-        for group, reply in zip(groups, replies[len(more) :], strict=True):
+        for part, reply in zip(parts, replies[len(more) :], strict=True):
             if reply.found[0]:
-                bucket = buckets[group.bucket]
-                (types,) = self._cluster.ask([Request(bucket.slot, tuple(bucket.types(group.keys)))])
-                pairs = zip(group.keys, types.found, strict=True)
+                group = groups[part.group]
+                (types,) = self._cluster.ask([Request(group.slot, tuple(group.types(part.keys)))])
+                pairs = zip(part.keys, types.found, strict=True)
                 other = {key: kind for key, kind in pairs if kind not in (b"none", b"string")}
                 if other:
-                    raise bucket.foreign(list(other), list(other.values()))
+                    raise group.foreign(list(other), list(other.values()))
         return replies[: len(more)]
 
     def _asked_if_allowed(self, requests: Sequence[Request]) -> list[Reply] | None:
@@ -250,21 +249,21 @@ class RedisClusterStore:
         return Request(self._slot, (command(b"GET", self._ledger), command(b"GET", self._count)))
 
     def _checked(self, reply: Reply) -> bytes | None:
-        """The ledger, if it was made with this number of buckets."""
+        """The ledger, if it was made with this number of slot groups."""
         record, count = reply.found
-        if record is not None and count != b"%d" % len(self._buckets):
+        if record is not None and count != b"%d" % len(self._groups):
             if count is None:
                 name = self._count.decode(errors="backslashreplace")
                 raise ConfigurationError(
-                    f"state {self._state!r}: the key {name!r} is gone (deleted or evicted), which says in how many "
-                    "buckets its records lie. Nothing was written. Where the URL says what the state was made with, "
-                    f"set it again: redis-cli -c SET {name!r} {len(self._buckets)}. Then look with mapstate doctor "
-                    "whether other keys are gone too."
+                    f"state {self._state!r}: the key {name!r}, the number of its slot groups, was deleted or evicted. "
+                    "Nothing was written. If the URL has the number that the state was made with, set it again: "
+                    f"redis-cli -c SET {name!r} {len(self._groups)}. Then run mapstate doctor, because other keys may "
+                    "be gone, too."
                 )
             there = count.decode(errors="replace")
             raise ConfigurationError(
-                f"state {self._state!r} was made with {there} buckets, and the URL says {len(self._buckets)}: its "
-                "records would not be found. Nothing was written. Put the number into the URL: buckets=..."
+                f"state {self._state!r} was made with {there} slot groups, and the URL says {len(self._groups)}: its "
+                "records would not be found. Nothing was written. Put the state's own number into the URL: buckets=..."
             )
         found: bytes | None = record
         return found
@@ -273,13 +272,16 @@ class RedisClusterStore:
         return self._cluster.ask([Request(self._slot, commands)])[0].found
 
     def _fences_in(self, commands: Sequence[bytes], *, after: bool) -> list[Fence]:
-        asked = [Request(bucket.slot, (one,)) for bucket, one in zip(self._buckets, commands, strict=True)]
-        replies = self._cluster.ask(asked, lives=True)
+        asked = [Request(group.slot, (one,)) for group, one in zip(self._groups, commands, strict=True)]
+        replies = self._cluster.ask(asked, incarnations=True)
         try:
-            return [Fence(token_of(one.found[0]), one.life_after if after else one.life_before) for one in replies]
+            return [
+                Fence(token_of(one.found[0]), one.incarnation_after if after else one.incarnation_before)
+                for one in replies
+            ]
         except ValueError as error:
             raise CorruptRecordError(
-                f"state {self._state!r}: one of its fences, {self._buckets[0].fence.decode()!r} and so on, holds "
+                f"state {self._state!r}: one of its fences, {self._groups[0].fence.decode()!r} and so on, holds "
                 f"something else ({cut(error)}): something else writes under this state's name. Nothing was written.",
                 state=self._state,
             ) from error

@@ -1,4 +1,4 @@
-"""The fenced writer of a task in a cluster: each bucket refuses by its own fence."""
+"""The fenced writer of a task in a cluster: each slot group has its own fence."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from itertools import compress, repeat
 from operator import is_
 from typing import NamedTuple
 
-from mapstate.backends.redis.buckets import Bucket, Group, in_groups, put_together
-from mapstate.backends.redis.topology import Ahead, Cluster, Reply, Request
+from mapstate.backends.redis.cluster_map import Ahead, ClusterMap, Reply, Request
+from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.wire import PackedKeys, token_text
 from mapstate.backends.redis.writer import MOST_AHEAD, fenced
-from mapstate.backing_map import FenceToken, check_lengths
-from mapstate.values import any_none
+from mapstate.backing_map import check_lengths
+from mapstate.capabilities import FenceToken
+from mapstate.protocol.records import contains_none
 
 __all__ = ["ClusterWriter"]
 
 
 class _Chunk(NamedTuple):
-    """The keys of a get, in groups, and packed: for the put that follows it."""
+    """The keys of a get, by slot group and packed, for the put that follows it."""
 
     keys: list[str]
-    groups: list[Group]
+    parts: list[GroupKeys]
     packed: list[PackedKeys]
 
     def of(self, marks: Sequence[bytes]) -> set[str]:
-        """The keys that are marked; ``marks`` of each group."""
-        return {key for group, one in zip(self.groups, marks, strict=True) for key in compress(group.keys, one)}
+        """The keys that are marked; one of ``marks`` for each part."""
+        return {key for part, one in zip(self.parts, marks, strict=True) for key in compress(part.keys, one)}
 
 
 class ClusterWriter:
     """The map of one task. See `FencedWrites.writer`. One round trip to each node per call, all at once.
 
-    What goes to one bucket is stored whole or not at all; a put that raises may have been done in other buckets. The
-    attempt is not committed then. Where a reply is lost the same is sent again: the fence is looked at again.
+    A slot group stores its share of a put whole or not at all. A put that raises may be done in other slot groups; the
+    attempt is not committed then. A put whose reply is lost is repeated: its script checks the fence each time.
 
-    What is read ahead is so on connections of its own, as is a put while something is read ahead. Nothing has to be
-    held from a get to its put: a script looks at the fence, which never comes back to a token.
+    Reads ahead have connections of their own, and so has a put while a read ahead is under way. No connection is held
+    from a get to its put: the script checks the fence, which never comes back to a token.
     """
 
-    def __init__(self, cluster: Cluster, buckets: Sequence[Bucket], token: FenceToken, state: str) -> None:
+    def __init__(self, cluster: ClusterMap, groups: Sequence[SlotGroup], token: FenceToken, state: str) -> None:
         self._cluster = cluster
-        self._buckets = buckets
+        self._groups = groups
         self._token = token
         self._text = token_text(token)
         self._state = state
@@ -51,17 +52,17 @@ class ClusterWriter:
         self._absent: list[bytes] = []
         self._asked: deque[tuple[_Chunk, Ahead]] = deque()
         self._sent: Ahead | None = None
-        self._groups: list[Group] = []
+        self._parts: list[GroupKeys] = []
         self._large = False
 
     def read_ahead(self, keys: Sequence[str]) -> None:
-        """See `ReadsAhead.read_ahead`: sent to all nodes now."""
+        """See `ReadsAhead.read_ahead`: sent to all nodes at once."""
         if keys and not self._large:
             chunk = self._packed(list(keys))
             self._asked.append((chunk, self._cluster.ask_ahead(self._gets(chunk))))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """GET fence and MGET for each bucket. Raises FencedError."""
+        """GET of the fence and MGET, for each slot group. Raises FencedError."""
         if self._asked and self._asked[0][0].keys == keys:
             chunk, ahead = self._asked.popleft()
             replies = ahead.read()
@@ -76,43 +77,43 @@ class ClusterWriter:
                 raise fenced(self._state, self._token, fence)
         found = [reply.found[1] for reply in replies]
         self._chunk = chunk
-        self._absent = [bytes(map(is_, one, repeat(None))) if any_none(one) else b"" for one in found]
-        return put_together(chunk.groups, found, len(keys))
+        self._absent = [bytes(map(is_, one, repeat(None))) if contains_none(one) else b"" for one in found]
+        return in_chunk_order(chunk.parts, found, len(keys))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """A script for each bucket. Raises FencedError. With a read under way the replies are left to `flush`."""
+        """A script for each slot group. Raises FencedError. With a read under way, `flush` reads the replies."""
         check_lengths(keys, values, "values")
         chunk, self._chunk = self._chunk, None
         absent, self._absent = self._absent, []
         if chunk is None or chunk.keys != keys:
             known = set() if chunk is None else chunk.of(absent)
             chunk = self._packed(keys)
-            absent = [bytes(map(known.__contains__, one.keys)) if known else b"" for one in chunk.groups]
+            absent = [bytes(map(known.__contains__, one.keys)) if known else b"" for one in chunk.parts]
         puts = [
-            self._buckets[group.bucket].fenced_put(self._text, packed, group.of(values), marks)
-            for group, packed, marks in zip(chunk.groups, chunk.packed, absent, strict=True)
+            self._groups[part.group].fenced_put(self._text, packed, part.of(values), marks)
+            for part, packed, marks in zip(chunk.parts, chunk.packed, absent, strict=True)
         ]
         self._large = sum(map(len, puts)) > MOST_AHEAD
-        self._write(chunk.groups, puts, wait=self._large or not self._asked)
+        self._write(chunk.parts, puts, wait=self._large or not self._asked)
 
     def flush(self) -> None:
         """See `ReadsAhead.flush`: the replies of all nodes to the put that is under way."""
         if self._sent is not None:
-            self._check_done(self._groups, self._sent.read())
+            self._check_done(self._parts, self._sent.read())
             self._sent = None
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        """See `Rewrites.multi_rewrite`: a script for each bucket, whole or not at all there."""
+        """See `Rewrites.multi_rewrite`: a script for each slot group, whole or not at all in each."""
         check_lengths(keys, values, "values")
         chunk = self._packed(keys)
         rewrites = [
-            self._buckets[group.bucket].fenced_rewrite(self._text, packed, group.of(values))
-            for group, packed in zip(chunk.groups, chunk.packed, strict=True)
+            self._groups[part.group].fenced_rewrite(self._text, packed, part.of(values))
+            for part, packed in zip(chunk.parts, chunk.packed, strict=True)
         ]
-        self._write(chunk.groups, rewrites)
+        self._write(chunk.parts, rewrites)
 
     def close(self) -> None:
-        """Lets go what was read ahead, and a put that is under way to its fate. Closing twice is no error."""
+        """Drop reads ahead, and the replies to a put under way, which may be done. Closing twice is no error."""
         if self._sent is not None:
             self._sent.drop()
             self._sent = None
@@ -124,32 +125,32 @@ class ClusterWriter:
             self.close()
 
     def _packed(self, keys: Sequence[str]) -> _Chunk:
-        groups = in_groups(keys, len(self._buckets))
-        return _Chunk(list(keys), groups, [self._buckets[group.bucket].pack(group.keys) for group in groups])
+        parts = by_slot_group(keys, len(self._groups))
+        return _Chunk(list(keys), parts, [self._groups[part.group].pack(part.keys) for part in parts])
 
     def _gets(self, chunk: _Chunk) -> list[Request]:
         out = []
-        for group, packed in zip(chunk.groups, chunk.packed, strict=True):
-            bucket = self._buckets[group.bucket]
-            out.append(Request(bucket.slot, bucket.fenced_get(packed)))
+        for part, packed in zip(chunk.parts, chunk.packed, strict=True):
+            group = self._groups[part.group]
+            out.append(Request(group.slot, group.fenced_get(packed)))
         return out
 
-    def _write(self, groups: list[Group], packed: list[bytes], *, wait: bool = True) -> None:
-        """Sends to all nodes, when what was sent before is done."""
+    def _write(self, parts: list[GroupKeys], packed: list[bytes], *, wait: bool = True) -> None:
+        """Send to all nodes, after the put before is done."""
         self.flush()
-        if self._token.closed and groups:
+        if self._token.closed and parts:
             raise fenced(self._state, self._token, self._text)
-        asked = [Request(self._buckets[one.bucket].slot, (put,)) for one, put in zip(groups, packed, strict=True)]
+        asked = [Request(self._groups[one.group].slot, (put,)) for one, put in zip(parts, packed, strict=True)]
         if wait:
-            self._check_done(groups, self._cluster.ask(asked))
+            self._check_done(parts, self._cluster.ask(asked))
         else:
-            self._sent, self._groups = self._cluster.ask_ahead(asked), groups
+            self._sent, self._parts = self._cluster.ask_ahead(asked), parts
 
-    def _check_done(self, groups: Sequence[Group], replies: Sequence[Reply]) -> None:
-        for group, reply in zip(groups, replies, strict=True):
+    def _check_done(self, parts: Sequence[GroupKeys], replies: Sequence[Reply]) -> None:
+        for part, reply in zip(parts, replies, strict=True):
             done, *more = reply.found[0]
             if not done:
                 raise fenced(self._state, self._token, more[0] if more else None)
             if more:
                 at, kind = more
-                raise self._buckets[group.bucket].foreign([group.keys[at - 1]], [kind])
+                raise self._groups[part.group].foreign([part.keys[at - 1]], [kind])

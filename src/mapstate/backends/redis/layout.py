@@ -1,6 +1,6 @@
-"""How the records of a state lie in Redis, and the commands that read and write them there.
+"""The layouts of a state's records in Redis, and the commands that read and write them.
 
-A chunk of keys goes out as one command and its records as one (with a ttl, as a SET each).
+A chunk of keys is one command, and so is its put (with a ttl, a SET for each record).
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ from typing import ClassVar
 
 from mapstate.backends.redis.scripts import rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
-from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError
+from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError, shown
 from mapstate.findings import MOST_NAMED
-from mapstate.values import shown
 
 __all__ = ["HashLayout", "Layout", "StringLayout", "escaped", "not_listed", "texts_of"]
 
-_MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis hangs up
+_MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis closes the connection
 _GLOB = re.compile(rb"([*?\[\]\\^])")
 
 
 def escaped(name: bytes) -> bytes:
-    """A name in which no character is a pattern to SCAN."""
+    """The SCAN pattern that matches this name only."""
     return _GLOB.sub(rb"\\\1", name)
 
 
 class Layout(ABC):
-    """Packs commands; sends nothing. ``head`` stands in front of each key text.
+    """Packs commands; sends nothing. ``head`` is the prefix of each key text.
 
-    ``reserved`` key texts would be Redis keys that hold something else. ``reads_types_as_absent`` where a get gives
-    nothing for a Redis key of another type, and a put replaces it, instead of refusing both.
+    ``reserved`` key texts would be Redis keys with other contents. ``reads_types_as_absent`` says that a get replies
+    nothing for a Redis key of another type, and a put replaces it, where other layouts get an error.
     """
 
     reads_types_as_absent: ClassVar[bool] = False
@@ -53,18 +52,18 @@ class Layout(ABC):
 
     @abstractmethod
     def get(self, keys: PackedKeys) -> bytes:
-        """One command, whose reply is the list of records."""
+        """One command. Its reply is the list of records."""
 
     @abstractmethod
     def put(self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None = None) -> tuple[bytes, int]:
-        """The commands that store all of them, and how many replies they have.
+        """The commands that store all records, and the number of their replies.
 
-        ``absent`` marks keys for which a get gave nothing. Where `reads_types_as_absent`, those are stored only if no
-        Redis key of theirs exists; else a reply is false.
+        ``absent`` marks keys without a record. Where `reads_types_as_absent`, those are stored only if no Redis key of
+        theirs exists; otherwise a reply is false.
         """
 
     def exist(self, keys: PackedKeys) -> bytes:  # noqa: ARG002
-        """EXISTS of the Redis keys, empty unless `reads_types_as_absent`. The reply: how many there are."""
+        """EXISTS of the Redis keys, empty unless `reads_types_as_absent`. Its reply is the number that exist."""
         return b""
 
     def types(self, keys: Sequence[str]) -> list[bytes]:  # noqa: ARG002
@@ -73,22 +72,22 @@ class Layout(ABC):
 
     @abstractmethod
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
-        """The commands of `Rewrites.multi_rewrite`, and how many replies they have."""
+        """The commands of `Rewrites.multi_rewrite`, and the number of their replies."""
 
     @abstractmethod
     def scan(self, cursor: bytes, page_size: int) -> bytes:
-        """One command, whose reply is the next cursor, b"0" at the end, and what `scanned` takes."""
+        """One command. Its reply is the next cursor, b"0" at the end, and the argument of `scanned`."""
 
     @abstractmethod
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
-        """The keys of a page; what is no key of this state goes to ``unlisted``."""
+        """The keys of a page. Names that are no key of this state go to ``unlisted``."""
 
     @abstractmethod
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:
-        """Commands for a sample, ``some`` keys where it needs any. Each reply: in how many milliseconds it expires."""
+        """PTTL commands for a sample. ``some`` returns its keys, where the layout needs keys."""
 
     def encodings(self) -> list[bytes]:
-        """Commands for a sample, whose replies say in which form Redis keeps a hash; none where all forms are well."""
+        """OBJECT ENCODING commands for a sample; none where the encoding does not matter."""
         return []
 
     def encoded(self, keys: Sequence[str]) -> list[bytes]:
@@ -96,17 +95,17 @@ class Layout(ABC):
         try:
             texts = list(map(str.encode, keys))
         except UnicodeEncodeError as error:
-            what = f"state {self._state!r}: the key {shown(error.object)} is not Unicode: {error.reason}"
-            raise KeyEncodingError(what, state=self._state) from error
+            message = f"state {self._state!r}: the key {shown(error.object)} is not Unicode: {error.reason}"
+            raise KeyEncodingError(message, state=self._state) from error
         if self._reserved and not self._reserved.isdisjoint(keys):
             taken = ", ".join(sorted(self._reserved.intersection(keys)))
-            what = f"state {self._state!r}: the key {taken!r} would be a Redis key in which its ledger or fence lies"
-            raise KeyEncodingError(f"{what}: choose other `records`", state=self._state)
+            problem = f"state {self._state!r}: the key {taken!r} would be the Redis key of its ledger or fence"
+            raise KeyEncodingError(f"{problem}: choose other `records`", state=self._state)
         self.check_sizes("the key", keys, texts)
         return texts
 
     def words(self, keys: PackedKeys, values: Sequence[bytes], start: bytes = b"") -> tuple[Sequence[bytes], ...]:
-        """Keys and values as columns of words, ``start`` in front of each pair. Raises TooLargeError."""
+        """Keys and values as columns of words, with ``start`` before each pair. Raises TooLargeError."""
         lengths = list(map(len, values))
         kinds = set(lengths)
         if max(kinds) > self._limit:
@@ -115,39 +114,39 @@ class Layout(ABC):
         return [start + b"\r\n$"] * len(keys), keys.words(), list(map(starts.__getitem__, lengths)), values
 
     def check_rewritten(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        """Raises TooLargeError where one of the records that are to be kept is."""
+        """Raises TooLargeError for a record above the limit that is not removed."""
         kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
         if kept:
             self.check_sizes("the record of key", list(kept), list(kept.values()))
 
-    def check_sizes(self, what: str, keys: Sequence[str], sized: Sequence[bytes]) -> None:
-        """Raises TooLargeError where one of them is."""
+    def check_sizes(self, subject: str, keys: Sequence[str], sized: Sequence[bytes]) -> None:
+        """Raises TooLargeError where one of ``sized`` is above the limit. ``subject`` names it in the message."""
         if max(map(len, sized)) > self._limit:
             size, key = max((len(one), key[:200]) for key, one in zip(keys, sized, strict=True))
-            raise self._too_large(f"{what} {shown(key)} has", size, self._limit, key)
+            raise self._too_large(f"{subject} {shown(key)} has", size, self._limit, key)
 
-    def check_whole(self, what: str, packed: bytes, key: str) -> None:
-        """Raises TooLargeError where the commands of one call are too much for Redis at once."""
+    def check_whole(self, subject: str, packed: bytes, key: str) -> None:
+        """Raises TooLargeError where the commands of one call are too large for Redis. ``subject`` names the call."""
         if len(packed) > _MOST_BYTES:
-            raise self._too_large(f"{what} have", len(packed), _MOST_BYTES, key)
+            raise self._too_large(f"{subject} have", len(packed), _MOST_BYTES, key)
 
-    def _too_large(self, what: str, size: int, limit: int, key: str) -> TooLargeError:
+    def _too_large(self, subject: str, size: int, limit: int, key: str) -> TooLargeError:
         return TooLargeError(
-            f"state {self._state!r}: {what} {size} bytes, and the limit is {limit}. Nothing of this call was sent. "
-            "For a single one the limit is max_value_bytes, for a put it is Redis' own: lower the chunk_size.",
+            f"state {self._state!r}: {subject} {size} bytes, and the limit is {limit}. Nothing of this call was sent. "
+            "The limit of one key or record is max_value_bytes; that of a put is Redis' own: lower the chunk_size.",
             state=self._state,
             key=key,
             size=size,
         )
 
     def foreign(self, keys: Sequence[str], types: Sequence[bytes | None]) -> CorruptRecordError:
-        """The error for keys that something else has made. ``types`` as of TYPE, None where it may not be asked."""
+        """The error for Redis keys of another type. ``types`` are replies to TYPE, None where it is not allowed."""
         more = f" (and {len(keys) - 1} more keys like it)" if len(keys) > 1 else ""
         kind = "something else" if types[0] is None else f"a {types[0].decode()}"
         key, name = keys[0][:100], (self._head + keys[0].encode())[:100].decode(errors="replace")
         return CorruptRecordError(
             f"state {self._state!r}, key {key!r}: the Redis key {name!r} is {kind}{more}. Something else writes "
-            "under this state's name; it was not written over. Delete it, or restore the record that was there.",
+            "under this state's name. It was not overwritten. Delete it, or restore the record that was there.",
             state=self._state,
             key=keys[0],
             keys=list(keys),
@@ -155,7 +154,7 @@ class Layout(ABC):
 
 
 def texts_of(found: list[bytes], unlisted: list[str], head: bytes = b"") -> list[str]:
-    """The keys as text. What is not UTF-8 goes to ``unlisted`` with its ``head``, as Python writes it."""
+    """The keys as text. A key that is not UTF-8 goes to ``unlisted``, as the repr of it and its ``head``."""
     try:
         return [key.decode() for key in found]
     except UnicodeDecodeError:
@@ -169,10 +168,10 @@ def texts_of(found: list[bytes], unlisted: list[str], head: bytes = b"") -> list
 
 
 def not_listed(state: str, names: Sequence[str]) -> CorruptRecordError:
-    """The error that ends a listing in which there was something else than keys of the state, if there was."""
+    """The error that ends a listing with ``names`` that are no keys of the state."""
     return CorruptRecordError(
-        f"state {state!r}: what is at {names[0]} is no key of this state, not UTF-8 or of another type: something else "
-        "writes under this state's name. It was left as it is. Delete it, or restore what was there.",
+        f"state {state!r}: the Redis key {names[0]} is no key of this state: not UTF-8, or of another type. Something "
+        "else writes under this state's name. It was left as it is. Delete it, or restore what was there.",
         state=state,
         keys=list(names[:MOST_NAMED]),
         count=len(names),
@@ -203,7 +202,7 @@ class StringLayout(Layout):
         return b"*%d\r\n$4\r\nMGET%b\r\n" % (len(keys) + 1, keys.joined)
 
     def put(self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None = None) -> tuple[bytes, int]:
-        """MSET and, of what is absent, MSETNX; or a SET per record where they expire."""
+        """MSET, and MSETNX for absent keys; or a SET for each record, where records expire."""
         if self._expiry is not None:
             put, replies = self._put_expiring(keys, values, absent, self._expiry)
         elif absent is None or not any(absent):
@@ -228,7 +227,7 @@ class StringLayout(Layout):
         return [command(b"TYPE", self._head + text) for text in self.encoded(keys)]
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
-        """A SET or a DEL per record."""
+        """A SET or a DEL for each record."""
         texts = self.encoded(keys)
         self.check_rewritten(keys, values)
         rewrite = b"".join(
@@ -241,11 +240,11 @@ class StringLayout(Layout):
         return rewrite, len(keys)
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
-        """SCAN, which passes over the whole database."""
+        """SCAN, which walks through the whole database."""
         return command(b"SCAN", cursor, b"MATCH", escaped(self._head) + b"*", b"COUNT", b"%d" % page_size)
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
-        """What is behind ``head``, without what is reserved."""
+        """The names without ``head``, but for reserved ones."""
         texts = texts_of([key[len(self._head) :] for key in found], unlisted, self._head)
         return [text for text in texts if text not in self._reserved] if self._reserved else texts
 
@@ -260,12 +259,12 @@ class StringLayout(Layout):
     def _put_expiring(
         self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None, expiry: bytes
     ) -> tuple[bytes, int]:
-        """A SET for each, with NX for those that are absent."""
+        """A SET for each, with NX for the absent ones."""
         start, end = b"*5\r\n$3\r\nSET", b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry)
         columns = self.words(keys, values, start)
         ends = [end] * len(keys)
         if absent is not None:
-            if len(set(keys.keys)) < len(keys):  # with NX the first of a repeated key would stay
+            if len(set(keys.keys)) < len(keys):  # with NX the first value of a repeated key would stay
                 last = {key: at for at, key in enumerate(keys.keys)}.values()
                 absent, *columns = ([column[at] for at in last] for column in (absent, *columns))  # type: ignore[assignment]
             starts = [b"*6" + start[2:] + b"\r\n$" if new else one for new, one in zip(absent, columns[0], strict=True)]
@@ -297,7 +296,7 @@ class HashLayout(Layout):
         return put, 1
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
-        """One script: there is no HSET that only replaces."""
+        """One script: no command replaces existing fields only."""
         texts = self.encoded(keys)
         self.check_rewritten(keys, values)
         rewrite = rewrite_fields([self._name] * len(texts), texts, values)
@@ -305,14 +304,14 @@ class HashLayout(Layout):
         return rewrite, 1
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
-        """HSCAN; records come with their keys."""
+        """HSCAN, which replies the records, too."""
         return command(b"HSCAN", self._name, cursor, b"COUNT", b"%d" % page_size)
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
-        """Every second of them: the others are records."""
+        """Every second item: the others are records."""
         return texts_of(found[::2], unlisted)
 
-    def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  all of them expire together
+    def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  the hash expires as a whole
         """PTTL of the hash."""
         return [command(b"PTTL", self._name)]
 

@@ -1,8 +1,8 @@
-"""Many small hashes, each with the records of a bucket of keys: half of the memory of a plain counter.
+"""The packed layout: records in many small hashes, the hash shards, for half of the memory of a plain counter.
 
-Redis keeps a hash of few short fields as one piece of memory (listpack, in Redis 6 ziplist), without the dictionary
-entry, the object and the string header that each key of its own costs. There is no command that reads fields of many
-hashes, so a chunk goes out as a script, and takes Redis some three times as long.
+Redis keeps a hash of few short fields as one piece of memory (listpack; ziplist in Redis 6), without the dictionary
+entry, the object and the string header that a key of its own costs. No command reads fields of many hashes, so a chunk
+is sent as a script, which takes Redis longer than an MGET (``bench/redis_memory.py``).
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from mapstate.backends.redis.wire import PackedKeys, command, interleaved
 
 __all__ = ["PackedLayout"]
 
-_SAMPLE = 50  # hashes that a checkup looks at
-_MOST_ASKED = 1000  # hashes that a page of a scan looks into, however empty they are
+_SAMPLE = 50  # shards that a checkup looks at
+_MOST_ASKED = 1000  # shards that a page of a scan reads, however empty they are
 
 
 class PackedLayout(Layout):
-    """``buckets`` hashes, ``head`` and a number of as many digits as the last one has. Records do not expire.
+    """Hash shards, each named by ``head`` and a number with as many digits as the last one has. Records do not expire.
 
-    A key's number is the CRC-32 of its UTF-8 text modulo ``buckets``, as in a cluster.
+    A key's shard is the CRC-32 of its UTF-8 text modulo the number of ``shards``.
     """
 
-    def __init__(self, state: str, max_value_bytes: int, head: bytes, buckets: int) -> None:
+    def __init__(self, state: str, max_value_bytes: int, head: bytes, shards: int) -> None:
         super().__init__(state, max_value_bytes)
-        self._buckets = buckets
-        self._name = b"%b%%0%dd" % (head.replace(b"%", b"%%"), len(str(buckets - 1)))
+        self._shards = shards
+        self._name = b"%b%%0%dd" % (head.replace(b"%", b"%%"), len(str(shards - 1)))
         self._word = b"\r\n$%d\r\n%b" % (len(self._name % 0), self._name)
 
     def pack(self, keys: Sequence[str]) -> PackedKeys:
-        """The keys, and the names of their hashes. Errors as of `Layout.pack`."""
+        """The keys, and the names of their shards. Errors as of `Layout.pack`."""
         packed = super().pack(keys)
         numbers = self._numbers(map(str.encode, keys))
         return PackedKeys(keys, b"", packed.joined, b"".join(map(self._word.__mod__, numbers)))
 
     def get(self, keys: PackedKeys) -> bytes:
-        """A script that asks HGET for each."""
+        """A script with an HGET for each."""
         return get_fields(len(keys), keys.names, keys.joined)
 
     def put(
@@ -48,7 +48,7 @@ class PackedLayout(Layout):
         values: Sequence[bytes],
         absent: Sequence[bool] | None = None,  # noqa: ARG002
     ) -> tuple[bytes, int]:
-        """A script that does HSET for each."""
+        """A script with an HSET for each."""
         put = put_fields(len(keys), keys.names, interleaved(*self.words(keys, values)))
         self.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
         return put, 1
@@ -63,27 +63,27 @@ class PackedLayout(Layout):
         return rewrite, 1
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
-        """A script that asks HKEYS of one hash after the other, until it has a page; the cursor is the next one."""
+        """A script with HKEYS of shard after shard, until it has a page. The cursor is the number of the next shard."""
         start = int(cursor)
-        end = min(self._buckets, start + _MOST_ASKED)
-        return fields_of([self._name % number for number in range(start, end)], start, page_size, self._buckets)
+        end = min(self._shards, start + _MOST_ASKED)
+        return fields_of([self._name % number for number in range(start, end)], start, page_size, self._shards)
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """All of them."""
         return texts_of(found, unlisted)
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  found by their names
-        """PTTL of hashes from all over the state."""
+        """PTTL of shards from all over the state."""
         return [command(b"PTTL", name) for name in self._sample()]
 
     def encodings(self) -> list[bytes]:
-        """OBJECT ENCODING of the same."""
+        """OBJECT ENCODING of the same shards."""
         return [command(b"OBJECT", b"ENCODING", name) for name in self._sample()]
 
     def _sample(self) -> list[bytes]:
-        count = min(_SAMPLE, self._buckets)
-        return [self._name % (at * self._buckets // count) for at in range(count)]
+        count = min(_SAMPLE, self._shards)
+        return [self._name % (at * self._shards // count) for at in range(count)]
 
     def _numbers(self, texts: Iterable[bytes]) -> list[int]:
-        buckets = self._buckets
-        return [hashed % buckets for hashed in map(crc32, texts)]
+        shards = self._shards
+        return [hashed % shards for hashed in map(crc32, texts)]

@@ -1,4 +1,4 @@
-"""What a Redis server or its driver says, as an error of ours, and whether it may pass by itself."""
+"""Errors of a Redis server or of redis-py as ours, and whether they may pass by themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUna
 __all__ = ["DRIVER_ERRORS", "NOT_DONE", "problem_of"]
 
 DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
-"""All that comes out of a connection."""
+"""All that a connection can raise."""
 
 _IN_SCRIPT = re.compile(r"Error running script .*@user_script: ?\d+: -?")  # as Redis 6 puts it before the error itself
 _REFUSED = (
@@ -26,26 +26,26 @@ _REDIRECTED = (driver.MovedError, driver.AskError, driver.TryAgainError)
 _CLUSTER = (*_REDIRECTED, driver.ClusterCrossSlotError)
 
 NOT_DONE = (*_REDIRECTED, *_NOT_READY)
-"""Errors that say that a command was not run: it can be sent again, whatever it is."""
+"""Errors after which a command was not run, so that any command can be sent again."""
 
 
 def problem_of(error: Exception, *, state: str, store: str, secret: str | None) -> tuple[StoreError, bool]:
-    """Our error for one of the driver's, chained where that is safe, and whether it may pass by itself.
+    """Our error for one of the driver's, and whether it may pass by itself. Chained where that shows no secret.
 
-    ``store`` is the server's address, and ``secret`` what must not be shown.
+    ``store`` is the server's address, and ``secret`` the password.
     """
     text = str(error).partition("discarded because of: ")[2] or str(error) or type(error).__name__
     text = _IN_SCRIPT.sub("", text)
     shown = text.replace(secret, "***") if secret else text
-    kind, what, may_pass = _kind(error, text)
-    problem = kind(f"state {state!r}: Redis at {store} {what} It said: {shown}", state=state, store=store)
-    if shown == text and not isinstance(error, UnicodeError):  # that holds what it could not encode
+    kind, advice, may_pass = _kind(error, text)
+    problem = kind(f"state {state!r}: Redis at {store} {advice} It said: {shown}", state=state, store=store)
+    if shown == text and not isinstance(error, UnicodeError):  # it holds the text that it could not encode
         problem.__cause__ = error.with_traceback(None)  # whose frames hold the password
     return problem, may_pass
 
 
 def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
-    """Our class for an error of the driver, what to say, and whether the trouble may pass by itself."""
+    """Our class for an error of the driver, its message, and whether it may pass by itself."""
     if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED", "The user executing the script can't")):
         advice = (
             "refused the user, the password or a command. A reader's ACL needs GET, MGET, EXISTS, TYPE and SCAN (and "
@@ -60,16 +60,16 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         return StoreUnavailableError, "takes no writes: it is a replica, still loading, or not ready.", True
     if isinstance(error, MemoryError):
         advice = (
-            "announced a reply that does not fit into this process's memory. Look whether it is a Redis server that "
-            "answers there; if it is, lower the chunk_size or chunk_bytes."
+            "announced a reply that does not fit into this process's memory. Check that a Redis server answers at this "
+            "address; if it does, lower chunk_size or chunk_bytes."
         )
         return StoreError, advice, False
     if isinstance(error, _UNREACHABLE):
-        advice = "cannot be reached or does not answer. Look at address, network, TLS and the server's log."
+        advice = "cannot be reached or does not answer. Check address, network, TLS and the server's log."
         if "while writing to socket" in text:
             advice += (
-                " If it hung up on what it was sent: before Redis 7 a command has at most 1,048,576 words, and a key "
-                "of a put is two or three of them; take fewer keys at a time, or a smaller chunk_size."
+                " If it closed the connection because of the command: before Redis 7 a command has at most 1,048,576 "
+                "words, and a key of a put takes two or three; use fewer keys at a time, or a smaller chunk_size."
             )
         return StoreUnavailableError, advice, True
     if isinstance(error, _CLUSTER):

@@ -1,87 +1,47 @@
-"""What every Redis backend is told: who logs in, TLS, how long to wait; and how its URL says so."""
+"""The parameters of every Redis backend: login, TLS, timeouts, retries; and the URL that gives them."""
 
 from __future__ import annotations
 
 import math
 import re
 import socket
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from typing import Any, ClassVar, Self
 
 from redis.backoff import NoBackoff
 from redis.credentials import UsernamePasswordCredentialProvider
 from redis.retry import Retry
 
-from mapstate.backends import password_in
 from mapstate.errors import ConfigurationError
+from mapstate.urls import (
+    Parameters,
+    Url,
+    boolean,
+    check_password,
+    parameters_in,
+    secret_of,
+    shown_login,
+    shown_parameters,
+    unreadable,
+)
 
-__all__ = ["Address", "RedisSettings", "Url", "shown_address"]
-
-Address = tuple[str, int]
-"""Host and port."""
+__all__ = ["RedisSettings"]
 
 _LONGEST_TTL = 1e10
 _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?:([^/?#]*)@)?([^/?#@]*)([^?#]*)(?:\?([^#]*))?")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,]*)(?::(\d{1,5}))?")
-
-
-def boolean(text: str) -> bool:
-    """True or False. KeyError for anything else."""
-    return _BOOLEANS[text.lower()]
-
-
-class Url(NamedTuple):
-    """The pieces of a URL, decoded. ``hosts`` are as many as it names, at least one; `None` is no port."""
-
-    scheme: str
-    username: str | None
-    password: str | None
-    hosts: tuple[tuple[str, int | None], ...]
-    path: str
-    query: str
-
-    @classmethod
-    def read(cls, url: str) -> Url:
-        """Raises ValueError, which repeats nothing: what cannot be read may be a piece of a password."""
-        found = _URL.fullmatch(url)
-        if found is None:
-            raise ValueError("not a URL")
-        scheme, login, netloc, path, query = found.groups(default="")
-        if "@" in path + query:
-            raise ValueError("an '@' that is not the end of the login")
-        user, colon, password = login.partition(":")
-        hosts = []
-        for one in netloc.split(","):
-            host = _HOST.fullmatch(one)
-            if host is None:
-                raise ValueError("not a host")
-            urlsplit(f"//{host[1]}")  # knows characters that look like others
-            hosts.append((host[1].strip("[]").lower(), None if host[2] is None else int(host[2])))
-        return cls(
-            scheme.lower(),
-            unquote(user) or None,
-            unquote(password) if colon else None,
-            tuple(hosts),
-            unquote(path),
-            query,
-        )
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class RedisSettings:
-    """The parameters that are the same for one server, a pair behind sentinels, and a cluster.
+    """The parameters that one server, a pair behind sentinels, and a cluster have in common.
 
     ``password_env``     the environment variable with the password, on each machine that connects; instead of one here
     ``prefix``           in front of every Redis key: letters, digits, ``_ . / -``
     ``socket_timeout``   seconds to wait for a reply; ``socket_connect_timeout`` for a connection
-    ``retries``          how often reads, connects and fenced puts are tried again, after growing pauses of up to a
-                         second; none begins later than two ``socket_timeout`` after the first
+    ``retries``          of a read, a connect or a fenced put, with growing pauses of up to a second; none begins later
+                         than two ``socket_timeout`` after the first try
     ``max_value_bytes``  the largest key or record; the server's own limit is ``proto-max-bulk-len``
     ``ssl_...``          as in redis-py; file names are those of the machine that connects
     """
@@ -101,7 +61,7 @@ class RedisSettings:
     ssl_cert_reqs: str = "required"
     ssl_check_hostname: bool = True
 
-    PARAMETERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+    PARAMETERS: ClassVar[Parameters] = {
         "prefix": str,
         "socket_timeout": float,
         "socket_connect_timeout": float,
@@ -122,8 +82,7 @@ class RedisSettings:
         for name, fits, expected in self._rules():
             if not fits:
                 raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        if self.password_env is not None and self.password is not None:
-            raise ConfigurationError("there is a password and a password_env: leave one of them out")
+        check_password(self.password, self.password_env)
         if self.username and self.password is None and self.password_env is None:
             raise ConfigurationError(
                 "there is a user but no password: a password alone is written redis://:password@host, and a user "
@@ -147,49 +106,34 @@ class RedisSettings:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The backend that a URL names. Raises ConfigurationError.
-
-        What cannot be read is not repeated there: it may be a piece of the password.
-        """
+        """The backend that a URL names. Raises ConfigurationError, which does not repeat a URL that cannot be read."""
         read: tuple[Url, dict[str, Any]] | None = None
-        with suppress(ValueError):  # raised below, where it has no context that would hold the URL
+        with suppress(ValueError):  # raised below, where the error has no context that holds the URL
             parts = Url.read(url)
             if parts.scheme in cls.SCHEMES:
                 read = parts, cls._place(parts)
         if read is None:
-            raise ConfigurationError(
-                f"this is no URL like {cls.EXAMPLE}?parameter=value, with numbers for port and "
-                "db. It is not shown, because it may hold a password; in the password, and wherever there is an '@', "
-                "write special characters percent-encoded: urllib.parse.quote(password, safe='')"
-            )
+            raise unreadable(cls.EXAMPLE, ", with numbers for port and db")
         parts, given = read
-        for name, text in parse_qsl(parts.query, keep_blank_values=True):
-            if name not in cls.PARAMETERS:
-                known = ", ".join(cls.PARAMETERS)
-                raise ConfigurationError(f"{parts.scheme}:// has no parameter {name!r}; it has {known}")
-            try:
-                given[name] = cls.PARAMETERS[name](text)
-            except (ValueError, KeyError) as error:
-                raise ConfigurationError(f"the parameter {name} cannot be {text!r}") from error
-        return cls(username=parts.username, password=parts.password, tls=parts.scheme.startswith("rediss"), **given)
+        given |= parameters_in(parts.scheme, parts.query, cls.PARAMETERS)
+        tls = parts.scheme.startswith("rediss")
+        return cls(username=parts.username or None, password=parts.password, tls=tls, **given)
 
     @classmethod
     def _place(cls, url: Url) -> dict[str, Any]:
-        """The fields that say where it is. Raises ValueError."""
+        """The fields for the address in a URL. Raises ValueError."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        user = quote(self.username or "", safe="")
-        user = f"{user}:***@" if self.password is not None else f"{user}@" if user else ""
-        query = "&".join(f"{name}={quote(str(value))}" for name, value in self._changed().items())
-        return f"{type(self).__name__}('{self._url(user)}{'?' if query else ''}{query}')"
+        url = self._url(shown_login(self.username, self.password))
+        return f"{type(self).__name__}('{url}{shown_parameters(self._changed())}')"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels is what was given, and nothing that was worked out from it meanwhile."""
+        """Pickle the fields only, without what cached properties hold."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def _url(self, user: str) -> str:
-        """The URL up to its parameters; ``user`` is what stands before the host."""
+        """The URL up to its parameters; ``user`` is the login in front of the host."""
         raise NotImplementedError
 
     def _changed(self) -> dict[str, Any]:
@@ -200,23 +144,23 @@ class RedisSettings:
 
     @property
     def secret(self) -> str | None:
-        """The password, wherever it is; what messages must not show. Raises ConfigurationError."""
-        return self.password if self.password_env is None else password_in(self.password_env)
+        """The password, which messages must not show. Raises ConfigurationError."""
+        return secret_of(self.password, self.password_env)
 
     def connection_options(self) -> dict[str, Any]:
-        """What redis-py needs for a connection, but for the place. Raises ConfigurationError."""
+        """Options of redis-py for a connection, without the address. Raises ConfigurationError."""
         options: dict[str, Any] = {
             "socket_timeout": self.socket_timeout,
             "socket_connect_timeout": self.socket_connect_timeout,
-            "protocol": 2,  # nothing is pushed between replies
-            "retry": Retry(NoBackoff(), 0),  # what the driver sends again by itself is under no WATCH
+            "protocol": 2,  # RESP 3 pushes messages between replies
+            "retry": Retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
         }
-        if self.username or self.secret:  # as a provider, because some pools show a password in their repr
+        if self.username or self.secret:  # a provider, because some pools show a password in their repr
             options["credential_provider"] = UsernamePasswordCredentialProvider(self.username, self.secret)
         return options
 
     def tls_options(self) -> dict[str, Any]:
-        """The same for TLS; none without."""
+        """Options of redis-py for TLS; none where it is off."""
         if not self.tls:
             return {}
         options = {name: getattr(self, name) for name in self.PARAMETERS if name.startswith("ssl_")}
@@ -230,15 +174,9 @@ class RedisSettings:
         return options
 
     def expiry(self, state: str, ttl: float | None) -> bytes | None:
-        """A ttl in milliseconds, as text. Raises ConfigurationError, also for a name that cannot be one here."""
+        """A ttl in milliseconds, as text. Raises ConfigurationError, also for a name that Redis keys cannot hold."""
         if ttl is not None and not 0 < ttl <= _LONGEST_TTL:
             raise ConfigurationError(f"ttl is a number of seconds from 0 to {_LONGEST_TTL:.0f}, not {ttl!r}")
         if ":" in state or "!" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in Redis: ':' and '!' end the name there")
         return None if ttl is None else b"%d" % math.ceil(ttl * 1000)
-
-
-def shown_address(address: Address) -> str:
-    """``host:port``."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -6,15 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout, not_listed
-from mapstate.backends.redis.packed_layout import PackedLayout
-from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, life, token_text
+from mapstate.backends.redis.layout import Layout, not_listed
+from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, token_text
 from mapstate.backends.redis.writer import Writer
-from mapstate.backing_map import FenceToken, IBackingMap, Scan, Swap, check_lengths, let_go
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken, Scan, Swap, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -24,55 +24,50 @@ from mapstate.errors import (
     StoreUnavailableError,
 )
 from mapstate.findings import Finding, Unreadable
-from mapstate.values import any_none
+from mapstate.protocol.records import contains_none
 
-if TYPE_CHECKING:
-    from mapstate.backends.redis.backend import OneServer
-
-__all__ = ["RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
+__all__ = ["KEY_ENDS", "RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
 
 Version = tuple[bytes, bytes | None]
-"""The ledger, and the life of the server that it was read in."""
+"""The ledger, and the incarnation of the server that it was read from."""
 
 _REMOVED = 1000  # records on a page of a state that is dropped
-_FEW = 128  # keys of a read, up to which EXISTS goes along: it costs less than a round trip where one is absent
+_FEW = 128  # keys of a read up to which EXISTS is sent along: it costs less than another round trip for an absent key
 _SAMPLE = 20  # records that a checkup looks at
-_LOOK = 10_000  # keys of the server that it passes over in one request, to find them
+_LOOK = 10_000  # keys of the server that one request walks through to find them
 _log = logging.getLogger("mapstate")
-_NAMES = ("!ledger", "!fence", "!claims", "!reports", "!layout")
+KEY_ENDS = ("!ledger", "!fence", "!claims", "!reports", "!layout")
+"""What the Redis keys beside the records end with."""
 
 
 class RedisStore:
-    """One state in Redis. Cheap to make; holds no connection while nothing is asked of it."""
+    """One state in Redis. Cheap to make; holds no connection between requests.
 
-    def __init__(self, backend: OneServer, state: str, expiry: bytes | None) -> None:
-        self._backend = backend
+    ``name``           the common start of the state's Redis keys
+    ``layout``         of the records; ``layout_text`` is the state's note of it
+    ``commit_domain``  see `JointLedgers.commit_domain`
+    """
+
+    def __init__(
+        self, server: Server, state: str, name: bytes, layout: Layout, *, layout_text: bytes, commit_domain: Hashable
+    ) -> None:
+        self._server = server
         self._state = state
-        self._server = Server(backend, state)
-        name = (backend.prefix + state if backend.records is None else backend.records).encode()
+        self._layout = layout
+        self._layout_text = layout_text
+        self._commit_domain = commit_domain
         self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
-            name + one.encode() for one in _NAMES
+            name + one.encode() for one in KEY_ENDS
         )
-        self._layout: Layout
-        if backend.buckets is not None:
-            self._kind = b"packed, %d buckets" % backend.buckets
-            self._layout = PackedLayout(state, backend.max_value_bytes, name + b":", backend.buckets)
-        elif backend.layout == "hash":
-            self._kind, self._layout = b"hash", HashLayout(state, backend.max_value_bytes, name)
-        elif backend.records is None:
-            self._kind, self._layout = b"string", StringLayout(state, backend.max_value_bytes, name + b":", expiry)
-        else:
-            self._kind = b"string, records at " + name
-            self._layout = StringLayout(state, backend.max_value_bytes, name, expiry, reserved=_NAMES)
         if not name:  # bare keys: every key of the database would be the state's
             self.drop = None  # type: ignore[assignment,method-assign]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`: one MGET, HMGET or script. Raises CorruptRecordError; see `_checked`."""
+        """See `IBackingMap.multi_get`: MGET, HMGET or a script. Raises CorruptRecordError for a key of another type."""
         return self._checked(keys, b"")[0] if keys else []
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """See `IBackingMap.multi_put`: one transaction without a fence, not repeated if its reply is lost."""
+        """See `IBackingMap.multi_put`: one transaction without a fence, and no retry where its reply is lost."""
         check_lengths(keys, values, "values")
         if keys:
             put, replies = self._layout.put(self._layout.pack(keys), values)
@@ -88,24 +83,24 @@ class RedisStore:
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
-        """See `LedgerStore.load`. The version is the record, and the life of the server, where it may be asked.
+        """See `LedgerStore.load`. The version is the record, and the incarnation of the server, where INFO is allowed.
 
-        Raises ConfigurationError where the records of the state lie in another layout than the URL says.
+        Raises ConfigurationError where the state has another layout than the URL says.
         """
         asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
         record, layout, *info = self._server.ask(asked, 4, optional=2)
-        if record is not None and layout != self._kind:
+        if record is not None and layout != self._layout_text:
             raise self._elsewhere(layout)
-        return None if record is None else (record, (record, life(*info)))
+        return None if record is None else (record, (record, incarnation_of(*info)))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
         done = self.swap_all([Swap(self, record, expected, fence)])
         return None if done is None else done[0]
 
-    def ledger_place(self) -> Hashable:
-        """See `JointLedgers.ledger_place`: the server, its database and the user."""
-        return self._backend.reached
+    def commit_domain(self) -> Hashable:
+        """See `JointLedgers.commit_domain`: the server, its database and the user."""
+        return self._commit_domain
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
         """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors as of `swap`."""
@@ -116,21 +111,21 @@ class RedisStore:
         asked = 2 * len(more) + len(swaps) + 2
         conn, replies = server.retrying(lambda: server.watch(server.take(), first, ask, asked, optional=2))
         ledgers, layouts = [replies[0], *replies[2 : 2 * len(swaps) : 2]], replies[-2 - len(swaps) : -2]
-        lived = life(*replies[-2:])
+        incarnation = incarnation_of(*replies[-2:])
         if any(
-            (None if found is None else (found, lived)) != swap.expected
+            (None if found is None else (found, incarnation)) != swap.expected
             for found, swap in zip(ledgers, swaps, strict=True)
         ):
             server.unwatch(conn)
             return None
         for found, layout, swap in zip(ledgers, layouts, swaps, strict=True):
-            if found is not None and layout != swap.store._kind:
+            if found is not None and layout != swap.store._layout_text:
                 server.unwatch(conn)
                 raise swap.store._elsewhere(layout)
-        if lived is None and any(not one.fence.closed for one in swaps):  # an attempt begins
+        if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
             _log.warning(
-                "state %s: this user of Redis may not run INFO, so a server that restarts, or fails over, within a "
-                "batch goes unnoticed, and may lose a part of it: allow it INFO",
+                "state %s: this user of Redis may not run INFO, so a restart or failover of the server within a batch "
+                "goes unnoticed, and a part of the batch may be lost: allow it INFO",
                 self._state,
             )
         changes = [
@@ -140,12 +135,12 @@ class RedisStore:
         ]
         transaction = MULTI + b"".join(changes) + EXEC
         done = server.retrying(lambda: server.finish(conn, transaction, len(changes) + 2), retries=0)[-1]
-        return None if done is None else [(one.record, lived) for one in swaps]
+        return None if done is None else [(one.record, incarnation) for one in swaps]
 
     def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[bytes]:
         """Commands for a transaction."""
         ledger = command(b"SET", self._ledger, record), command(b"SET", self._fence, token_text(fence))
-        layout = [command(b"SET", self._kept_layout, self._kind)] if is_new else []
+        layout = [command(b"SET", self._kept_layout, self._layout_text)] if is_new else []
         return [*ledger, command(b"DEL", self._claims), *layout]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
@@ -160,10 +155,10 @@ class RedisStore:
         return found.decode()
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
-        """See `Scan.scan`. SCAN passes over the whole database, so other states there cost time; not where packed.
+        """See `Scan.scan`. SCAN walks through the whole database, other states included, but for the packed layout.
 
-        Raises StoreUnavailableError at the end where the server was started again or failed over meanwhile: a cursor
-        means nothing to another process, so keys may have been passed over.
+        Raises StoreUnavailableError at the end where the server restarted or failed over meanwhile: a cursor means
+        nothing to another process, so the scan may have missed keys.
         """
         cursor, page, unlisted = b"0", list[str](), list[str]()
         began_in: bytes | None = None
@@ -172,16 +167,16 @@ class RedisStore:
             asked = self._layout.scan(cursor, page_size)
             if first:
                 (cursor, found, *other), *info = self._server.ask(asked + INFO, 3, optional=2)
-                began_in = life(*info)
+                began_in = incarnation_of(*info)
             else:
                 ((cursor, found, *other),) = self._server.ask(asked, 1)
             page += self._layout.scanned(found, unlisted)
             if other:
                 unlisted += [repr(name.decode()) for name in other[0]]
-            if cursor == b"0" and not first and life(*self._server.ask(INFO, 2, optional=2)) != began_in:
+            if cursor == b"0" and not first and incarnation_of(*self._server.ask(INFO, 2, optional=2)) != began_in:
                 raise StoreUnavailableError(
-                    f"state {self._state!r}: Redis was started again or failed over while its keys were listed, so "
-                    "some may have been passed over. List them again.",
+                    f"state {self._state!r}: Redis restarted or failed over during the scan, which may have missed "
+                    "keys: scan again",
                     state=self._state,
                 )
             if page and (cursor == b"0" or len(page) >= page_size):
@@ -203,7 +198,7 @@ class RedisStore:
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`: a page of records at a time, through the fence; then all other keys in one transaction."""
+        """See `Drops.drop`: page by page of records, through the fence; then all other keys in one transaction."""
         foreign = yield from removed(self, self._state, token)
         server = self._server
         conn, replies = server.retrying(lambda: server.watch(server.take(), self._ledger, b"", 0))
@@ -218,7 +213,7 @@ class RedisStore:
             raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
-        """See `Checkup.checkup`. What the user may not ask is left out, and said."""
+        """See `Checkup.checkup`. Says what the user may not ask for."""
         some = self._layout.ttls(lambda: sampled(self))
         facts = facts_of(self._allowed, [command(b"PTTL", self._ledger), *some])
         asked = self._layout.encodings()
@@ -226,11 +221,10 @@ class RedisStore:
         return judge(facts._replace(forms=forms), replay_horizon)
 
     def _checked(self, keys: Sequence[str], around: bytes) -> tuple[list[bytes | None], list[Any]]:
-        """The records, and the replies to ``around``, before and after.
+        """The records, and the replies to ``around``, which is sent before and after.
 
-        MGET gives nothing for a key of another type. Raises CorruptRecordError where one is there without a record: of
-        a few keys EXISTS is asked in the same round trip, of many only where records are absent. A user who may not ask
-        is not told.
+        MGET replies nothing for a key of another type; raises CorruptRecordError for one. EXISTS finds it: for a few
+        keys in the same round trip, for many only where records are absent. No check where the user may not run it.
         """
         layout = self._layout
         packed = layout.pack(keys)
@@ -239,7 +233,7 @@ class RedisStore:
         replies = self._server.ask(asked, 1 + 2 * bool(around) + bool(exist), optional=bool(exist))
         there = replies.pop() if exist else None
         records: list[bytes | None] = replies.pop(1 if around else 0)
-        if layout.reads_types_as_absent and any_none(records):
+        if layout.reads_types_as_absent and contains_none(records):
             absent = [key for key, record in zip(keys, records, strict=True) if record is None]
             if not exist:
                 there = self._server.ask(layout.exist(packed), 1, optional=1)[0]
@@ -248,53 +242,54 @@ class RedisStore:
         return records, replies
 
     def _check_types(self, keys: Sequence[str]) -> None:
-        """Raises CorruptRecordError where one of them is there and no string."""
+        """Raises CorruptRecordError where one of these keys has another type than string."""
         types = self._server.ask(b"".join(self._layout.types(keys)), len(keys), optional=len(keys))
         other = {key: kind for key, kind in zip(keys, types, strict=True) if kind not in (b"none", b"string", None)}
         if other:
             raise self._layout.foreign(list(other), list(other.values()))
 
     def _elsewhere(self, found: bytes | None) -> ConfigurationError:
-        """The records are not where this store looks for them: all would seem absent, and be counted anew."""
+        """The error for a state with another layout: every record would seem absent, and be counted from nothing."""
         if found is None:
             name = self._kept_layout.decode(errors="backslashreplace")
             return ConfigurationError(
-                f"state {self._state!r}: the key {name!r} is gone (deleted or evicted), which says how its records "
-                "lie. Nothing was written. Where the URL says what the state was made with, set it again: redis-cli "
-                f"SET {name!r} '{self._kind.decode()}'. Then look with mapstate doctor whether other keys are gone too."
+                f"state {self._state!r}: the key {name!r}, the layout of its records, was deleted or evicted. Nothing "
+                "was written. If the URL has the layout that the state was made with, set it again: "
+                f"redis-cli SET {name!r} '{self._layout_text.decode()}'. Then run mapstate doctor, because other keys "
+                "may be gone, too."
             )
         there = f"layout {found.decode(errors='replace')}"
         return ConfigurationError(
-            f"state {self._state!r} was made with {there}, and the URL says {self._kind.decode()}: its records would "
-            "not be found. Nothing was written. Put into the URL what it was made with: layout=..., buckets=..., "
-            "records=..."
+            f"state {self._state!r} was made with {there}, and the URL says {self._layout_text.decode()}: its records "
+            "would not be found. Nothing was written. Put the state's own layout into the URL: layout=..., "
+            "buckets=..., records=..."
         )
 
     def _allowed(self, asked: bytes) -> Any:
-        """The reply, None where this user or this server has no such command."""
+        """The reply, None where this user may not run the command or the server lacks it."""
         return allowed(lambda: self._server.ask(asked, 1)[0])
 
     def close(self) -> None:
-        """Closes this process's idle connections to the server. The store stays usable."""
-        self._backend.pool().disconnect(inuse_connections=False)
+        """Close this process's idle connections to the server. The store stays usable."""
+        self._server.access.pool().disconnect(inuse_connections=False)
 
 
 def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, Unreadable]:
-    """Removes all records under an open fence, and gives the number of each page; returns what is no record."""
+    """Remove all records under an open fence. Yields the number of each page, returns the keys that are no records."""
     writer: Any = store.writer(token)
     foreign = Unreadable(state)
     try:
         for page in foreign.listed(store.scan(_REMOVED)):
-            keys, _ = foreign.read(store.multi_get, page)  # which tells keys of another type
+            keys, _ = foreign.read(store.multi_get, page)  # which raises for keys of another type
             writer.multi_rewrite(keys, [None] * len(keys))
             yield len(keys)
     finally:
-        let_go(writer)
+        close_if_possible(writer)
     return foreign
 
 
 def overtaken(state: str, token: FenceToken) -> FencedError:
-    """Somebody else has changed the ledger of a state that is being dropped."""
+    """The error for a ledger that changed while its state is dropped."""
     return FencedError(
         f"the ledger of state {state!r} has changed: the removal with txid {token.txid} ends here. Run it again.",
         state=state,
@@ -303,7 +298,7 @@ def overtaken(state: str, token: FenceToken) -> FencedError:
 
 
 def allowed(ask: Callable[[], Any]) -> Any:
-    """What ``ask`` returns, None where this user or this server has no such command."""
+    """Return what ``ask`` returns, None where this user may not run the command or the server lacks it."""
     try:
         return ask()
     except (StoreUnavailableError, StoreFullError):
@@ -313,14 +308,14 @@ def allowed(ask: Callable[[], Any]) -> Any:
 
 
 def sampled(store: Scan) -> list[str]:
-    """Some keys of a state, none where the user may not list them or where there are none."""
-    with suppress(CorruptRecordError):  # what cannot be listed is told by who lists all
+    """Some keys of a state; none where there are none, or where the user may not list them."""
+    with suppress(CorruptRecordError):  # a whole scan reports names that are no keys
         return (allowed(lambda: next(store.scan(_LOOK), [])) or [])[:_SAMPLE]
     return []
 
 
 def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:
-    """What a server says of itself. ``ttls`` ask for that of the ledger, and of some records."""
+    """The facts that a server tells. ``ttls`` are commands for the ttl of the ledger, and of some records."""
     before = time.time()
     clock = ask(command(b"TIME"))
     middle = (before + time.time()) / 2

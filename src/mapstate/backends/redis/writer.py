@@ -13,31 +13,32 @@ from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import DRIVER_ERRORS
 from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text
-from mapstate.backing_map import FenceToken, check_lengths
-from mapstate.errors import FencedError
-from mapstate.values import any_none
+from mapstate.backing_map import check_lengths
+from mapstate.capabilities import FenceToken
+from mapstate.errors import FencedError, MapStateError
+from mapstate.protocol.records import contains_none
 
 __all__ = ["MOST_AHEAD", "Writer", "fenced"]
 
 _Made = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
 _PUT_TRIES = 8
 _TOUCHED = "touched again and again"
-MOST_AHEAD = 16 * 2**20  # bytes of a put, after which the next read is not sent ahead: it would wait in memory
+MOST_AHEAD = 16 * 2**20  # bytes of a put after which no read is sent ahead: its reply would wait in memory
 
 
 class Writer:
     """The map of one task. See `FencedWrites.writer`.
 
-    One chunk at a time is under watch: EXEC ends every WATCH of its connection, so a second one there would go
-    unguarded. What is read ahead needs no watch of its own. A fence never comes back to a token, so one that is equal
-    at the put was equal since the read; and nobody else writes the keys of this task. With a read under way a put
-    carries the next WATCH behind its EXEC, and its replies are read when the next put has to know them: the server
-    stores a chunk while this task works on the one after. On the connection, in turn, a bar where this task reads::
+    One chunk at a time is under WATCH: EXEC ends every WATCH of its connection, so a second chunk there would be
+    unguarded. A read ahead needs no WATCH of its own: a fence never comes back to a token, so a fence that is equal at
+    the put was equal since the read; and no other task writes the keys of this one. With a read under way, a put
+    carries the next WATCH after its EXEC, and the next put reads its replies: the server stores a chunk while this
+    task works on the next. The connection carries, in this order, with a bar where this task reads::
 
         WATCH, MGET 1, MGET 2 | MULTI, MSET 1, EXEC, WATCH, MGET 3 | MULTI, MSET 2, EXEC, WATCH, MGET 4 | ...
              up to MGET 1's                      MGET 2's, then those to put 1         MGET 3's, then those to put 2
 
-    Beside each WATCH and each MGET the fence is read.
+    Each WATCH and each MGET comes with a GET of the fence.
     """
 
     def __init__(self, server: Server, layout: Layout, fence: bytes, token: FenceToken, state: str) -> None:
@@ -56,18 +57,18 @@ class Writer:
         self._large = False
 
     def read_ahead(self, keys: Sequence[str]) -> None:
-        """See `ReadsAhead.read_ahead`: sent now, behind what is under way on the connection under watch."""
+        """See `ReadsAhead.read_ahead`: sent at once, on the connection under WATCH."""
         if not keys or self._large:
             return
         asked = _Asked(self._layout.pack(list(keys)))
         if self._own() is None:
             self._start_anew()
-        with suppress(*DRIVER_ERRORS):  # then multi_get asks anew, and has the patience for it
+        with suppress(*DRIVER_ERRORS):  # multi_get sends it anew, and retries
             self._ask(asked)
             self._asked.append(asked)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """WATCH, GET fence, and the records: one round trip; none where they were read ahead. Raises FencedError."""
+        """WATCH, GET of the fence, and the records: one round trip; none after a read ahead. Raises FencedError."""
         if not keys:
             return []
         if self._asked and self._asked[0].packed.keys == keys:
@@ -77,19 +78,19 @@ class Writer:
             asked = _Asked(self._layout.pack(list(keys)))
         self._packed = asked.packed
         records = self._server.retrying(lambda: self._read(asked))
-        guarded = self._layout.reads_types_as_absent and any_none(records)
+        guarded = self._layout.reads_types_as_absent and contains_none(records)
         self._absent = [record is None for record in records] if guarded else None
         return records
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """MULTI, the records, EXEC: one round trip, and one before it where no get was. Raises FencedError.
 
-        Where the reply is lost the same bytes go out again, under the fence again: no other attempt has
-        begun then, and in this one nobody else writes these keys. With a read under way the replies are left to
-        `flush`, which the next put begins with.
+        An idempotent retry where the reply is lost: the same bytes, under the fence again. No other attempt has begun
+        then, and in this attempt no other task writes these keys. With a read under way, `flush` reads the replies;
+        the next put begins with it.
 
-        Raises CorruptRecordError where a key whose get gave nothing is there and of another type: nothing is written
-        over it. Of this put other keys may be written.
+        Raises CorruptRecordError where a key without a record turns out to have another type. It is not overwritten;
+        other keys of this put may be written.
         """
         check_lengths(keys, values, "values")
         if keys:
@@ -103,7 +104,7 @@ class Writer:
             self._send(*self._layout.put(packed, values, absent), made)
 
     def flush(self) -> None:
-        """See `ReadsAhead.flush`: reads the replies to the put that is under way."""
+        """See `ReadsAhead.flush`: reads the replies to the put under way."""
         if self._sent is not None:
             self._finish(self._sent)
             self._sent = None
@@ -115,7 +116,7 @@ class Writer:
             self._send(*self._layout.rewrite(keys, values))
 
     def _send(self, put: bytes, replies: int, made: _Made | None = None) -> None:
-        """A transaction under the fence. The one before it is done then; with a read under way this one may not be."""
+        """Send a put under the fence, after the one before. With a read under way, do not wait for its reply."""
         self.flush()
         sent = _Sent(MULTI + put + EXEC, replies, made)
         self._large = len(sent.change) > MOST_AHEAD
@@ -124,29 +125,33 @@ class Writer:
             self._confirm(sent)
             return
         self._sent = sent
-        with suppress(*DRIVER_ERRORS):  # flush has the patience for it
+        with suppress(*DRIVER_ERRORS):  # flush retries
             self._put(sent)
         if self._large:
             self.flush()
 
     def _finish(self, sent: _Sent) -> None:
-        """Returns when a put that was sent is done; again where the fence was touched, and left as it was."""
+        """Return when a put that was sent is done. Retries where the fence was written, but with the same token."""
         for _ in range(_PUT_TRIES):
-            if self._own() is None:  # a connection is never taken anew before what was sent on the old one is done
+            if self._own() is None:  # no new connection before the requests on the old one are done
                 break
-            with suppress(*DRIVER_ERRORS):  # what was sent may be done or not: again, below
+            try:
                 self._read_to(sent)
                 self._check(self._taken(), sent.fence)
                 if sent.done is not None and self._is_stored(sent):
                     return
                 self._put(sent)
+            except MapStateError:  # a StoreUnavailableError is an OSError, too
+                raise
+            except DRIVER_ERRORS:  # the put may be done or not: retried below
+                continue
         else:
             raise fenced(self._state, self._token, _TOUCHED)
         self._forget()
         self._confirm(sent)
 
     def _confirm(self, sent: _Sent) -> None:
-        """Sends by itself, and waits; again as `_finish` does."""
+        """Send a put alone, and wait. Retries as `_finish` does."""
         for _ in range(_PUT_TRIES):
             sent.done = self._server.retrying(lambda: self._transact(sent.change, sent.replies))
             if sent.done is not None and self._is_stored(sent):
@@ -154,9 +159,9 @@ class Writer:
         raise fenced(self._state, self._token, _TOUCHED)
 
     def _is_stored(self, sent: _Sent) -> bool:
-        """After EXEC: whether the keys that were absent have these records now; else it can be sent again.
+        """After EXEC: whether the keys that were absent have these records now. Otherwise the put can be repeated.
 
-        Strings may be there from an earlier sending, whose reply was lost. Raises CorruptRecordError for another type.
+        Strings may be there from an earlier try, whose reply was lost. Raises CorruptRecordError for another type.
         """
         if not sent.made or all(sent.done):
             return True
@@ -179,14 +184,14 @@ class Writer:
         return False
 
     def _transact(self, change: bytes, replies: int) -> Any:
-        """The reply to EXEC. The connection goes back."""
+        """The reply to EXEC. Releases the connection."""
         if self._own() is None:
             conn, (fence,) = self._server.watch(self._server.take(), self._fence)
             self._check(conn, fence)
         return self._server.finish(self._taken(), change, replies + 2)[-1]
 
     def _read(self, asked: _Asked) -> list[bytes | None]:
-        """The records; asked for again where the connection has gone. Raises FencedError."""
+        """The records; requested anew where the connection is gone. Raises FencedError."""
         if self._own() is None:
             self._start_anew()
             asked.records = []
@@ -198,7 +203,7 @@ class Writer:
         return asked.records
 
     def _ask(self, asked: _Asked) -> None:
-        """Sends it, behind what is under way if there is something."""
+        """Send a read, after what is under way."""
         conn, get = self._taken(), command(b"GET", self._fence) + self._layout.get(asked.packed)
         if conn is None:
             conn, (fence,) = self._server.watch(self._server.take(), self._fence, get)
@@ -210,31 +215,31 @@ class Writer:
             self._watching = conn
 
     def _put(self, sent: _Sent) -> None:
-        """Sends it, behind what is under way, and the next WATCH behind it."""
+        """Send a put, after what is under way, and the next WATCH after it."""
         conn = self._taken()
         self._server.send(conn, sent.change + command(b"WATCH", self._fence) + command(b"GET", self._fence))
         self._due.append(sent)
         self._watching = conn
 
     def _read_to(self, last: _Asked | _Sent) -> None:
-        """Reads what is due on the connection, up to and with ``last``. Where that raises the connection is gone."""
+        """Read the replies that are due, up to those of ``last``. Where that raises, the connection is gone."""
         conn = self._taken()
         while last in self._due:
             self._due.popleft().read(self._server, conn)
         self._watching = conn
 
     def _start_anew(self) -> None:
-        """For a request by itself: nothing is under way any more, neither a put nor what was read ahead."""
+        """Finish the put under way and drop reads ahead, for a request alone."""
         self.flush()
         self._forget_asked()
 
     def _forget_asked(self) -> None:
-        """Lets go what was read ahead; the connection with it, where replies may be under way there."""
+        """Drop reads ahead, and the connection where replies may be under way."""
         if self._asked or self._due:
             self._forget()
 
     def _forget(self) -> None:
-        """Lets the connection go, and all that is under way there."""
+        """Drop the connection, and all that is under way there."""
         self._asked.clear()
         self._due.clear()
         conn = self._taken()
@@ -242,7 +247,7 @@ class Writer:
             self._server.drop(conn)
 
     def close(self) -> None:
-        """Lets the connection go, and a put that is under way to its fate. Closing twice is no error."""
+        """Release the connection. A put under way may be done or not. Closing twice is no error."""
         self._sent = None
         self._forget_asked()
         conn = self._taken()
@@ -256,10 +261,10 @@ class Writer:
                 self._server.drop(conn)
 
     def _check(self, conn: Any, fence: bytes | None) -> None:
-        """Raises FencedError unless the fence is at the token; else the connection is the one under watch."""
+        """Raises FencedError unless the fence is at the token; otherwise keep the connection under WATCH."""
         if fence != self._text or self._token.closed:
             self._asked.clear()
-            with suppress(*DRIVER_ERRORS):  # then it is gone
+            with suppress(*DRIVER_ERRORS):  # then the connection is gone
                 while self._due:
                     self._due.popleft().read(self._server, conn)
                 self._server.unwatch(conn)
@@ -268,18 +273,18 @@ class Writer:
         self._watching = conn
 
     def _own(self) -> Any:
-        """The connection under watch, if there is one: a fork leaves its parent's alone."""
+        """The connection under WATCH, if there is one: a fork does not use its parent's."""
         conn = self._watching
         return conn if conn is not None and conn.pid == os.getpid() else None
 
     def _taken(self) -> Any:
-        """The connection under watch, if there is one; now it is the caller's."""
+        """The connection under WATCH, if there is one. From now on it is the caller's."""
         conn, self._watching = self._own(), None
         return conn
 
 
 class _Asked:
-    """Keys whose records were asked for; the fence and the records as soon as they are read."""
+    """A read under way: its keys, and the fence and the records as soon as they are read."""
 
     __slots__ = ("fence", "packed", "records")
 
@@ -289,14 +294,14 @@ class _Asked:
         self.records: list[bytes | None] = []
 
     def read(self, server: Server, conn: Any) -> None:
-        """In the order in which they were asked for."""
+        """Called in the order in which reads and puts were sent."""
         self.fence, self.records = server.replies(conn, 2)
 
 
 class _Sent:
-    """A transaction of ``replies`` beside those to MULTI and EXEC; then what it came to, and the fence behind it.
+    """A put under way, with ``replies`` beside those to MULTI and EXEC; then its result, and the fence after it.
 
-    ``made``: keys, records, and which of them were absent: those are to be made, and to replace nothing.
+    ``made``: keys, records, and which keys were absent: their records must be new, and replace nothing.
     """
 
     __slots__ = ("change", "done", "fence", "made", "replies")
@@ -309,12 +314,12 @@ class _Sent:
         self.fence: bytes | None = None
 
     def read(self, server: Server, conn: Any) -> None:
-        """With those to the WATCH and the GET behind it."""
+        """Reads the replies to the WATCH and the GET after it, too."""
         *_, self.done, _, self.fence = server.replies(conn, self.replies + 4, exec_at=-3)
 
 
 def fenced(state: str, token: FenceToken, found: bytes | str | None) -> FencedError:
-    """The error of an attempt that may no longer write. ``found`` is the fence, or what is to be said of it."""
+    """The error of an attempt that may no longer write. ``found`` is the fence, or a text about it."""
     if isinstance(found, str):
         at = found
     else:

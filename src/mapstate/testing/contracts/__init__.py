@@ -1,4 +1,4 @@
-"""The contract of a store, as test classes: subclass, say how yours is opened, and inherit every test.
+"""The contract of a store, as test classes: a subclass says how to open the store, and inherits every test.
 
     class TestVisitsStore(StoreContract):
         without = {"ttl": "its server knows no expiry"}
@@ -9,7 +9,7 @@
         def side_door(self, backend): ...      # reads and writes past it
 
     BackingMapContract       get and put; any `IBackingMap`, a wrapper too: fixtures ``store`` and ``side_door``
-    └── BackendContract      what opens it: recipes, processes, ttl, scan; fixtures ``backend`` and ``side_door``
+    └── BackendContract      what opens it: backends, processes, ttl, scan; fixtures ``backend`` and ``side_door``
     LedgerContract           compare-and-set, fence, claims
     MapStateContract         Trident's behaviour over the store
     ReplayContract           crashes, replays, late tasks, readers

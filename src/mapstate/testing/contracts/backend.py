@@ -1,4 +1,4 @@
-"""The contract of what opens a store: recipes, live instances, processes, expiry and scans."""
+"""The contract of a backend: pickling, live instances, processes, expiry and scans."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mapstate.backing_map import (
-    Backend,
+from mapstate.backing_map import Backend, IBackingMap
+from mapstate.capabilities import (
     Claims,
     Drops,
     FencedWrites,
     FenceToken,
-    IBackingMap,
     JointLedgers,
     LedgerReads,
     LedgerStore,
@@ -28,7 +27,8 @@ from mapstate.backing_map import (
     SpreadFences,
 )
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
-from mapstate.ledger import Ledger, record_pages
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader import open_reader
 from mapstate.spec import opaque
 from mapstate.testing.contracts.backing_map import BackingMapContract
@@ -43,14 +43,14 @@ _PATIENCE = 10.0  # seconds that a store may take to drop what has expired
 
 
 def closing(stack: ExitStack, store: Any) -> Any:
-    """The store, to be closed in the end if it can be."""
+    """Return the store, and have it closed at the end if it can be."""
     if hasattr(store, "close"):
         stack.callback(store.close)
     return store
 
 
 def scanned(store: Any, page_size: int = 100) -> list[str]:
-    """The keys that a scan lists, each once, in order."""
+    """Return the keys that a scan lists, each once, in order."""
     return sorted({key for page in record_pages(store, page_size) for key in page})
 
 
@@ -68,13 +68,13 @@ class BackendContract(BackingMapContract):
     writes_through: ClassVar[str] = "writer"
 
     def writer_of(self, store: Any, token: FenceToken) -> Any:
-        """What an attempt writes through: the store's guarded writer, or the store itself."""
+        """The map that an attempt writes to: the store's guarded writer, or the store itself."""
         return getattr(store, self.writes_through)(token) if hasattr(store, self.writes_through) else store
 
     def move(self, store: Any, fence: FenceToken) -> Any:
-        """Changes the ledger, and with it the fence, as a driver does; the new version. No two ledgers are equal.
+        """Change the ledger and its fence, as a driver does. Returns the new version. No two ledgers are equal.
 
-        The fences of a store that has them apart from the ledger are moved after it.
+        Where fences are apart from the ledger, they move after it.
         """
         found = store.load()
         version = store.swap(f"ledger {secrets.token_hex(8)}".encode(), None if found is None else found[1], fence)
@@ -207,7 +207,7 @@ class BackendContract(BackingMapContract):
         if close is not None:
             close()
 
-    # The recipe
+    # The backend as a value
 
     def test_a_recipe_travels_and_compares(self, backend: Backend) -> None:
         again = pickle.loads(pickle.dumps(backend))
@@ -279,7 +279,7 @@ class BackendContract(BackingMapContract):
     def test_a_recipe_shows_no_password(self, unreachable: Backend) -> None:
         self._shows_no_secret(repr(unreachable), "its repr")
         self._shows_no_secret(str(unreachable), "its text")
-        self._shows_no_secret(repr(opaque(unreachable, name=self.state)), "a recipe's repr")
+        self._shows_no_secret(repr(opaque(unreachable, name=self.state)), "a spec's repr")
         self._shows_no_secret(repr(unreachable.open(self.state)), "its store's repr")
 
     def _shows_no_secret(self, text: str, where: str) -> None:
@@ -375,7 +375,7 @@ class BackendContract(BackingMapContract):
 
 
 def _within(seconds: float, true: Any) -> bool:
-    """Whether it comes true in this time."""
+    """Whether the condition becomes true in this time."""
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:

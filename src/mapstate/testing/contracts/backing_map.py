@@ -11,13 +11,13 @@ import pytest
 
 from mapstate.backing_map import IBackingMap
 from mapstate.errors import TooLargeError, UsageError
-from mapstate.keys import KeyCodec, KeyField
-from mapstate.ledger import LEDGER_KEY
+from mapstate.keys import KeyCodec
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.stored_ledger import LEDGER_KEY
+from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.capabilities import Contract, needs
 from mapstate.testing.contracts.side_door import SideDoor
-from mapstate.transitions import Field, StateType
 
 __all__ = ["VALUES", "BackingMapContract", "same"]
 
@@ -43,7 +43,7 @@ _ODD_TEXTS = ("é", "e\u0301", "\U0001f600", "日本", "\u202eabc", "\xa0", "a\0
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, of one type, and NaN is NaN, -0.0 is not 0.0; inside tuples too."""
+    """Whether both are equal and of one type, also inside tuples. NaN equals NaN here, and -0.0 differs from 0.0."""
     if type(one) is not type(other):
         return False
     if isinstance(one, tuple):
@@ -58,8 +58,8 @@ def same(one: Any, other: Any) -> bool:
 class BackingMapContract(Contract):
     """Get and put of any `IBackingMap` of records by key text. Fixtures: ``store``, empty, and ``side_door``.
 
-    A store of bytes inherits the rest. One that takes records of another form says what its own look like: in
-    ``serializer``, the name under which a ledger has its form, `a_record`, `odd_record`, `big_record`, `values_of`.
+    A store of bytes inherits the rest. A store of other records overrides ``serializer``, the name of their form in the
+    ledger, and `a_record`, `odd_record`, `big_record`, `values_of`.
     """
 
     state: ClassVar[str] = "visits"
@@ -72,15 +72,15 @@ class BackingMapContract(Contract):
 
     @pytest.fixture
     def side_door(self) -> SideDoor:
-        """Reads and writes what is really stored. To override."""
+        """Reads and writes stored records past the store. To override."""
         raise NotImplementedError("a contract needs a fixture `side_door`: see mapstate.testing.contracts.SideDoor")
 
     def a_record(self, number: int, txid: int = 0) -> Any:
-        """An ordinary record, written by ``txid``; another one for each number."""
+        """An ordinary record with ``txid``; each number gives another one."""
         return b"[%d,%d,null]" % (txid, number)
 
-    def odd_record(self, what: str) -> Any:
-        """A record with something in it that a store may trip over."""
+    def odd_record(self, kind: str) -> Any:
+        """A record with contents that a store may get wrong."""
         return {
             "nothing": b"",
             "NUL": b"before\0after",
@@ -91,14 +91,14 @@ class BackingMapContract(Contract):
             "a zero": b"0",
             "no UTF-8": b"\xff\xfe",
             "a number": b"12",
-        }[what]
+        }[kind]
 
     def big_record(self, size: int) -> Any:
-        """A record that counts as ``size`` bytes."""
+        """A record that the store counts as ``size`` bytes."""
         return (b"big\0" * (size // 4 + 1))[:size]
 
     def values_of(self, type_name: str) -> list[Any]:
-        """Values of a type at the edges of what a state in this store can hold."""
+        """Values of a type at the limits of what a state in this store can hold."""
         return VALUES[type_name]
 
     def records_of(self, store: Any, kind: StateType, fields: tuple[Field, ...]) -> IBackingMap[str, Any]:
@@ -203,7 +203,7 @@ class BackingMapContract(Contract):
         assert [side_door.read(self.state, key) for key in keys] == records
 
     @pytest.mark.parametrize(
-        "what",
+        "kind",
         [
             "nothing",
             "NUL",
@@ -216,8 +216,8 @@ class BackingMapContract(Contract):
             "a number",
         ],
     )
-    def test_an_odd_record_comes_back_unchanged(self, store: Any, side_door: SideDoor, what: str) -> None:
-        record = self.odd_record(what)
+    def test_an_odd_record_comes_back_unchanged(self, store: Any, side_door: SideDoor, kind: str) -> None:
+        record = self.odd_record(kind)
         store.multi_put(["before", "odd", "after"], [self.a_record(1), record, self.a_record(2)])
         assert store.multi_get(["before", "odd", "after"]) == [self.a_record(1), record, self.a_record(2)]
         assert side_door.read(self.state, "odd") == record

@@ -1,4 +1,4 @@
-"""What a store may lack, declared with the reason, and which tests hang on it."""
+"""The capabilities that a store may declare to lack, with a reason, and the tests that depend on them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _IMPLIED = {
 
 
 def needs(*capabilities: str) -> Callable[[F], F]:
-    """Marks a test that is only there for stores that have all of these."""
+    """Mark a test for stores that have all of these capabilities."""
     return _marked("_mapstate_needs", capabilities)
 
 
 def instead_of(capability: str) -> Callable[[F], F]:
-    """Marks a test that is only there for stores without this, and shows what they do instead."""
+    """Mark a test for stores without this capability: it shows what they do instead."""
     return _marked("_mapstate_instead_of", (capability,))
 
 
@@ -58,13 +58,13 @@ def _marked(attribute: str, capabilities: tuple[str, ...]) -> Callable[[F], F]:
 
 
 class Contract:
-    """Base of the contracts: leaves out the tests of what a store has declared to be without.
+    """Base of the contracts: leaves out the tests of capabilities that a store declares to lack.
 
     ``without``          capabilities that the store lacks, by name, each with the reason
     ``max_value_bytes``  the largest record that the store takes, as the backend of these tests is set up. The
                          tests write such a record. None where there is no limit
 
-    What is declared is printed at the end of the run. A test of a contract cannot be overridden.
+    The declarations are printed at the end of the run. A test of a contract cannot be overridden.
     """
 
     without: ClassVar[Mapping[str, str]] = {}
@@ -94,7 +94,7 @@ class Contract:
 
     @classmethod
     def lacking(cls) -> dict[str, str]:
-        """What the store is without, what follows from it included, with the reasons."""
+        """The capabilities that the store lacks, also those that need a lacking one, with the reasons."""
         lacking = dict(cls.without)
         if cls.max_value_bytes is None:
             lacking.setdefault("max_value_bytes", "records may be of any size")
@@ -105,7 +105,7 @@ class Contract:
 
     @pytest.fixture(autouse=True)
     def _declared(self, request: pytest.FixtureRequest) -> None:
-        """Has what this class declares printed at the end of the run."""
+        """Have the declarations of this class printed at the end of the run."""
         manager = request.config.pluginmanager
         printed = manager.get_plugin(_Printed.name)
         if printed is None:
@@ -124,7 +124,7 @@ def _tests(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 class _Printed:
-    """The part of the report that says which stores were tested, and what they declared."""
+    """The section of pytest's report with the tested stores and their declarations."""
 
     name = "mapstate-contracts"
 

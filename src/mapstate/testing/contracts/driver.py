@@ -1,24 +1,25 @@
-"""A streaming query without Spark, which counts: what begins, applies and commits batches in the contracts."""
+"""A streaming query without Spark: it begins, applies and commits batches of counts in the contracts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from mapstate.backing_map import FenceToken, IBackingMap
-from mapstate.keys import KeyField
-from mapstate.ledger import Ledger, now
+from mapstate.backing_map import IBackingMap
+from mapstate.capabilities import FenceToken
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
-from mapstate.transitions import AlreadyCommitted, Begun, Commit, Field, OnNewOwner, Opening, StateType
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, OpenRequest, now
+from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
-__all__ = ["FIELDS", "Attempt", "CountingQuery", "HowToWrite", "opening"]
+__all__ = ["FIELDS", "CountingQuery", "HowToWrite", "RunningAttempt", "opening"]
 
 FIELDS = (Field("n", "Count", "bigint"),)
 _FIRST_TXID = 1000
 
 
 class HowToWrite(Protocol):
-    """What a query asks of the contract: see `BackendContract`."""
+    """What a query needs of the contract: see `BackendContract`."""
 
     state: ClassVar[str]
     serializer: ClassVar[str]
@@ -28,15 +29,15 @@ class HowToWrite(Protocol):
         ...
 
     def writer_of(self, store: Any, token: FenceToken) -> Any:
-        """What an attempt writes through."""
+        """The map that an attempt writes to."""
         ...
 
 
 def opening(
     state: str, kind: StateType, serializer: str, owner: str = "query", on_new_owner: OnNewOwner = "refuse"
-) -> Opening:
-    """What a driver brings that counts rows by a text."""
-    return Opening(
+) -> OpenRequest:
+    """The request of a driver that counts rows by a text."""
+    return OpenRequest(
         state=state,
         type=kind,
         serializer=serializer,
@@ -49,7 +50,7 @@ def opening(
 
 
 class CountingQuery:
-    """A driver of a state, from its start until a newer one starts."""
+    """A driver of a state, from its start until a newer driver starts."""
 
     def __init__(
         self,
@@ -65,39 +66,41 @@ class CountingQuery:
         self._kind = kind
         self.ledger = Ledger.open(store, opening(how.state, kind, how.serializer, owner, on_new_owner))
 
-    def begin(self, batch_id: int) -> Attempt | None:
-        """An attempt at a batch; None where it counts already."""
-        begun = self.ledger.begin(batch_id)
-        if isinstance(begun, AlreadyCommitted):
+    def begin(self, batch_id: int) -> RunningAttempt | None:
+        """Begin an attempt at a batch. Returns None where the batch counts already."""
+        attempt = self.ledger.begin(batch_id)
+        if isinstance(attempt, AlreadyCommitted):
             return None
-        writer = self._how.writer_of(self._store, begun.token)
-        return Attempt(self.ledger, begun, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind)
+        writer = self._how.writer_of(self._store, attempt.token)
+        return RunningAttempt(
+            self.ledger, attempt, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind
+        )
 
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
-        """A whole batch."""
+        """Run a whole batch."""
         attempt = self.begin(batch_id)
         if attempt is not None:
             attempt.add(counts)
             attempt.commit()
 
 
-class Attempt:
-    """One try at a batch: one task, which may add several chunks."""
+class RunningAttempt:
+    """An attempt with one task, which may add several chunks."""
 
     def __init__(
-        self, ledger: Ledger, begun: Begun, writer: Any, records: IBackingMap[str, Any], kind: StateType
+        self, ledger: Ledger, attempt: Attempt, writer: Any, records: IBackingMap[str, Any], kind: StateType
     ) -> None:
         self._ledger = ledger
-        self.begun = begun
+        self.attempt = attempt
         self._writer = writer
         self._map: MapState[int] = (TransactionalMap if kind == "transactional" else OpaqueMap)(
-            records, begun.view, written_once=True
+            records, attempt.view, written_once=True
         )
-        self._map.begin_commit(begun.txid)
+        self._map.begin_commit(attempt.txid)
         self._new_keys = 0
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Reads, adds and writes one chunk."""
+        """Read, add and write one chunk."""
 
         def add_all(bases: list[Any], partials: list[Any]) -> list[Any]:
             self._new_keys += bases.count(None)
@@ -106,13 +109,13 @@ class Attempt:
         self._map.multi_combine(list(counts), list(counts.values()), add_all)
 
     def commit(self) -> None:
-        """What was added counts."""
+        """Commit the batch: what was added counts."""
         self.end()
         owner, skipped = self._ledger.record.owner, isinstance(self._map, TransactionalMap) and self._map.skipped
         self._ledger.commit(
             Commit(
-                batch_id=self.begun.batch_id,
-                txid=self.begun.txid,
+                batch_id=self.attempt.batch_id,
+                txid=self.attempt.txid,
                 owner=owner,
                 at=now(),
                 keys_delta=None if skipped else self._new_keys,
@@ -120,7 +123,7 @@ class Attempt:
         )
 
     def end(self) -> None:
-        """Lets go of what the task's writer holds, as a task does however it ends."""
+        """Close the task's writer, as a task does however it ends."""
         getattr(self._writer, "close", lambda: None)()
 
 

@@ -9,28 +9,19 @@ from typing import Any
 
 import pytest
 
-from mapstate.backing_map import (
-    Backend,
-    Claims,
-    FenceToken,
-    LedgerStore,
-    ReadsAhead,
-    Reports,
-    Scan,
-    SpreadFences,
-    Swap,
-)
-from mapstate.drop import drop
+from mapstate.backing_map import Backend
+from mapstate.capabilities import Claims, FenceToken, LedgerStore, ReadsAhead, Reports, Scan, SpreadFences, Swap
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
-from mapstate.ledger import Ledger, now
-from mapstate.ledgers import Ledgers
+from mapstate.operations.drop import drop
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Attempt, Commit, now
+from mapstate.protocol.ledgers import Ledgers
 from mapstate.testing.contracts.backend import BackendContract, closing, scanned
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import opening
 from mapstate.testing.contracts.other_process import elsewhere, put_fenced, swap_once
 from mapstate.testing.contracts.side_door import SideDoor
 from mapstate.testing.faults import Begins, Commits, Fail, FaultyStore
-from mapstate.transitions import Begun, Commit
 
 __all__ = ["LedgerContract"]
 
@@ -41,7 +32,7 @@ NO_LONGER = [LATER, FenceToken(2, 7), FenceToken(2, 8), CLOSED]
 
 
 class LedgerContract(BackendContract):
-    """How a driver holds a state. Tests as of `BackendContract` come with it; the same fixtures."""
+    """A driver's hold on a state. Fixtures as for `BackendContract`, whose tests it inherits."""
 
     # Compare-and-set
 
@@ -164,8 +155,8 @@ class LedgerContract(BackendContract):
         self, store: Any, other: Any, backend: Backend, opened: ExitStack, side_door: SideDoor
     ) -> None:
         another = closing(opened, backend.open(f"{self.state}2"))
-        assert store.ledger_place() == other.ledger_place() == another.ledger_place()
-        hash(store.ledger_place())
+        assert store.commit_domain() == other.commit_domain() == another.commit_domain()
+        hash(store.commit_domain())
         self.move(another, LATER)
         before = another.load()
         versions = store.swap_all([Swap(another, b"two", before[1], CLOSED), Swap(store, b"one", None, OPEN)])
@@ -238,13 +229,13 @@ class LedgerContract(BackendContract):
     def test_states_that_cannot_change_together_are_evened_out_by_the_next_driver(
         self, store: Any, backend: Backend, opened: ExitStack
     ) -> None:
-        """And may be a batch apart until then, where a driver died between two commits."""
+        """Until then they may be a batch apart, where a driver died between two commits."""
         stores = [store, closing(opened, backend.open(f"{self.state}2"))]
         states = [opening(name, "opaque", self.serializer) for name in (self.state, f"{self.state}2")]
-        first, begun = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
-        self._committed(first.ledgers[0], begun[0])
+        first, attempt = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
+        self._committed(first.ledgers[0], attempt[0])
         second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
-        assert [one.committed for one in second.records] == [None, None]
+        assert [one.last_commit for one in second.records] == [None, None]
         assert all(one.in_flight is not None for one in second.records)
 
     # The fence
@@ -293,7 +284,7 @@ class LedgerContract(BackendContract):
     def test_an_attempt_of_the_same_number_but_another_name_writes_nothing(
         self, store: Any, side_door: SideDoor
     ) -> None:
-        """A store that was put back gives out the same epoch and txid again."""
+        """A store that is restored from a copy gives out the same epoch and txid again."""
         self.move(store, FenceToken(1, 7, nonce="new"))
         with pytest.raises(FencedError):
             self.writer_of(store, FenceToken(1, 7, nonce="lost")).multi_put(["a"], [self.a_record(1, 7)])
@@ -335,7 +326,7 @@ class LedgerContract(BackendContract):
     def test_what_is_put_with_reads_under_way_is_there_when_the_writer_is_flushed(
         self, store: Any, side_door: SideDoor
     ) -> None:
-        """As a task does it. A writer that does not read ahead is done with each put anyway."""
+        """As a task does it. A writer that does not read ahead finishes each put anyway."""
         self.move(store, OPEN)
         store.multi_put(["2-1"], [self.a_record(5, 3)])
         writer = self.writer_of(store, OPEN)
@@ -635,10 +626,10 @@ class LedgerContract(BackendContract):
     def test_a_batch_opens_all_fences_and_its_commit_closes_them(self, store: Any) -> None:
         ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
         for batch_id in range(2):
-            begun: Any = ledger.begin(batch_id)
-            assert {one.token for one in store.fences()} == {begun.token}
-            self._committed(ledger, begun)
-            assert {one.token for one in store.fences()} == {begun.token._replace(closed=True)}
+            attempt: Any = ledger.begin(batch_id)
+            assert {one.token for one in store.fences()} == {attempt.token}
+            self._committed(ledger, attempt)
+            assert {one.token for one in store.fences()} == {attempt.token._replace(closed=True)}
 
     # Claims
 
@@ -699,8 +690,8 @@ class LedgerContract(BackendContract):
             self._committed(first, first.begin(batch_id))
         second = Ledger.open(other, opening(self.state, "opaque", self.serializer))
         assert second.record.epoch == first.record.epoch + 1
-        assert second.record.committed is not None
-        assert second.record.committed.batch_id == 1
+        assert second.record.last_commit is not None
+        assert second.record.last_commit.batch_id == 1
         with pytest.raises(FencedError):
             first.begin(2)
         self._committed(second, second.begin(2))
@@ -727,12 +718,12 @@ class LedgerContract(BackendContract):
         with pytest.raises(FencedError):
             self._committed(first, attempt)
         self._committed(second, later)
-        assert isinstance(attempt, Begun)
+        assert isinstance(attempt, Attempt)
         assert second.record.dead == ((attempt.txid, attempt.txid),)
 
     @instead_of("conditional_writes")
     def test_without_compare_and_set_the_ledger_is_a_record_that_no_reader_sees(self, store: Any) -> None:
-        """And two drivers that open the state at the same moment are not told apart."""
+        """Two drivers that open the state at the same moment may both succeed."""
         assert not isinstance(store, LedgerStore)
         ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
         self._committed(ledger, ledger.begin(0))
@@ -741,16 +732,16 @@ class LedgerContract(BackendContract):
 
     @instead_of("claims")
     def test_without_claims_a_task_writes_at_once(self, store: Any) -> None:
-        """And a task that is tried twice with other rows can mix both tries in one attempt."""
+        """A task that is tried twice with other rows can mix both tries in one attempt."""
         assert not isinstance(store, Claims)
 
     @instead_of("guarded_writes")
     def test_without_a_fence_a_late_write_goes_through(self, store: Any) -> None:
-        """And a vacuum is refused, because a late writer could bring dead records back to life."""
+        """A vacuum is refused: an orphaned record of a late writer could count after it."""
         assert self.writer_of(store, OPEN) is store
 
-    def _committed(self, ledger: Ledger, begun: Any) -> None:
-        ledger.commit(Commit(batch_id=begun.batch_id, txid=begun.txid, owner="query", at=now()))
+    def _committed(self, ledger: Ledger, attempt: Any) -> None:
+        ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="query", at=now()))
 
 
 def _read_ahead(writer: Any, keys: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The contract of the three map states over a store: what Trident's do, but for its defects."""
+"""The contract of the three map states over a store: Trident's behaviour, without its defects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plus(number: int) -> Callable[[int | None], int | None]:
 
 
 def add(state: MapState[int], number: int, key: str = "a") -> int | None:
-    """Adds to one key; its new value."""
+    """Add to one key. Returns its new value."""
     return state.multi_update([key], [plus(number)])[0]
 
 

@@ -1,4 +1,4 @@
-"""What the contracts have done in another process, which gets nothing but the pickled recipe."""
+"""What the contracts do in another process, which gets nothing but the pickled backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from mapstate.backing_map import FenceToken
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 
 __all__ = ["elsewhere", "forked_after_use", "put_and_get", "put_fenced", "swap_once"]
@@ -19,13 +19,13 @@ _SECONDS = 60
 
 
 def elsewhere(work: Callable[..., Any], backend: Any, state: str, *arguments: Any) -> Any:
-    """What ``work`` returns, or raises, in a process that was spawned for it and opens the state itself."""
+    """Run ``work`` in a spawned process, which opens the state itself. Returns or raises what it does."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_opened, work, pickle.dumps(backend), state, arguments).result(_SECONDS)
 
 
-def _opened(work: Callable[..., Any], recipe: bytes, state: str, arguments: tuple[Any, ...]) -> Any:
-    store = pickle.loads(recipe).open(state)
+def _opened(work: Callable[..., Any], pickled: bytes, state: str, arguments: tuple[Any, ...]) -> Any:
+    store = pickle.loads(pickled).open(state)
     try:
         return work(store, *arguments)
     finally:
@@ -33,20 +33,20 @@ def _opened(work: Callable[..., Any], recipe: bytes, state: str, arguments: tupl
 
 
 def put_and_get(store: Any, keys: list[str], records: list[Any], asked: list[str]) -> list[Any]:
-    """Puts, and returns what it then finds."""
+    """Put, and return the result of a get after it."""
     store.multi_put(keys, records)
     return list(store.multi_get(asked))
 
 
 def swap_once(store: Any, record: bytes, fence: FenceToken) -> tuple[bytes | None, bool]:
-    """The ledger that was there, and whether it could be changed."""
+    """Return the ledger before the swap, and whether the swap was done."""
     found = store.load()
     version = None if found is None else found[1]
     return found and found[0], store.swap(record, version, fence) is not None
 
 
 def put_fenced(store: Any, writes_through: str, token: FenceToken, keys: list[str], records: list[Any]) -> bool:
-    """Whether a writer with this token may put."""
+    """Return whether a writer with this token may put."""
     try:
         getattr(store, writes_through)(token).multi_put(keys, records)
     except FencedError:
@@ -55,9 +55,9 @@ def put_fenced(store: Any, writes_through: str, token: FenceToken, keys: list[st
 
 
 def forked_after_use(store: Any, records: dict[str, list[Any]]) -> dict[str, list[int]]:
-    """Puts and reads in a parent and its children at one time; by process, the places that were read wrong.
+    """Put and get in a parent and its children at one time. Returns the wrong records of each process.
 
-    The store was used before the fork: what it holds open is then shared, unless it sees to that.
+    The store is used before the fork, so its open connections are shared unless it prevents that.
     """
     store.multi_put(["before"], [records["parent"][0]])
     ends = {}

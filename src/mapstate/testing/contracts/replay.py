@@ -1,4 +1,4 @@
-"""The contract of whole batches over a store: crashes, replays, late tasks, new drivers, and what readers see."""
+"""The contract of whole batches over a store: crashes, replays, late tasks, new drivers, and readers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import pytest
 
 from mapstate.backing_map import Backend
-from mapstate.doctor import examine
 from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, StateOwnershipError, UsageError
+from mapstate.operations.doctor import examine
+from mapstate.operations.vacuum import vacuum
 from mapstate.reader import open_reader
+from mapstate.schema import StateType
 from mapstate.testing.contracts.backend import BackendContract
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery
 from mapstate.testing.contracts.side_door import SideDoor
-from mapstate.transitions import StateType
-from mapstate.vacuum import vacuum
 
 __all__ = ["ReplayContract"]
 
 
 class ReplayContract(BackendContract):
-    """Exactly once, read as of whole batches. Fixtures as for `BackendContract`."""
+    """Batches count exactly once, and readers see whole batches. Fixtures as for `BackendContract`."""
 
     def query(self, store: Any, kind: StateType = "opaque", **options: Any) -> CountingQuery:
-        """A driver that starts now."""
+        """Start a driver."""
         return CountingQuery(store, self, kind, **options)
 
     def seen(self, backend: Backend, *keys: str) -> list[int | None]:
-        """What a reader sees that comes now."""
+        """Return what a new reader sees."""
         with open_reader(backend, self.state) as reader:
             return [None if one is None else one["n"] for one in reader.multi_get(list(keys))]
 
@@ -282,7 +282,7 @@ class ReplayContract(BackendContract):
     def test_whatever_crashes_and_comes_again_the_sum_is_that_of_the_batches_that_ended(
         self, backend: Backend, opened: ExitStack, seed: int
     ) -> None:
-        """A story made at random: replays with other rows, new drivers, crashes in every place."""
+        """A random story: replays with other rows, new drivers, crashes at every step."""
         chance = random.Random(seed)
         wanted: dict[str, int] = {}
         store: Any = backend.open(self.state)

@@ -1,4 +1,4 @@
-"""The contract of a wire format: what goes in comes out, equal and of its type, or is refused."""
+"""The contract of a wire format: a value comes back equal and of its type, or is refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mapstate.errors import CorruptRecordError, SerializationError
+from mapstate.schema import Field, StateType
 from mapstate.serializers import RecordCodec, Serializer
 from mapstate.testing.contracts.backing_map import VALUES, same
-from mapstate.transitions import Field, StateType
 
 __all__ = ["SerializerContract"]
 
@@ -23,7 +23,7 @@ def record(kind: StateType, txid: int, value: Any, before: Any) -> Any:
 
 
 class SerializerContract:
-    """How records of each state type become bytes, and again records. Fixture: ``serializer``."""
+    """Records of each state type as bytes and back. Fixture: ``serializer``."""
 
     @pytest.fixture
     def serializer(self) -> Serializer:

@@ -1,4 +1,4 @@
-"""The way past a store: without it, a store that is wrong in both directions would pass."""
+"""The way past a store: without it, a store that is wrong in both directions would pass its tests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ __all__ = ["SideDoor"]
 
 
 class SideDoor(Protocol):
-    """Reads and writes what is really stored, with the driver's own calls and not through the store.
+    """Reads and writes stored records with the driver's own calls, past the store.
 
     ``key`` is the text that a store gets, ``record`` what it stores: bytes, or what a store of records takes.
     """
 
     def read(self, state: str, key: str) -> Any | None:
-        """The record as it is stored; None where there is none."""
+        """Return the record as it is stored, None where there is none."""
         ...
 
     def write(self, state: str, key: str, record: Any) -> None:
-        """Stores a record, as another program would."""
+        """Store a record, as another program would."""
         ...

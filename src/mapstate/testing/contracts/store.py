@@ -1,4 +1,4 @@
-"""All that a store has to stand: the class that a store author subclasses."""
+"""The whole contract of a store: the class that a store author subclasses."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ __all__ = ["StoreContract"]
 
 
 class StoreContract(LedgerContract, MapStateContract, ReplayContract):
-    """The whole contract. Fixtures: ``backend`` and ``side_door``, and ``unreachable`` where it can be."""
+    """The whole contract. Fixtures: ``backend``, ``side_door``, and ``unreachable`` for a store with outages."""

@@ -1,0 +1,35 @@
+"""A model of the protocol that runs the library's own rules: every interleaving and every crash of small worlds.
+
+    World, State    what takes part, and everything at one moment           `world`
+    Protocol        the library's answers, and mutants that answer wrongly   `protocol`, `mutants`
+    Steps           what can happen next, and what has to be true            `steps`, `drivers`, `tasks`, ...
+    Together, ...   several states of one topology                           `together`
+    Replans, ...    checkpoints that are copied and put back                 `replans`
+    explore, walk   every state of a small world, long ways through others   `explore`
+
+``python -m model`` runs all of it. docs/model.md says what is modelled and what is not.
+"""
+
+from model.explore import Explored, explore, steps_of, walk
+from model.mutants import MUTANTS, Mutant
+from model.protocol import Protocol
+from model.replans import Replans
+from model.together import Together
+from model.world import World
+from model.worlds import LARGE, SMALL, WIDE
+
+__all__ = [
+    "LARGE",
+    "MUTANTS",
+    "SMALL",
+    "WIDE",
+    "Explored",
+    "Mutant",
+    "Protocol",
+    "Replans",
+    "Together",
+    "World",
+    "explore",
+    "steps_of",
+    "walk",
+]

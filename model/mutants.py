@@ -1,0 +1,578 @@
+"""The protocol with one thing wrong, over and over: what shows that the model can find something.
+
+Each mutant switches off one protection or builds it in the way that looks simpler. Each has the world in which it is
+found out. `MUTANTS` is in the order of docs/model.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from mapstate.capabilities import FenceToken
+from mapstate.protocol import plans, transitions
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
+from mapstate.protocol.plans import BatchPlan
+from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
+from model.replans import Replans
+from model.together import Together, TogetherProtocol
+from model.world import World
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+class Mutant(NamedTuple):
+    """A protocol with one thing wrong, a world in which that shows, and what the counterexample has to say."""
+
+    name: str
+    protocol: type[Protocol]
+    world: World | Together | Replans
+    shows: str = "reads as"
+
+
+class _TxidPerBatch(Protocol):
+    """A batch that is begun again has the txid that it had."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        after, result = super().begun(ledger, session, batch, nonce, plan)
+        again = ledger.in_flight
+        if not isinstance(result, Attempt) or again is None or again.batch_id != batch:
+            return after, result
+        flight = InFlight(txid=again.txid, epoch=after.epoch, batch_id=batch, nonce=nonce)
+        after = msgspec.structs.replace(after, next_txid=ledger.next_txid, in_flight=flight)
+        return after, Attempt(batch, again.txid, result.view, after.fence())
+
+
+class _TridentsRule(_TxidPerBatch):
+    """And ``curr`` counts unless the record is of this very batch."""
+
+    def applied(self, view: int, txid: int, record: Record | None, operation: int) -> Record | Refused | None:
+        base = None
+        if record is not None:
+            base = record[2] if record[0] == txid else record[1]  # type: ignore[misc]
+        return (txid, None if operation == REMOVE else (base or 0) + operation, base)
+
+
+class _NothingIsDead(Protocol):
+    def committed(self, ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
+        return msgspec.structs.replace(super().committed(ledger, session, done), dead=())
+
+
+class _NoFence(Protocol):
+    def may_write(self, fence: FenceToken | None, token: FenceToken) -> bool:
+        return True
+
+
+class _FenceOfAnEpoch(Protocol):
+    def may_write(self, fence: FenceToken | None, token: FenceToken) -> bool:
+        return fence is not None and fence.epoch == token.epoch
+
+
+class _FenceWithoutNonce(Protocol):
+    def may_write(self, fence: FenceToken | None, token: FenceToken) -> bool:
+        return super().may_write(
+            None if fence is None else fence._replace(nonce=""),
+            token._replace(nonce=""),
+        )
+
+
+class _MakesLedgersOverRecords(Protocol):
+    def may_make_ledger(self, records: object) -> bool:
+        return True
+
+
+class _CommitsToACopy(Protocol):
+    def may_commit(self, *, begun_in: int, now: int) -> bool:
+        return True
+
+
+class _OpeningKeepsTheEpoch(Protocol):
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        return after if ledger is None else msgspec.structs.replace(after, epoch=ledger.epoch)
+
+
+class _GapsAreAccepted(Protocol):
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        return transitions.begin(ledger, session, batch, "accept", nonce)
+
+
+class _NoClaims(Protocol):
+    def has_to_claim(self, *, empty: bool) -> bool:
+        return False
+
+
+class _EmptyTasksDoNotClaim(Protocol):
+    def has_to_claim(self, *, empty: bool) -> bool:
+        return not empty
+
+
+class _NoLease(Protocol):
+    def lease_holds(self, held: int | None, vouched: int | None) -> bool:
+        return True
+
+
+class _EmptyTasksKeepTheirLease(Protocol):
+    empty_tasks_keep_their_lease = True
+
+
+class _EntriesOverABrokenLease(Protocol):
+    keeps_entries_over_a_broken_lease = True
+
+
+class _CacheFilledBeforeThePut(Protocol):
+    fills_before_put = True
+
+
+class _AdoptComparesBatchIds(Protocol):
+    """A new owner's next batch is the one behind the last that was committed, whoever committed it."""
+
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        if ledger is not None and ledger.owner != opening.owner and after.last_commit is not None:
+            due = after.last_commit.batch_id + 1
+            return msgspec.structs.replace(after, owners=after.owners | {opening.owner: due})
+        return after
+
+
+class _GivesWayAsItIs(Protocol):
+    """An owner without a commit yields, and what its attempt wrote is not below the floor."""
+
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        if ledger is None or ledger.owner == opening.owner:
+            return after
+        return msgspec.structs.replace(after, floor=ledger.floor)
+
+
+class _OneNextBatchForAllOwners(Protocol):
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        return msgspec.structs.replace(after, owners=dict.fromkeys(after.owners, max(after.owners.values())))
+
+
+class _RollbackAfterALaterAttempt(Protocol):
+    """What is in flight is left behind, and what it wrote reads as the batch that was taken back."""
+
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        if record.last_commit is None:
+            return Refused("RollbackError")
+        nothing_later = msgspec.structs.replace(record, in_flight=None, next_txid=record.last_commit.txid + 1)
+        after = super().rollback(self.number(nothing_later))
+        if isinstance(after, Refused):
+            return after
+        return self.number(msgspec.structs.replace(self.ledger(after), next_txid=record.next_txid))
+
+
+class _RollbackTwiceInARow(_RollbackAfterALaterAttempt):
+    """The second time there is one batch less in the ledger, and none in the records."""
+
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        if record.last_commit is not None and record.previous is None and record.in_flight is None:
+            return super().rollback(ledger)
+        return Protocol.rollback(self, ledger)
+
+
+class _VacuumBesideTasks(Protocol):
+    """No attempt of its own, no fence: it rewrites what is dead, and then says that nothing is."""
+
+    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
+        last = self.ledger(ledger).last_txid
+        if take_over or last is None:
+            return Refused("UsageError")
+        return ModelAttempt(ledger, last, self.view(ledger), None)  # type: ignore[arg-type]
+
+    def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
+        return self.number(msgspec.structs.replace(self.ledger(ledger), dead=()))
+
+
+class _VacuumCountsAtItsEnd(Protocol):
+    def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
+        answer = super().begin_vacuum(ledger, session, take_over=take_over)
+        if not isinstance(answer, ModelAttempt):
+            return answer
+        before = self.ledger(ledger).rewrites
+        return answer._replace(ledger=self.number(msgspec.structs.replace(self.ledger(answer.ledger), rewrites=before)))
+
+    def commit_vacuum(self, ledger: int, txid: int, *, fenced: bool) -> int | Refused:
+        answer = super().commit_vacuum(ledger, txid, fenced=fenced)
+        if isinstance(answer, Refused):
+            return answer
+        after = self.ledger(answer)
+        return self.number(msgspec.structs.replace(after, rewrites=after.rewrites + 1))
+
+
+class _VacuumForgetsWhateverCameMeanwhile(Protocol):
+    """One that finds nothing to rewrite says that nothing is dead, also where the ledger has changed since."""
+
+    def forget_dead(self, ledger: int, seen: int) -> int | Refused:
+        return self.number(msgspec.structs.replace(self.ledger(ledger), dead=()))
+
+
+class _ResetDeletes(Protocol):
+    reset_deletes = True
+
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+        return msgspec.structs.replace(super().opened(ledger, opening), floor=0)
+
+
+class _RemovedKeysAreDeleted(Protocol):
+    def stored(self, record: Record) -> Record | None:
+        return None if record[1] is None else record
+
+
+class _RedoOfACommittedBatch(Protocol):
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        after, result = super().begun(ledger, session, batch, nonce, plan)
+        if isinstance(result, Attempt):
+            return after, result
+        again = msgspec.structs.replace(ledger, owners=ledger.owners | {ledger.owner: batch})
+        return super().begun(again, session, batch, nonce)
+
+
+class _ClusterFenceSetUnconditionally(Protocol):
+    def raised(self, fence: FenceToken | None, before: FenceToken | None, token: FenceToken) -> FenceToken | None:
+        return token
+
+
+class _ClusterFenceMovesFromAnywhere(Protocol):
+    """Only up, but whatever fence it finds: also that of a replica which lacks what was committed."""
+
+    def raised(self, fence: FenceToken | None, before: FenceToken | None, token: FenceToken) -> FenceToken | None:
+        return token if fence is None or token.rank > fence.rank else fence
+
+
+class _ClusterCommitsWithFencesOpen(Protocol):
+    """A fence that was raised is taken for a sign that the records behind it are there."""
+
+    closes_fences = False
+
+    def is_intact(self, fence: FenceToken | None, last: int | None) -> bool:
+        return last is None or (fence is not None and fence.txid >= last)
+
+
+class _ClusterLooksAtNoFence(Protocol):
+    def is_intact(self, fence: FenceToken | None, last: int | None) -> bool:
+        return True
+
+
+class _ReaderMindsNoStaleRecord(Protocol):
+    minds_stale_records = False
+
+
+class _ReaderDoesNotLookAgain(Protocol):
+    def looks_again(self, before: int, after: int, *, absent: bool) -> bool:
+        return False
+
+
+class _ReaderMindsNoNewLedger(Protocol):
+    def purged(self, ledger: int) -> tuple[int, ...]:
+        return (self.ledger(ledger).rewrites,)
+
+
+class _KeysWrittenTwice(Protocol):
+    writes_keys_twice = True
+
+
+class _SkipsWhatIsDone(TogetherProtocol):
+    """Commits one after the other; a state that has the batch keeps it, and the others get the replay's."""
+
+    def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
+        """Nothing is rolled back."""
+        return ledgers
+
+
+class _CommitsOneByOne(TogetherProtocol):
+    """In one store, with a write for each ledger: readers find the states apart."""
+
+    commits_one_store_at_once = False
+
+
+class _RollsBackBeforeAllAreOpened(TogetherProtocol):
+    """Each store is opened, rolled back and begun in one write, while the driver before may still commit the others."""
+
+    opens_all_first = False
+
+
+class _EvensOutItsOwnBatchesAlone(TogetherProtocol):
+    """What another query left behind in some of the states only is adopted as it is."""
+
+    def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
+        """Only where the last batch is of this query."""
+        forgotten = [
+            msgspec.structs.replace(one, last_commit=None)
+            if one.last_commit is not None and one.last_commit.owner != one.owner
+            else one
+            for one in ledgers
+        ]
+        even = super().even(forgotten, sessions, batch)
+        return [
+            before if after is other else after for before, other, after in zip(ledgers, forgotten, even, strict=True)
+        ]
+
+
+class _ForgetsWithoutAFence(Protocol):
+    def may_look(self, ledger: int, *, fenced: bool) -> bool:
+        return not self.has_attempt_at_work(ledger)
+
+
+class _ReplaysWhateverThePlan(TogetherProtocol):
+    """A committed batch is a replay, whatever Spark has planned."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        return super().begun(ledger, session, batch, nonce)
+
+
+class _TellsPlansByTheirOffsets(TogetherProtocol):
+    """Which are a file source's places in a log of its own."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        assert plan is not None
+        return super().begun(ledger, session, batch, nonce, plan._replace(planned_at=None, previous_planned_at=None))
+
+
+class _CountsAnewBehindAnother(TogetherProtocol):
+    """A batch that was planned anew is rolled back although another one has begun behind it."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        last = ledger.last_commit
+        if last is not None and plans.is_replanned(ledger, batch, plan):
+            forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
+            back = transitions.rollback(forgotten)
+            ledger = msgspec.structs.replace(back, next_txid=ledger.next_txid)
+        return super().begun(ledger, session, batch, nonce, plan)
+
+
+class _GoesOnBehindAnyBatch(TogetherProtocol):
+    """Where a batch starts is not compared with where the last one ended."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        due = ledger.owners[ledger.owner]
+        return transitions.begin(ledger, session, batch, "accept" if batch == due else "refuse", nonce, plan=plan)
+
+
+class _RepeatsWhateverThePlan(TogetherProtocol):
+    """A transactional attempt is begun again under its txid with what Spark brings."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        at = ledger.in_flight
+        if at is not None and plan is not None:
+            ledger = msgspec.structs.replace(ledger, in_flight=msgspec.structs.replace(at, plan=plan.digest()))
+        return super().begun(ledger, session, batch, nonce, plan)
+
+
+class _FollowsAnyDriver(TogetherProtocol):
+    """A state that follows another counts a batch anew for whoever brings it, also for a driver that was replaced."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        assert plan is not None
+        return super().begun(ledger, session, batch, nonce, plan._replace(upstream_txid=None))
+
+
+_RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
+_COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
+_FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
+_CACHED = World(name="workers with caches", drivers=((0, "refuse"),), cache="lease", workers=2, batches=4, attempts=4)
+_CACHED_TWO_KEYS = World(
+    name="workers that keep two keys of a partition",
+    drivers=((0, "refuse"),),
+    partitions=(0, 0),
+    plans=((1, 1), (1, 0), (0, 1)),
+    cache="lease",
+    workers=2,
+    batches=4,
+    attempts=4,
+)
+_ADOPTED = World(name="a second query adopts", drivers=((0, "refuse"), (1, "adopt")), plans=((1,),))
+_ROLLED_BACK = World(name="a rollback", drivers=((0, "refuse"),), rollbacks=2, batches=3, attempts=4)
+_READ = World(name="a reader", drivers=((0, "refuse"),), partitions=(0, 1), plans=((1, 1), (0, 1)), batches=3, reads=1)
+_PURGED = World(name="a reader and a vacuum", drivers=((0, "refuse"),), plans=((1,), (2,)), reads=1, vacuums=1)
+_PUT_BACK = World(
+    name="a store that is put back", drivers=((0, "refuse"),), losses=1, loss="back", batches=1, failures=2
+)
+_FAILED_OVER = World(
+    name="a node that fails over", store="cluster", drivers=((0, "refuse"),), plans=((1,),), losses=1, loss="node"
+)
+_TWO_STORES = Together(name="two stores")
+
+_COPIED_CHECKPOINT = Replans(name="a copied checkpoint", rows=2, attempts=3)
+_LEFT_BEHIND = Replans(name="a copied checkpoint, a batch left behind", drivers=2)
+_COPIED_FOLLOWED = Replans(
+    name="a copied checkpoint, a state that follows", stores=(0, 1), follows=True, drivers=2, rows=2
+)
+_WRONG_ROWS = "counts rows twice or not at all"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("Trident's rule", _TridentsRule, _RESTARTED),
+    Mutant("a txid per batch", _TxidPerBatch, _RESTARTED),
+    Mutant("nothing is dead", _NothingIsDead, _RESTARTED),
+    Mutant("no fence", _NoFence, _RESTARTED),
+    Mutant("a fence of the epoch alone", _FenceOfAnEpoch, _FAILING),
+    Mutant("a fence without the attempt's nonce", _FenceWithoutNonce, _PUT_BACK),
+    Mutant("a commit to a store that was put back", _CommitsToACopy, _PUT_BACK),
+    Mutant(
+        "a ledger made over records, by a clock that was set back",
+        _MakesLedgersOverRecords,
+        World(
+            name="a ledger that is lost, a clock that stands",
+            drivers=((0, "refuse"), (1, "refuse")),
+            losses=1,
+            loss="ledger",
+            clock_stands=True,
+        ),
+    ),
+    Mutant(
+        "batches that are missing are no error",
+        _GapsAreAccepted,
+        World(name="a store that is emptied", plans=((1,),), losses=1),
+        "is committed where",
+    ),
+    Mutant(
+        "an opening that keeps the epoch",
+        _OpeningKeepsTheEpoch,
+        World(name="a transactional cluster", store="cluster", type="transactional", plans=((1,),)),
+        "is refused for ever",
+    ),
+    Mutant("no claims", _NoClaims, _COPIED),
+    Mutant("no claims by empty tasks", _EmptyTasksDoNotClaim, _COPIED),
+    Mutant("no cache lease", _NoLease, _CACHED),
+    Mutant(
+        "a lease kept by a task that put nothing",
+        _EmptyTasksKeepTheirLease,
+        World(name="copies with caches", drivers=((0, "refuse"),), cache="lease", workers=2, copies=1, batches=3),
+    ),
+    Mutant("entries kept over a broken lease", _EntriesOverABrokenLease, _CACHED_TWO_KEYS),
+    Mutant(
+        "the cache filled before the put",
+        _CacheFilledBeforeThePut,
+        World(
+            name="one process with a cache",
+            type="transactional",
+            drivers=((0, "refuse"),),
+            plans=((1,),),
+            cache="process",
+            put_failures=1,
+        ),
+    ),
+    Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED, "goes on behind"),
+    Mutant(
+        "an owner that yields without a floor",
+        _GivesWayAsItIs,
+        World(
+            name="transactional, an owner that yields",
+            type="transactional",
+            drivers=((0, "refuse"), (1, "refuse")),
+            plans=((1,),),
+            surrenders=1,
+        ),
+    ),
+    Mutant("one next batch for all owners", _OneNextBatchForAllOwners, _ADOPTED, "goes on behind"),
+    Mutant("rollback after a later attempt began", _RollbackAfterALaterAttempt, _ROLLED_BACK),
+    Mutant("rollback twice in a row", _RollbackTwiceInARow, _ROLLED_BACK),
+    Mutant("vacuum beside running tasks", _VacuumBesideTasks, World(name="a vacuum", vacuums=1)),
+    Mutant(
+        "a vacuum that forgets what is dead though a batch came meanwhile",
+        _VacuumForgetsWhateverCameMeanwhile,
+        World(name="a vacuum", vacuums=1),
+    ),
+    Mutant("readers learn of a vacuum at its end", _VacuumCountsAtItsEnd, _PURGED, "a reader found"),
+    Mutant(
+        "reset by deleting",
+        _ResetDeletes,
+        World(name="a second query resets", drivers=((0, "refuse"), (1, "reset")), reads=1),
+        "a reader found",
+    ),
+    Mutant("a removed key deleted", _RemovedKeysAreDeleted, World(name="removals", plans=((1,), (2,)))),
+    Mutant("redo of a committed batch", _RedoOfACommittedBatch, _RESTARTED, "is committed where"),
+    Mutant(
+        "a cluster fence set unconditionally",
+        _ClusterFenceSetUnconditionally,
+        World(name="a cluster", store="cluster", plans=((1,),), lost_replies=1),
+        "is refused for ever",
+    ),
+    Mutant(
+        "a cluster's fence that moves up from whatever it is at",
+        _ClusterFenceMovesFromAnywhere,
+        replace(_FAILED_OVER, lost_replies=1),
+        "an attempt counts on",
+    ),
+    Mutant(
+        "a cluster that commits with its fences open",
+        _ClusterCommitsWithFencesOpen,
+        _FAILED_OVER,
+        "an attempt counts on",
+    ),
+    Mutant(
+        "a cluster that looks at no fence before it begins",
+        _ClusterLooksAtNoFence,
+        _FAILED_OVER,
+        "an attempt counts on",
+    ),
+    Mutant("a cluster that minds no failover within an attempt", _CommitsToACopy, _FAILED_OVER, "an attempt counts on"),
+    Mutant("a reader that takes newer records for dead ones", _ReaderMindsNoStaleRecord, _READ, "a reader found"),
+    Mutant("a reader that does not look again", _ReaderDoesNotLookAgain, _PURGED, "a reader found"),
+    Mutant(
+        "a reader that takes an emptied and begun state for the old one",
+        _ReaderMindsNoNewLedger,
+        World(
+            name="a store that is emptied, with a reader",
+            batches=1,
+            attempts=2,
+            plans=((1,),),
+            losses=1,
+            reads=1,
+        ),
+        "a reader found",
+    ),
+    Mutant("a key written twice in one attempt", _KeysWrittenTwice, World(name="one driver", drivers=((0, "refuse"),))),
+    Mutant("two stores, what is done is skipped", _SkipsWhatIsDone, _TWO_STORES, "differ for ever"),
+    Mutant(
+        "one store, a commit for each state", _CommitsOneByOne, Together(name="one store", stores=(0, 0)), "are apart"
+    ),
+    Mutant("a store rolled back before all are opened", _RollsBackBeforeAllAreOpened, _TWO_STORES, "goes on behind"),
+    Mutant(
+        "only one's own batches are reconciled",
+        _EvensOutItsOwnBatchesAlone,
+        Together(name="two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
+        "not even",
+    ),
+    Mutant(
+        "a vacuum that forgets by reading alone, where late writers are not refused",
+        _ForgetsWithoutAFence,
+        World(name="a filtered store, a vacuum", store="filtered", plans=((1,), (0,)), vacuums=1),
+    ),
+    Mutant(
+        "a committed batch is a replay, whatever its plan", _ReplaysWhateverThePlan, _COPIED_CHECKPOINT, _WRONG_ROWS
+    ),
+    Mutant("plans are told by their offsets", _TellsPlansByTheirOffsets, _COPIED_CHECKPOINT, _WRONG_ROWS),
+    Mutant("a batch is counted anew behind which another has begun", _CountsAnewBehindAnother, _LEFT_BEHIND),
+    Mutant("a batch goes on behind any batch", _GoesOnBehindAnyBatch, _COPIED_CHECKPOINT, _WRONG_ROWS),
+    Mutant(
+        "a transactional attempt is repeated, whatever its plan",
+        _RepeatsWhateverThePlan,
+        Replans(name="a copied checkpoint, transactional", type="transactional", drivers=2, attempts=3),
+    ),
+    Mutant("a state that follows counts anew for any driver", _FollowsAnyDriver, _COPIED_FOLLOWED, "accepted"),
+)

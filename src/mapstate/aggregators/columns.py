@@ -1,0 +1,17 @@
+"""Spark columns by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["column_of"]
+
+
+def column_of(name: str) -> Column:
+    """The column of exactly this name, whatever characters it has. Driver."""
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`")

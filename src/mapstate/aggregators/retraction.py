@@ -1,0 +1,236 @@
+"""Aggregates of rows that replace one another: what a second state keeps of the new values of a first.
+
+Each row comes with a sign, 1 for a key's new values and -1 for the old ones that they replace. Count, Sum and Avg can
+take back what they have taken. A greatest value cannot: the values that it passed over are not kept. But nothing has
+to be taken back where each new value is at least as great as the old one that it replaces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mapstate.aggregators.aggregator import Aggregator, column_type
+from mapstate.aggregators.built_in import Avg, Count, Max, Min, Sum
+from mapstate.aggregators.columns import column_of
+from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverflowError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = [
+    "BY_STORED_NAME",
+    "SIGN",
+    "RetractableAvg",
+    "RetractableCount",
+    "RetractableMax",
+    "RetractableMin",
+    "RetractableRows",
+    "RetractableSum",
+    "monotone_columns",
+    "retractable",
+]
+
+SIGN = "__mapstate_sign"
+
+
+def monotone_columns(fields: Mapping[str, Aggregator]) -> dict[str, type[Aggregator]]:
+    """The fields of a state whose values only grow (`Max`) or only fall (`Min`) while a key is there."""
+    growth: dict[type[Aggregator], type[Aggregator]] = {Count: Max, Max: Max, Min: Min}
+    return {name: growth[type(one)] for name, one in fields.items() if type(one) in growth}
+
+
+def retractable(name: str, one: Aggregator, *, grouped: bool, monotone: Mapping[str, type[Aggregator]]) -> Aggregator:
+    """The aggregate that can take rows back. Raises ConfigurationError where there is none.
+
+    ``monotone`` are columns as `monotone_columns` gives them, if no row ever moves to another group; else empty.
+    """
+    if type(one) is Count:
+        return RetractableCount(one.column) if one.column is not None or not grouped else RetractableRows()
+    if type(one) is Sum:
+        return RetractableSum(one.column)
+    if type(one) is Avg:
+        return RetractableAvg(one.column)
+    if isinstance(one, (Max, Min)) and monotone.get(one.column) is type(one):
+        return RetractableMax(one.column) if type(one) is Max else RetractableMin(one.column)
+    raise ConfigurationError(
+        f"{name}={one} over the new values of a state: they take the place of older ones, and {type(one).__name__} "
+        "cannot take those back, because it does not keep what it passed over. Count, Sum and Avg can; so can Max of a "
+        "Count or Max and Min of a Min, grouped by key columns of the first state and nothing else, without "
+        "a transform. What shall see all values as they come goes into a foreachBatch function."
+    )
+
+
+class RetractableCount(Count):
+    """Rows that are there now; with a column, those in which it is not null."""
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (*super().columns(), SIGN)
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return "NetCount" if self.column is None else f"NetCount({self.column})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always a bigint
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        sign = F.col(SIGN)
+        if self.column is None:
+            return [F.sum(sign)]
+        return [F.sum(F.when(column_of(self.column).isNotNull(), sign).otherwise(0))]
+
+    def init(self, row: Mapping[str, Any]) -> int:
+        """See `CombinerAggregator.init`."""
+        return super().init(row) * int(row[SIGN])
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for less than no rows."""
+        counts = super().combine_all(stored, partials)
+        if counts and min(counts) < 0:
+            raise _took_too_much(self)
+        return counts
+
+
+class RetractableRows(RetractableCount):
+    """Rows of a key that are there now: where it comes to 0, the key is removed."""
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return "NetRows"
+
+
+class RetractableMax(Max):
+    """The greatest of values that only grow: what is taken back is never greater than what replaces it."""
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column, SIGN)
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return f"NetMax({self.column})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        return [F.max(F.when(F.col(SIGN) > 0, column_of(self.column)))]
+
+    def init(self, row: Mapping[str, Any]) -> Any:
+        """See `CombinerAggregator.init`."""
+        return super().init(row) if row[SIGN] > 0 else None
+
+
+class RetractableMin(Min):
+    """The least of values that only fall. See `RetractableMax`."""
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column, SIGN)
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return f"NetMin({self.column})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        return [F.min(F.when(F.col(SIGN) > 0, column_of(self.column)))]
+
+    def init(self, row: Mapping[str, Any]) -> Any:
+        """See `CombinerAggregator.init`."""
+        return super().init(row) if row[SIGN] > 0 else None
+
+
+class RetractableAvg(Avg):
+    """The mean of a column over the rows that are there now; stored as sum and count."""
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column, SIGN)
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return f"NetAvg({self.column})"
+
+    def partials(self, value_type: str) -> list[Column]:
+        """See `NativeCombiner.partials`. The sum, how many rows more there are, and how many came."""
+        from pyspark.sql import functions as F
+
+        kind = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
+        wide = "decimal(38,0)" if kind == "bigint" else kind
+        column, plus = column_of(self.column), F.col(SIGN) > 0
+        amount = column.cast(wide)
+        signed = F.when(plus, amount).otherwise(-amount)
+        total = F.sum(signed) if kind == "double" else F.try_sum(signed).try_cast(kind)
+        return [total, F.sum(F.when(column.isNotNull(), F.col(SIGN)).otherwise(0)), F.count(column)]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `NativeCombiner.assemble`. Raises ValueOverflowError."""
+        out = []
+        for total, net, came in zip(*columns, strict=True):
+            if came and (total is None or (type(total) is float and not math.isfinite(total))):
+                raise self._left_range()
+            out.append((total, net))
+        return out
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for less than no rows, ValueOverflowError."""
+        pairs = super().combine_all(stored, partials)
+        if any(count < 0 for _, count in pairs):
+            raise _took_too_much(self)
+        if any(type(total) is float and not math.isfinite(total) for total, _ in pairs):
+            raise self._left_range()
+        return [pair if pair[1] else (None, 0) for pair in pairs]
+
+    def _left_range(self) -> ValueOverflowError:
+        return ValueOverflowError(
+            f"{self} left its range, or met NaN or an infinity, which cannot be taken back: nothing of this "
+            "batch counts. Leave such rows out with transform.",
+            aggregator=self.describe(),
+        )
+
+
+class RetractableSum(RetractableAvg):
+    """The sum of a column over the rows that are there now; stored as sum and count."""
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`. As wide as a `Sum`."""
+        column_type(columns, self.column, self)
+        return f"struct<sum:{Sum(self.column).bind(columns)},count:bigint>"
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`. Ledgers hold this name."""
+        return f"NetSum({self.column})"
+
+    def result(self, value: Any) -> Any:
+        """The sum; null where there was nothing but nulls."""
+        return value[0] if value is not None and value[1] else None
+
+    def result_type(self, value_type: str) -> str:
+        """See `Aggregator.result_type`."""
+        return value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
+
+
+BY_STORED_NAME: dict[str, type[Aggregator]] = {
+    "NetAvg": RetractableAvg,
+    "NetCount": RetractableCount,
+    "NetMax": RetractableMax,
+    "NetMin": RetractableMin,
+    "NetRows": RetractableRows,
+    "NetSum": RetractableSum,
+}
+"""Each by the name that ledgers hold. A reader without the job looks there."""
+
+
+def _took_too_much(who: Aggregator) -> MissingBatchesError:
+    return MissingBatchesError(
+        f"{who} would come to less than no rows: this state lacks batches of the state that it follows. It was begun "
+        "later, reset, rolled back or restored by itself. Nothing of this batch counts. Restore both from one moment, "
+        "or begin both anew, with a new checkpoint, under other names.",
+        aggregator=who.describe(),
+    )

@@ -1,0 +1,61 @@
+"""Findings about settings of a namespace with which it can lose acknowledged writes, or refuse writes of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mapstate.findings import Finding
+
+__all__ = ["judge"]
+
+
+def judge(namespace: str, *, claims_expire: bool) -> Iterator[Finding]:
+    """The findings. ``namespace`` is a node's reply to ``namespace/NAME``: ``name=value`` joined by ``;``."""
+    facts = dict(one.partition("=")[::2] for one in namespace.split(";") if "=" in one)
+    yield _ttl(facts, claims_expire=claims_expire)
+    yield _evictions(facts)
+    yield _copies(facts)
+    yield _persistence(facts)
+    full = any(facts.get(name) == "true" for name in ("stop_writes", "clock_skew_stop_writes"))
+    advice = "Give the namespace memory or disk, or look at the nodes' clocks." if full else ""
+    yield Finding("error" if full else "ok", "stop writes", "writes are refused" if full else "no", "no", advice)
+
+
+def _ttl(facts: dict[str, str], *, claims_expire: bool) -> Finding:
+    allowed = facts.get("nsup-period", "0") != "0" or facts.get("allow-ttl-without-nsup") == "true"
+    found = f"nsup-period {facts.get('nsup-period', 'unknown')}"
+    expected = "above 0: claims, and records with a ttl, are removed by it"
+    if allowed or not claims_expire:
+        return Finding("ok", "ttl", found, expected)
+    return Finding("error", "ttl", found, expected, "Set nsup-period, or claim_ttl=0 in the URL: claims then stay.")
+
+
+def _evictions(facts: dict[str, str]) -> Finding:
+    evicted = int(facts.get("evicted_objects", "0") or 0)
+    expected = "none: an evicted record is a lost value, an evicted claim lets a late task write"
+    if not evicted:
+        return Finding("ok", "evictions", "none", expected)
+    advice = "Give the namespace room, and switch eviction off (evict-used-pct 0, or evict-tenths-pct 0)."
+    return Finding("error", "evictions", f"{evicted} records of this node since its start", expected, advice)
+
+
+def _copies(facts: dict[str, str]) -> Finding:
+    if facts.get("strong-consistency") == "true":
+        return Finding("ok", "consistency", "strong", "strong consistency, or two copies and no network that splits")
+    copies = facts.get("effective_replication_factor") or facts.get("replication-factor", "unknown")
+    found, expected = f"available, {copies} copies of each record", "at least two copies; strong consistency for more"
+    if copies == "1":
+        advice = (
+            "With one copy the records of a node are lost with it, and the ledger may not be. Set replication-factor 2."
+        )
+        return Finding("warning", "consistency", found, expected, advice)
+    return Finding("ok", "consistency", found, expected)
+
+
+def _persistence(facts: dict[str, str]) -> Finding:
+    engine = facts.get("storage-engine", "unknown")
+    backed = any(name.startswith(("storage-engine.file[", "storage-engine.device[")) for name in facts)
+    expected = "files or devices: what is in memory alone is gone after a restart of the cluster"
+    if engine != "memory" or backed:
+        return Finding("ok", "persistence", engine, expected)
+    return Finding("warning", "persistence", "memory alone", expected, "Give the namespace files or devices.")

@@ -1,0 +1,165 @@
+"""The records of one state: a set of Aerospike, read and written in batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import aerospike
+from aerospike_helpers.batch.records import BatchRecords, Write
+from aerospike_helpers.operations import operations
+
+from mapstate.backends.aerospike.codes import BATCH_FAILED, NO_ANSWER, NOT_FOUND, OK
+from mapstate.backends.aerospike.connection import BatchError, Connection
+from mapstate.backing_map import check_lengths
+from mapstate.errors import CorruptRecordError, KeyEncodingError, shown
+from mapstate.keys import StoreKey
+
+__all__ = ["Records"]
+
+
+class Records:
+    """Bulk gets and puts. ``set_name`` is the set of the state, ``ttl`` in seconds."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        state: str,
+        namespace: str,
+        set_name: str,
+        *,
+        bin: str,  # noqa: A002  the field's word
+        batch_size: int,
+        ttl: float | None,
+    ) -> None:
+        self.namespace = namespace
+        self.set_name = set_name
+        self.bin = bin
+        self.batch_size = batch_size
+        self._connection = connection
+        self._state = state
+        # The ttl belongs into the policy of each write: the client ignores that of the batch.
+        self.put_policy = {
+            "key": aerospike.POLICY_KEY_SEND,
+            "ttl": aerospike.TTL_NEVER_EXPIRE if ttl is None else math.ceil(ttl),
+        }
+
+    def places(self, keys: Iterable[StoreKey]) -> list[Any]:
+        """The client's key of each."""
+        return [self.place(key) for key in keys]
+
+    def place(self, key: StoreKey) -> tuple[str, str, Any]:
+        """The client's key. The client cuts a str at a NUL, and one that is not Unicode kills the process."""
+        user_key: Any = key
+        if isinstance(key, str):
+            try:
+                if "\0" in key or not key.isascii():
+                    data = key.encode()
+                    user_key = bytearray(data) if b"\0" in data else key
+            except UnicodeEncodeError as error:
+                message = f"state {self._state!r}: the key {shown(key)} is not Unicode: {error.reason}"
+                raise KeyEncodingError(message, state=self._state) from error
+        elif not -(1 << 63) <= key < 1 << 63:
+            raise KeyEncodingError(
+                f"state {self._state!r}: the key {shown(key)} has more than 64 bits", state=self._state
+            )
+        return self.namespace, self.set_name, user_key
+
+    def read(self, keys: Sequence[StoreKey], places: list[Any]) -> list[Any]:
+        """The record of each key, None where it is absent. ``places`` are those of the keys."""
+        out: list[Any] = []
+        for some, at in self._batches(keys, places):
+            found = self._connection.retrying(partial(self._read, some, at))
+            out += [self._value(key, one) for key, one in zip(some, found, strict=True)]
+        return out
+
+    def write(
+        self,
+        keys: Sequence[StoreKey],
+        values: Sequence[Any],
+        policy: dict[str, Any],
+        *,
+        places: list[Any] | None = None,
+        guard: dict[str, Any] | None = None,
+        accepted: int = OK,
+    ) -> None:
+        """Write each record under ``policy``, of a repeated key the last.
+
+        ``places`` are those of the keys, where the caller has them. ``guard`` holds the filter of all records, and
+        goes into the policy of the batch: the client compiles a filter anew for each policy that has one. ``accepted``
+        is a result code that is no error beside OK.
+        """
+        check_lengths(keys, values, "values")
+        last = dict(zip(keys, values, strict=True))  # the server applies two writes of one batch in any order
+        if places is None or len(last) < len(keys):
+            places = self.places(last)
+        policies = policy, self._connection.policy | (guard or {})
+        for some, at in self._batches(list(last), places):
+            self._connection.retrying(partial(self._write, some, at, last, policies, accepted))
+
+    def remove(self, keys: Sequence[StoreKey]) -> None:
+        """Remove the records that exist."""
+        places, connection = self.places(keys), self._connection
+
+        def remove() -> None:
+            self._checked(keys, connection.client.batch_remove(places, connection.policy), (OK, NOT_FOUND))
+
+        connection.retrying(remove)
+
+    def _read(self, keys: Sequence[StoreKey], places: list[Any]) -> list[Any]:
+        connection = self._connection
+        return self._checked(keys, connection.client.batch_read(places, [self.bin], connection.policy), (OK, NOT_FOUND))
+
+    def _write(
+        self,
+        keys: Sequence[StoreKey],
+        places: list[Any],
+        values: dict[Any, Any],
+        policies: tuple[dict[str, Any], dict[str, Any]],
+        accepted: int,
+    ) -> None:
+        of_each, of_batch = policies
+        # Built anew for each try: the client writes its results into them.
+        bins = [[operations.write(self.bin, values[key])] for key in keys]
+        batch = BatchRecords([Write(place, one, policy=of_each) for place, one in zip(places, bins, strict=True)])
+        self._connection.client.batch_write(batch, of_batch)
+        self._checked(keys, batch, (OK, accepted))
+
+    def _checked(self, keys: Sequence[StoreKey], batch: Any, accepted: tuple[int, ...]) -> list[Any]:
+        """The records of a batch, if each has an ``accepted`` result: the client does not raise for a failed batch.
+
+        The result of the whole call comes first: where it failed, records may say 0 or be missing.
+        """
+        if batch.result not in (OK, BATCH_FAILED):
+            raise BatchError(batch.result, f"the whole batch of {len(keys)} keys failed")
+        found: list[Any] = batch.batch_records
+        if len(found) != len(keys):
+            raise BatchError(NO_ANSWER, f"{len(found)} records came for {len(keys)} keys")
+        for key, one in zip(keys, found, strict=True):
+            if one.result not in accepted:
+                bad = sum(other.result not in accepted for other in found)
+                more = f": {one.message}" if one.message else ""
+                raise BatchError(
+                    one.result, f"{bad} of {len(keys)} keys failed, the first is {shown(key)}{more}", key=key
+                )
+        return found
+
+    def _batches(self, keys: Sequence[StoreKey], places: list[Any]) -> Iterator[tuple[Sequence[StoreKey], list[Any]]]:
+        size = self.batch_size
+        for at in range(0, len(keys), size):
+            yield keys[at : at + size], places[at : at + size]
+
+    def _value(self, key: StoreKey, one: Any) -> Any:
+        if one.result == NOT_FOUND:
+            return None
+        bins = one.record[2]
+        if self.bin not in (bins or {}):
+            raise CorruptRecordError(
+                f"state {self._state!r}, key {shown(key)}: the record has no bin {self.bin!r}. It was not "
+                "written by this state, or with another bin in the URL; nothing was overwritten.",
+                state=self._state,
+                key=str(key),
+            )
+        return bins[self.bin]

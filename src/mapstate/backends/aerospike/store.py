@@ -1,0 +1,207 @@
+"""One state in Aerospike: its ledger, claims, reports and listing, beside its records.
+
+There is no fence: no write is atomic over two records. Each record refuses an older txid by a filter expression
+(`FilteredWrites`), and what a late writer can still create is dead by the one rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import aerospike
+from aerospike import exception as driver
+
+from mapstate.backends.aerospike.checkup import judge
+from mapstate.backends.aerospike.connection import Connection
+from mapstate.backends.aerospike.records import Records
+from mapstate.backends.aerospike.writer import Writer
+from mapstate.backing_map import IBackingMap
+from mapstate.capabilities import FenceToken
+from mapstate.errors import CorruptRecordError, FencedError
+from mapstate.findings import MOST_NAMED, Finding
+from mapstate.keys import StoreKey
+
+__all__ = ["CLAIMS", "AerospikeStore"]
+
+_Version = tuple[bytes, str | None]
+"""The ledger, and the cluster that it was read from."""
+
+CLAIMS = "mapstate.claims"
+"""The set of the claims of all states of a namespace."""
+
+_LEDGER, _REPORTS = "\\ledger", "\\reports"  # no encoded key is equal to one of them
+
+
+class AerospikeStore:
+    """One state in Aerospike. Cheap to make; the client is the process's and stays open.
+
+    ``claim_ttl`` in seconds, 0 for claims that do not expire.
+    """
+
+    def __init__(self, connection: Connection, records: Records, state: str, *, claim_ttl: int) -> None:
+        self._connection = connection
+        self._records = records
+        self._state = state
+        self._claim_ttl = claim_ttl
+
+    def multi_get(self, keys: Sequence[StoreKey]) -> list[Any]:
+        """See `IBackingMap.multi_get`: a batch read per ``batch_size`` keys."""
+        return self._records.read(keys, self._records.places(keys))
+
+    def multi_put(self, keys: Sequence[StoreKey], values: Sequence[Any]) -> None:
+        """See `IBackingMap.multi_put`: a batch write per ``batch_size`` keys, without a filter."""
+        self._records.write(keys, values, self._records.put_policy)
+
+    def load(self) -> tuple[bytes, _Version] | None:
+        """See `LedgerStore.load`: two requests. The version is the record and the cluster, where that has a name."""
+        found = self._connection.retrying(self._ledger)
+        return None if found is None else (found[0], (found[0], self._connection.retrying(self._cluster)))
+
+    def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:  # noqa: ARG002
+        """See `LedgerStore.swap`: a read, and a write that checks the generation. There is no fence to move.
+
+        Raises StoreUnavailableError where the reply is lost: then ask `load`.
+        """
+        connection = self._connection
+        found = connection.retrying(self._ledger)
+        cluster = connection.retrying(self._cluster)
+        if (None if found is None else (found[0], cluster)) != expected:
+            return None
+        policy = connection.once | {"key": aerospike.POLICY_KEY_SEND, "ttl": aerospike.TTL_NEVER_EXPIRE}
+        if found is None:
+            meta, policy["exists"] = {}, aerospike.POLICY_EXISTS_CREATE
+        else:
+            meta = {"gen": found[1]}
+            policy |= {"gen": aerospike.POLICY_GEN_EQ, "exists": aerospike.POLICY_EXISTS_UPDATE}
+
+        def put() -> bool:
+            try:
+                connection.client.put(self._records.place(_LEDGER), {"ledger": bytearray(record)}, meta, policy)
+            except (driver.RecordExistsError, driver.RecordGenerationError, driver.RecordNotFound):
+                return False
+            return True
+
+        return (record, cluster) if connection.retrying(put, retries=0) else None
+
+    def filtered_writer(self, token: FenceToken) -> IBackingMap[Any, Any]:
+        """See `FilteredWrites.filtered_writer`."""
+        return Writer(self._records, token, self._state)
+
+    def claim(self, txid: int, partition: int, holder: str) -> str:
+        """See `Claims.claim`: a create; a read where another holder was first."""
+        connection, records = self._connection, self._records
+        place = (records.namespace, CLAIMS, f"{records.set_name}/{txid}/{partition}")
+        ttl = self._claim_ttl or aerospike.TTL_NEVER_EXPIRE
+        policy = connection.policy | {
+            "key": aerospike.POLICY_KEY_SEND,
+            "ttl": ttl,
+            "exists": aerospike.POLICY_EXISTS_CREATE,
+        }
+
+        def create_or_read() -> str:
+            while True:
+                try:
+                    connection.client.put(place, {"holder": holder}, {}, policy)
+                except driver.RecordExistsError:
+                    with suppress(driver.RecordNotFound):  # it has expired in between
+                        return str(connection.client.get(place, connection.policy)[2]["holder"])
+                else:
+                    return holder
+
+        return connection.retrying(create_or_read)
+
+    def scan(self, page_size: int) -> Iterator[list[StoreKey]]:
+        """See `Scan.scan`: a query over the set, without the records' values. Needs user keys, and a server 6.0."""
+        connection, records = self._connection, self._records
+        query = connection.retrying(lambda: connection.client.query(records.namespace, records.set_name))
+        query.max_records = page_size
+        query.paginate()
+        unlisted: list[str] = []
+        while True:
+            # With values, the client silently leaves out records that it cannot convert.
+            found = connection.retrying(lambda: query.results({"total_timeout": 0}, {"nobins": True}), retries=0)
+            keys = [_user_key(one[0], unlisted) for one in found]
+            page = [key for key in keys if key is not None and key not in (_LEDGER, _REPORTS)]
+            if page:
+                yield page
+            if query.is_done():
+                break
+        if unlisted:
+            raise CorruptRecordError(
+                f"state {self._state!r}: the set {records.set_name!r} has a record without a user key, {unlisted[0]}: "
+                "something else writes there, without POLICY_KEY_SEND. It cannot be listed, and was left as it is.",
+                state=self._state,
+                keys=unlisted[:MOST_NAMED],
+                count=len(unlisted),
+            )
+
+    def keep_report(self, report: bytes, most: int) -> None:
+        """See `Reports.keep_report`: a read and a write."""
+        connection = self._connection
+        bins = {"reports": [bytearray(one) for one in [report, *self.reports()][:most]]}
+        policy = connection.once | {"key": aerospike.POLICY_KEY_SEND, "ttl": aerospike.TTL_NEVER_EXPIRE}
+        place = self._records.place(_REPORTS)
+        connection.retrying(lambda: connection.client.put(place, bins, {}, policy), retries=0)
+
+    def reports(self) -> list[bytes]:
+        """See `Reports.reports`."""
+        found = self._connection.retrying(lambda: self._get(_REPORTS))
+        return [] if found is None else [bytes(one) for one in found[2]["reports"]]
+
+    def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`: page by page, each after a check of the ledger. Claims expire by themselves."""
+        for page in self.scan(self._records.batch_size):
+            self._check_dropping(expected, token)
+            self._records.remove(page)
+            yield len(page)
+        self._check_dropping(expected, token)
+        self._records.remove([_REPORTS])
+        self._records.remove([_LEDGER])
+
+    def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
+        """See `Checkup.checkup`: what one node says of the namespace."""
+        connection = self._connection
+        request = f"namespace/{self._records.namespace}"
+        reply = connection.retrying(lambda: connection.client.info_random_node(request))
+        return list(judge(reply.partition("\t")[2].strip(), claims_expire=self._claim_ttl > 0))
+
+    def _check_dropping(self, expected: _Version, token: FenceToken) -> None:
+        found = self._connection.retrying(self._ledger)
+        if found is None or found[0] != expected[0]:
+            raise FencedError(
+                f"the ledger of state {self._state!r} has changed: the removal with txid {token.txid} ends here",
+                state=self._state,
+                txid=token.txid,
+            )
+
+    def _get(self, key: str) -> Any:
+        connection = self._connection
+        try:
+            return connection.client.get(self._records.place(key), connection.policy)
+        except driver.RecordNotFound:
+            return None
+
+    def _ledger(self) -> tuple[bytes, int] | None:
+        """The ledger and its generation."""
+        found = self._get(_LEDGER)
+        return None if found is None else (bytes(found[2]["ledger"]), found[1]["gen"])
+
+    def _cluster(self) -> str | None:
+        """Names the cluster as long as no node leaves or joins it; None where the node cannot say."""
+        reply = self._connection.client.info_random_node("cluster-stable:ignore-migrations=true")
+        key = reply.partition("\t")[2].strip()
+        return key if re.fullmatch("[0-9A-Fa-f]+", key) else None
+
+
+def _user_key(place: Any, unlisted: list[str]) -> StoreKey | None:
+    """The user key; None where a record has none, whose digest goes to ``unlisted``."""
+    key: Any = place[2]
+    if isinstance(key, str | int):
+        return key
+    if isinstance(key, bytes | bytearray):
+        return bytes(key).decode(errors="backslashreplace")
+    unlisted.append(f"digest {bytes(place[3]).hex()}")
+    return None

@@ -1,0 +1,294 @@
+"""One state in a SQLite file: its records, its ledger and its fence."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+from mapstate.backends.sqlite.checkup import judge
+from mapstate.backends.sqlite.connection import Connection, Database
+from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FenceToken, Swap
+from mapstate.errors import CorruptRecordError, FencedError, TooLargeError, shown
+from mapstate.findings import MOST_NAMED, Finding
+
+__all__ = ["SqliteStore"]
+
+_Version = tuple[bytes, "tuple[int, int] | None"]
+"""The ledger, and the identity of the file that it was read from."""
+
+_MAX_VARIABLES = 30_000  # of one statement; SQLite's own limit is 32,766
+
+# A file that was made before there were reports lacks this table.
+_REPORTS_TABLE = """
+CREATE TABLE IF NOT EXISTS mapstate_reports (number INTEGER PRIMARY KEY, state TEXT NOT NULL, report BLOB NOT NULL)
+"""
+_HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"
+_DROP_REPORTS = """
+DELETE FROM mapstate_reports WHERE state = ? AND number NOT IN
+    (SELECT number FROM mapstate_reports WHERE state = ? ORDER BY number DESC LIMIT ?)
+"""
+# REPLACE looks for the row once, an upsert twice. A statement of many rows saves a step for each.
+_ROWS_AT_ONCE = 50
+_MOST_AT_ONCE = 65_536  # bytes of a record; larger ones go one by one, because a statement keeps its values in memory
+_PUT = "REPLACE INTO mapstate_records VALUES (?, ?, ?)"
+_PUT_MANY = _PUT + ", (?, ?, ?)" * (_ROWS_AT_ONCE - 1)
+
+
+class SqliteStore:
+    """The records, the ledger and the fence of one state in a file. Any thread may call.
+
+    Every call is a transaction of its own. Idle connections stay open, as many as calls ran at one time; `close`
+    closes them.
+    """
+
+    def __init__(self, database: Database, state: str, *, max_value_bytes: int) -> None:
+        self._database = database
+        self._state = state
+        self._limit = max_value_bytes
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """See `IBackingMap.multi_get`. All keys are read from one snapshot."""
+        if not keys:
+            return []
+        found = self._database.transaction("BEGIN", lambda db: self._records(db, keys))
+        return found or [None] * len(keys)
+
+    def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        """See `IBackingMap.multi_put`. All of them or none."""
+        rows = self._rows(keys, values)
+        if rows:
+            self._database.transaction("BEGIN IMMEDIATE", lambda db: _put(db, rows), create=True)
+
+    def load(self) -> tuple[bytes, _Version] | None:
+        """See `LedgerStore.load`. The version is the record and the file: no two openings write the same record."""
+        version = self._database.transaction("BEGIN", self._version)
+        return None if version is None else (version[0], version)
+
+    def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
+        """See `LedgerStore.swap`."""
+        done = self.swap_all([Swap(self, record, expected, fence)])
+        return None if done is None else done[0]
+
+    def commit_domain(self) -> tuple[str, str]:
+        """See `JointLedgers.commit_domain`: the file, and when a commit is on its disk."""
+        return self._database.path, self._database.synchronous
+
+    def swap_all(self, swaps: Sequence[Swap]) -> list[_Version] | None:
+        """See `JointLedgers.swap_all`: one transaction."""
+
+        def compare_and_set(db: Connection) -> list[_Version] | None:
+            if any(one.store._version(db) != one.expected for one in swaps):
+                return None
+            for one in swaps:
+                state = one.store._state
+                db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?, ?)", (state, one.record, *one.fence))
+                db.execute("DELETE FROM mapstate_claims WHERE state = ?", (state,))
+            return [(one.record, db.identity) for one in swaps]
+
+        create = any(one.expected is None for one in swaps)
+        return self._database.transaction("BEGIN IMMEDIATE", compare_and_set, create=create)
+
+    def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
+        """See `LedgerReads.multi_get_with_ledger`. One snapshot, so the ledger is the same before and after."""
+        found = self._database.transaction("BEGIN", lambda db: (self._ledger(db), self._records(db, keys)))
+        if found is None:
+            return None, [None] * len(keys), None
+        ledger, records = found
+        return ledger, records, ledger
+
+    def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
+        """See `FencedWrites.writer`."""
+        return _Writer(self, token)
+
+    def claim(self, txid: int, partition: int, holder: str) -> str:
+        """See `Claims.claim`."""
+        place = (self._state, txid, partition)
+
+        def create_if_absent(db: sqlite3.Connection) -> str:
+            db.execute("INSERT OR IGNORE INTO mapstate_claims VALUES (?, ?, ?, ?)", (*place, holder))
+            ask = "SELECT holder FROM mapstate_claims WHERE state = ? AND txid = ? AND partition = ?"
+            return str(db.execute(ask, place).fetchone()[0])
+
+        return self._database.transaction("BEGIN IMMEDIATE", create_if_absent, create=True) or holder
+
+    def scan(self, page_size: int) -> Iterator[list[str]]:
+        """See `Scan.scan`. In the order of the keys; no lock is held between two pages."""
+        page: list[Any] = self._page(None, page_size)
+        foreign: list[str] = []
+        while page:
+            keys = [key for key in page if isinstance(key, str)]
+            if keys:
+                yield keys
+            foreign += [repr(key) for key in page if not isinstance(key, str)]
+            page = self._page(page[-1], page_size)
+        if foreign:
+            raise CorruptRecordError(
+                f"state {self._state!r}: the row with the key {foreign[0][:100]} is no record, its key is no text: "
+                "something else writes into this table. It was left as it is. Delete it.",
+                state=self._state,
+                keys=foreign[:MOST_NAMED],
+                count=len(foreign),
+            )
+
+    def keep_report(self, report: bytes, most: int) -> None:
+        """See `Reports.keep_report`."""
+        state = self._state
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute(_REPORTS_TABLE)
+            db.execute("INSERT INTO mapstate_reports (state, report) VALUES (?, ?)", (state, report))
+            db.execute(_DROP_REPORTS, (state, state, most))
+
+        self._database.transaction("BEGIN IMMEDIATE", keep)
+
+    def reports(self) -> list[bytes]:
+        """See `Reports.reports`."""
+
+        def newest_first(db: sqlite3.Connection) -> list[bytes]:
+            if db.execute(_HAS_REPORTS).fetchone() is None:
+                return []
+            ask = "SELECT report FROM mapstate_reports WHERE state = ? ORDER BY number DESC"
+            return [report for (report,) in db.execute(ask, (self._state,))]
+
+        return self._database.transaction("BEGIN", newest_first) or []
+
+    def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
+        """See `Drops.drop`: one transaction."""
+        state = (self._state,)
+
+        def remove(db: Connection) -> int | None:
+            if self._version(db) != expected:
+                return None
+            count: int = db.execute("DELETE FROM mapstate_records WHERE state = ?", state).rowcount
+            db.execute("DELETE FROM mapstate_claims WHERE state = ?", state)
+            if db.execute(_HAS_REPORTS).fetchone() is not None:
+                db.execute("DELETE FROM mapstate_reports WHERE state = ?", state)
+            db.execute("DELETE FROM mapstate_ledgers WHERE state = ?", state)
+            return count
+
+        count = self._database.transaction("BEGIN IMMEDIATE", remove)
+        if count is None:
+            raise FencedError(
+                f"the ledger of state {self._state!r} has changed: the removal with txid {token.txid} ends here",
+                state=self._state,
+                txid=token.txid,
+            )
+        yield count
+
+    def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
+        """See `Checkup.checkup`. Reads the whole file."""
+
+        def verify(db: sqlite3.Connection) -> tuple[str, list[str]]:
+            journal = str(db.execute("PRAGMA journal_mode").fetchone()[0])
+            return journal, [str(line) for (line,) in db.execute("PRAGMA integrity_check(5)")]
+
+        found = self._database.transaction("BEGIN", verify)
+        return [] if found is None else list(judge(self._database.path, self._database.synchronous, *found))
+
+    def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        """`multi_put`, if ``token`` is the fence."""
+        rows = self._rows(keys, values)
+        self._fenced(token, lambda db: _put(db, rows))
+
+    def rewrite_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """See `Rewrites.multi_rewrite`, if ``token`` is the fence."""
+        check_lengths(keys, values, "values")
+        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        rows = self._rows(list(kept), list(kept.values()))
+        gone = [(self._state, key) for key in sorted(set(keys) - kept.keys())]
+
+        def rewrite(db: sqlite3.Connection) -> None:
+            changed = [(record, state, key) for state, key, record in rows]
+            db.executemany("UPDATE mapstate_records SET record = ? WHERE state = ? AND key = ?", changed)
+            db.executemany("DELETE FROM mapstate_records WHERE state = ? AND key = ?", gone)
+
+        self._fenced(token, rewrite)
+
+    def _fenced(self, token: FenceToken, write: Callable[[sqlite3.Connection], None]) -> None:
+        """Call ``write`` if ``token`` is the fence, in one transaction. Raises FencedError."""
+
+        def check_and_write(db: sqlite3.Connection) -> FenceToken | None:
+            ask = "SELECT fence_epoch, fence_txid, fence_closed, fence_nonce FROM mapstate_ledgers WHERE state = ?"
+            row = db.execute(ask, (self._state,)).fetchone()
+            fence = None if row is None else FenceToken(row[0], row[1], bool(row[2]), row[3])
+            if fence == token and not token.closed:
+                write(db)
+            return fence
+
+        fence = self._database.transaction("BEGIN IMMEDIATE", check_and_write)
+        if fence != token or token.closed:
+            raise FencedError(
+                f"state {self._state!r}: the attempt with txid {token.txid} of epoch {token.epoch} may not write now; "
+                f"the fence is at {fence}",
+                state=self._state,
+                txid=token.txid,
+            )
+
+    def close(self) -> None:
+        """Close this store's idle connections. Closing twice is no error; a later call opens again."""
+        self._database.close()
+
+    def _version(self, db: Connection) -> _Version | None:
+        record = self._ledger(db)
+        return None if record is None else (record, db.identity)
+
+    def _ledger(self, db: sqlite3.Connection) -> bytes | None:
+        row = db.execute("SELECT record FROM mapstate_ledgers WHERE state = ?", (self._state,)).fetchone()
+        return None if row is None else row[0]
+
+    def _records(self, db: sqlite3.Connection, keys: Sequence[str]) -> list[bytes | None]:
+        found: dict[str, bytes] = {}
+        for at in range(0, len(keys), _MAX_VARIABLES):
+            some = keys[at : at + _MAX_VARIABLES]
+            ask = f"SELECT key, record FROM mapstate_records WHERE state = ? AND key IN ({'?,' * (len(some) - 1)}?)"  # noqa: S608  only question marks
+            found.update(db.execute(ask, (self._state, *some)).fetchall())
+        return list(map(found.get, keys))
+
+    def _rows(self, keys: Sequence[str], values: Sequence[bytes]) -> list[tuple[str, str, bytes]]:
+        """The rows for `_put`, in the order of their keys, which is the order of the file."""
+        check_lengths(keys, values, "values")
+        limit = self._limit
+        if max(map(len, values), default=0) > limit:
+            key, size = next((key, len(value)) for key, value in zip(keys, values, strict=True) if len(value) > limit)
+            raise TooLargeError(
+                f"state {self._state!r}, key {shown(key)}: the record has {size} bytes, and this store takes at most "
+                f"{limit}. Nothing was written.",
+                state=self._state,
+                key=key,
+                size=size,
+                limit=limit,
+            )
+        state, last = self._state, dict(zip(keys, values, strict=True))
+        return [(state, key, last[key]) for key in sorted(last)]
+
+    def _page(self, after: str | None, page_size: int) -> list[str]:
+        where, known = ("", (self._state,)) if after is None else (" AND key > ?", (self._state, after))
+        ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
+        values = (*known, page_size)
+        return self._database.transaction("BEGIN", lambda db: [key for (key,) in db.execute(ask, values)]) or []
+
+
+class _Writer:
+    def __init__(self, store: SqliteStore, token: FenceToken) -> None:
+        self._store = store
+        self._token = token
+        self.multi_get = store.multi_get
+
+    def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        self._store.put_fenced(self._token, keys, values)
+
+    def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
+        """See `Rewrites.multi_rewrite`."""
+        self._store.rewrite_fenced(self._token, keys, values)
+
+
+def _put(db: sqlite3.Connection, rows: list[tuple[str, str, bytes]]) -> None:
+    are_small = max(map(len, map(itemgetter(2), rows)), default=0) <= _MOST_AT_ONCE
+    whole = len(rows) - len(rows) % _ROWS_AT_ONCE if are_small else 0
+    for at in range(0, whole, _ROWS_AT_ONCE):
+        db.execute(_PUT_MANY, tuple(chain.from_iterable(rows[at : at + _ROWS_AT_ONCE])))
+    db.executemany(_PUT, rows[whole:])

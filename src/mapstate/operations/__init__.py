@@ -1,0 +1,1 @@
+"""What an operator does to a state: the functions behind the command line."""

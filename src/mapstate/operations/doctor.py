@@ -1,0 +1,253 @@
+"""What may be wrong with a state and its store, before it goes wrong: for an operator, without Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.batch_report import BatchReport, read_reports
+from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, close_if_possible
+from mapstate.errors import (
+    CorruptRecordError,
+    KeyEncodingError,
+    LedgerLostError,
+    MapStateError,
+    StoreAuthError,
+    StoreError,
+)
+from mapstate.findings import Finding, Unreadable
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.protocol import upkeep
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.records import newer_than_ledger, newer_txids
+from mapstate.protocol.stored_ledger import read_ledger, record_pages
+from mapstate.reader import CountedKeys, open_reader
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spec import check_state_name
+
+__all__ = ["examine", "recount"]
+
+_MOST_DEAD = 1000
+_PAGE = 1000
+_PATIENCE = 600.0
+_COUNTS = 3
+
+
+def examine(
+    backend_or_url: Backend | str, state: str, *, replay_horizon: float = 86_400.0, count_keys: bool = True
+) -> list[Finding]:
+    """Looks at the ledger, the last batch reports, every record, and the store; what is well is told too.
+
+    ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only: a page of records
+    after the other, and a few small requests; SQLite's own check reads the whole file. ``count_keys`` reads all records
+    once more to count them, and again if batches are committed meanwhile, at most three times. Reports and records that
+    cannot be read are a finding. Raises StateNotFoundError, CorruptRecordError for a ledger, StoreError.
+    """
+    store: Any = resolve(backend_or_url).open(check_state_name(state))
+    try:
+        ledger = read_ledger(store, state)
+        found = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
+        if isinstance(store, Scan):
+            records = list(_records(store, ledger))
+            found += records
+            if count_keys and all(one.severity == "ok" for one in records):
+                found.append(_keys(backend_or_url, state))
+        if isinstance(store, Checkup):
+            found += store.checkup(replay_horizon)
+        return found
+    finally:
+        close_if_possible(store)
+
+
+def _capabilities(store: Any) -> Iterator[Finding]:
+    for capability, missing in (
+        (LedgerStore, "two drivers that open the state at the same moment are not told apart"),
+        (FencedWrites, "what a task writes after its attempt was given up is not refused"),
+        (Claims, "two tries of one task can mix their writes in one attempt"),
+        (Scan, "the state cannot be scanned or vacuumed"),
+    ):
+        filters = capability is FencedWrites and isinstance(store, FilteredWrites)
+        if not isinstance(store, capability) and not filters:
+            yield Finding(
+                "warning",
+                "store",
+                f"the store offers no {capability.__name__}: {missing}",
+                "all that docs/guarantees.md lists per store",
+                "Run one driver at a time, without speculation; or take another store.",
+            )
+
+
+def _reports(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
+    try:
+        reports = read_reports(store, ledger.state)
+    except (CorruptRecordError, StoreError) as error:
+        reports = []
+        advice = "Delete what something else wrote there, or let this user read them (on Redis: LRANGE)."
+        yield Finding("warning", "batch reports", error.message, "reports of this state", advice)
+    yield _in_flight(ledger, reports)
+
+
+def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
+    """Whether an attempt has been in flight for longer than the batches before it would explain."""
+    at = ledger.in_flight
+    expected = "nothing in flight, or a driver at work"
+    if at is None or at.epoch != ledger.epoch:
+        return Finding("ok", "in flight", "nothing", expected)
+    what = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
+    since = at.at or (ledger.last_commit.at if ledger.last_commit is not None else "")
+    if not since:
+        return Finding("ok", "in flight", f"{what}; nothing tells since when", expected)
+    age = (dt.datetime.now(dt.UTC) - _time(since)).total_seconds()
+    times = [_time(one.at) for one in reports if one.at]
+    gaps = [(after - before).total_seconds() for after, before in pairwise(times)]
+    longest = max([*gaps, *(one.milliseconds / 1000 for one in reports)], default=0.0)
+    began = f"begun {age:.0f} s ago" if at.at else f"the last commit was {age:.0f} s ago"
+    found = f"{what}; {began}, and of late the longest pause between two commits was {longest:.0f} s"
+    if age <= max(_PATIENCE, 3 * longest):
+        return Finding("ok", "in flight", found, expected)
+    advice = "Is the job running? Where its driver is gone, start it again: it carries on by itself."
+    if at.batch_id is None:
+        advice = "Was a vacuum killed? The next batch leaves it behind, and so does mapstate vacuum --take-over."
+    return Finding("warning", "in flight", f"{found}: it looks orphaned", expected, advice)
+
+
+def _dead(ledger: LedgerRecord) -> Finding:
+    found = f"{sum(high - low + 1 for low, high in ledger.dead)} dead txids in {len(ledger.dead)} ranges"
+    expected = f"at most {_MOST_DEAD} ranges: every reader reads them"
+    if len(ledger.dead) <= _MOST_DEAD:
+        return Finding("ok", "dead", found, expected)
+    return Finding("warning", "dead", found, expected, "Run mapstate vacuum between two batches.")
+
+
+def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False) -> CountedKeys:
+    """Counts all keys, and writes the number into the ledger: keys that are missing are accepted as lost.
+
+    For an operator, from any process, between two batches of the stream. ``dry_run`` writes nothing. Raises UsageError
+    if a batch or a vacuum was at work, for a state with a ttl, and for a store that cannot list its keys;
+    StateNotFoundError, CorruptRecordError, LedgerLostError, StoreError.
+    """
+    store: Any = resolve(backend_or_url).open(check_state_name(state))
+    try:
+        read_ledger(store, state)  # says what is wrong where there is none
+        ledger = Ledger(store, state)
+        ledger.remember()
+        counted = _count(backend_or_url, state)
+        upkeep.recount(counted.ledger, counted.ledger, counted.found)  # says what is in the way
+        if not dry_run:
+            ledger.recount(counted.ledger, counted.found)
+    finally:
+        close_if_possible(store)
+    return counted
+
+
+def _count(backend_or_url: Backend | str, state: str) -> CountedKeys:
+    with open_reader(backend_or_url, state) as reader:
+        return reader.count_keys()
+
+
+def _keys(backend_or_url: Backend | str, state: str) -> Finding:
+    """Whether all keys are there that the ledger counts."""
+    expected = "as many keys as the ledger says"
+    try:
+        counted = _count(backend_or_url, state)
+        for _ in range(_COUNTS - 1):
+            if not counted.settled:
+                counted = _count(backend_or_url, state)
+    except MapStateError as error:
+        advice = "Repair what the message names, and run this again; --no-count-keys leaves it out."
+        return Finding("warning" if isinstance(error, StoreError) else "error", "keys", error.message, expected, advice)
+    found = f"{counted.found} keys"
+    if counted.ledger.has_had_ttl:
+        return Finding("ok", "keys", f"{found}; a state with a ttl cannot tell how many it should hold", expected)
+    if not counted.settled:
+        why = f"{found}, not compared: batches were at work during each of {_COUNTS} counts"
+        return Finding("warning", "keys", why, expected, "Run this again between two batches.")
+    if counted.held is None:
+        advice = "Run mapstate recount, or mapstate vacuum, between two batches: from then on it is known."
+        return Finding("warning", "keys", f"{found}; the ledger does not know how many", expected, advice)
+    if counted.found == counted.held:
+        return Finding("ok", "keys", found, expected)
+    both = f"{found}, and the ledger says {counted.held}"
+    if counted.found > counted.held:
+        advice = "Did something else write records? If they are right, run mapstate recount."
+        return Finding("warning", "keys", f"{both}: {counted.found - counted.held} too many", expected, advice)
+    advice = (
+        "Something else deleted records, or the store evicted or lost them. Restore the store from a copy and rewind "
+        "the checkpoint; or accept the loss: mapstate recount."
+    )
+    return Finding("error", "keys", f"{both}: {counted.held - counted.found} missing", expected, advice)
+
+
+def _records(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
+    """One pass over all records: what is no record, and whose txids cannot be."""
+    key_codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+    unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
+    expected = "records of this state, with txids that its ledger has given out"
+    count = 0
+    pages = unreadable.listed(record_pages(store, _PAGE))
+    while True:
+        try:
+            page = next(pages, None)
+        except StoreAuthError as error:
+            advice = "Let this user list the keys (on Redis: SCAN)."
+            yield Finding("warning", "records", f"they were not looked at: {error.message}", expected, advice)
+            return
+        if page is None:
+            break
+        keys, records = unreadable.read(lambda some: _read(store, ledger, some), page)
+        there = {key: record for key, record in zip(keys, records or [], strict=True) if record is not None}
+        count += len(there)
+        for key in there:
+            try:
+                key_codec.decode(key)
+            except KeyEncodingError as error:
+                unreadable.add([str(key)], error)
+        if ledger.type != "non-transactional":
+            _look_at_txids(store, ledger, there, newer, older)
+    yield Finding("ok", "records", f"{count} records were read", expected)
+    for what, found, advice in (
+        ("cannot be read", unreadable, "Delete them, or restore what was there."),
+        ("are newer than the ledger", newer, "Restore ledger and records from one backup, or delete these records."),
+        ("are older than the ledger", older, "Restore ledger and records from one backup, or delete these records."),
+    ):
+        if found.count:
+            text = f"{found.count} keys {what}: {found.names()}. The first: {found.first}"
+            yield Finding("error", "records", text, expected, advice)
+
+
+def _read(store: Any, ledger: LedgerRecord, keys: list[StoreKey]) -> list[Any]:
+    """Records as the ledger has them, or as it has them now: a field may have been added meanwhile."""
+    data = store.multi_get(keys)
+    try:
+        return _codec(ledger).loads(keys, data)
+    except CorruptRecordError:
+        return _codec(read_ledger(store, ledger.state)).loads(keys, data)
+
+
+def _codec(ledger: LedgerRecord) -> RecordCodec:
+    return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.field_counts)
+
+
+def _look_at_txids(
+    store: Any, ledger: LedgerRecord, records: dict[Any, Any], newer: Unreadable, older: Unreadable
+) -> None:
+    if newer_txids(records, records.values(), ledger.next_txid - 1):
+        newest = read_ledger(store, ledger.state).next_txid - 1  # as of now: a batch may have begun meanwhile
+        unknown = newer_txids(records, records.values(), newest)
+        if unknown:
+            newer.note(newer_than_ledger(ledger.state, unknown, newest))
+    view = ledger.view()
+    for key, record in records.items():
+        try:
+            view.check_age(record[0])
+        except LedgerLostError as error:
+            older.add([str(key)], error)
+
+
+def _time(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text)

@@ -1,0 +1,263 @@
+"""One ledger in its store as a driver last saw it, and the compare-and-set that changes one or several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from mapstate.capabilities import FenceToken, JointLedgers, Scan, SpreadFences, Swap
+from mapstate.errors import (
+    FencedError,
+    MissingBatchesError,
+    StaleBatchError,
+    StoreLostError,
+    StoreRestartedError,
+    StoreUnavailableError,
+)
+from mapstate.protocol.fences import Fences
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger, has_records, ledger_store, lost_ledger
+
+__all__ = ["HeldLedger", "VersionedLedger", "change_all"]
+
+T = TypeVar("T")
+
+_TRIES = 8
+
+
+class VersionedLedger(NamedTuple):
+    """A ledger as a store has it. ``version`` is the store's own, see `LedgerStore`."""
+
+    record: LedgerRecord
+    version: Any
+
+
+class HeldLedger:
+    """The ledger of one state and its fences, for one driver. It keeps the last ledger that it read or wrote.
+
+    ``at_begin`` is the ledger after the begin of the driver's attempt, None before the first attempt.
+    """
+
+    def __init__(self, store: Any, state: str) -> None:
+        self.state = state
+        self.at_begin: VersionedLedger | None = None
+        self._records = store
+        self._store = ledger_store(store)
+        self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
+        self._cached: VersionedLedger | None = None
+
+    def current(self) -> VersionedLedger:
+        """Return the cached ledger; without one, load it. Raises StoreLostError where there is none."""
+        return self._cached or self.load() or self.raise_lost()
+
+    def load(self) -> VersionedLedger | None:
+        """Read the ledger from the store; None where there is none."""
+        stored = self._store.load()
+        self._cached = None if stored is None else VersionedLedger(decode_ledger(stored[0], self.state), stored[1])
+        return self._cached
+
+    def take(self, *, may_create: bool) -> VersionedLedger | None:
+        """Return the cached ledger and clear the cache, because the next write may change the ledger."""
+        taken = self._cached or self.load()
+        if taken is None and not may_create:
+            self.raise_lost()
+        self._cached = None
+        return taken
+
+    def keep(self, ledger: VersionedLedger | None) -> None:
+        """Cache a ledger that this driver has read or written."""
+        self._cached = ledger
+
+    def mark_begun(self) -> None:
+        """Remember the cached ledger as that of the driver's attempt; the commit compares with it."""
+        self.at_begin = self._cached
+
+    def is_stored(self, record: LedgerRecord) -> bool:
+        """Whether the store holds exactly this ledger. No two drivers write equal ones."""
+        stored = self.load()
+        return stored is not None and stored.record == record
+
+    def check_incarnation(self, ledger: VersionedLedger | None) -> None:
+        """Raises StoreRestartedError if the ledger is the attempt's own, but of another incarnation of the store."""
+        if self.at_begin is None or ledger is None or self.at_begin.record != ledger.record:
+            return
+        if self.at_begin.version == ledger.version:
+            return
+        raise StoreRestartedError(
+            f"the store of state {self.state!r} was started again, replaced by its replica or put back while a batch "
+            "was written to it: it has the ledger, but may have lost records that it had acknowledged. The attempt is "
+            "not committed, and can be begun anew.",
+            state=self.state,
+        )
+
+    def verify_fences(self, before: LedgerRecord | None, after: LedgerRecord, *, accept_loss: bool) -> bool:
+        """False if the ledger has changed since ``before``. Raises as `Fences.verify` does."""
+        if self._fences is None:
+            return True
+        newest = (after if before is None else before).next_txid - 1
+        try:
+            self._fences.verify(newest, None if accept_loss else after.last_txid)
+        except StaleBatchError:
+            stored = self.load()
+            if before == (None if stored is None else stored.record):
+                raise
+            return False
+        return True
+
+    def advance_fences(self, token: FenceToken, last: int | None) -> None:
+        """After the ledger's write that begins an attempt; see `Fences.advance_to`."""
+        if self._fences is not None:
+            self._fences.advance_to(token, last)
+
+    def close_fences(self) -> None:
+        """Before a commit; see `Fences.close`."""
+        if self._fences is not None:
+            self._fences.close()
+
+    def swap(self, before: VersionedLedger | None, after: LedgerRecord) -> Swap:
+        """The compare-and-set that replaces ``before``; None creates the ledger."""
+        return Swap(self._store, encode_ledger(after), None if before is None else before.version, after.fence())
+
+    def was_created_meanwhile(self) -> bool:
+        """Whether another driver has created a ledger that was missing, and has written records.
+
+        Raises LedgerLostError where there are records and still no ledger.
+        """
+        if not self._has_records():
+            return False
+        if self.load() is None:
+            raise lost_ledger(self.state)
+        return True
+
+    def raise_lost(self) -> NoReturn:
+        """Raises StoreLostError, with the advice that fits: with records, or without any."""
+        if self._has_records():
+            raise StoreLostError(
+                f"the ledger of state {self.state!r} is gone, and its records are there: the key was deleted, evicted "
+                "or expired. Nothing was written and nothing is counted on. Give the records a ledger with mapstate "
+                "adopt, or restore both from one backup. See docs/operating.md#a-lost-ledger",
+                state=self.state,
+            )
+        raise StoreLostError(
+            f"the ledger of state {self.state!r} is gone, and so are its records: the store was flushed, restarted "
+            "empty or replaced, or the state was dropped. Nothing was written and nothing is counted on. Restore the "
+            "store from a copy and rewind the checkpoint to it (mapstate rewind); without a copy, start over with a "
+            "new checkpoint. See docs/operating.md#a-store-that-was-emptied",
+            state=self.state,
+        )
+
+    def _has_records(self) -> bool:
+        """May read all keys of the store, so at most once per incarnation of a state."""
+        return isinstance(self._records, Scan) and has_records(self._records)
+
+
+class _Change(NamedTuple):
+    ledger: HeldLedger
+    before: VersionedLedger | None
+    after: LedgerRecord
+
+
+def change_all(
+    ledgers: Sequence[HeldLedger],
+    transition: Callable[[list[Any]], list[tuple[LedgerRecord, T]]],
+    *,
+    may_create: bool = False,
+    same_incarnation: bool = False,
+    verify_fences: bool = False,
+    accept_loss: Sequence[bool] = (),
+) -> list[T]:
+    """Apply a transition to the present ledgers by compare-and-set, all of them in one write.
+
+    The driver calls this. More than one ledger have to be of one commit domain; see `JointLedgers`. A write whose reply
+    was lost is an idempotent retry: a ledger carries its driver's session, so an equal one in the store is its own.
+
+    Args:
+        ledgers: Ledgers of states, in the order in which ``transition`` gets their records.
+        transition: Takes the records, None for a missing ledger; returns each record as it shall be, and a result.
+        may_create: Create missing ledgers. Else a missing one raises StoreLostError.
+        same_incarnation: Raise StoreRestartedError unless the store is the incarnation in which the attempt began.
+        verify_fences: Write only where fences that are apart from the ledger fit it.
+        accept_loss: For each ledger, skip the check that its fences were closed at the last commit.
+
+    Raises:
+        FencedError: Others changed the ledgers in each of eight tries.
+        StoreUnavailableError: No try got an answer.
+
+    """
+    unanswered: StoreUnavailableError | None = None
+    for _ in range(_TRIES):
+        known = [ledger.take(may_create=may_create) for ledger in ledgers]
+        changed = _apply(ledgers, known, transition)
+        if changed is None:
+            continue
+        results = [result for _, result in changed]
+        changes = [_Change(*change) for change in zip(ledgers, known, [record for record, _ in changed], strict=True)]
+        if same_incarnation:
+            for ledger, before, _ in changes:
+                ledger.check_incarnation(before)
+        if all(before is not None and before.record is after for _, before, after in changes):
+            for ledger, before, _ in changes:
+                ledger.keep(before)
+            return results
+        if verify_fences and not _fences_fit(changes, accept_loss):
+            continue
+        try:
+            versions = _swap(changes)
+        except StoreUnavailableError as error:
+            unanswered = _lost_reply(error)
+            if all([ledger.is_stored(after) for ledger, _, after in changes]):  # noqa: C419  load all
+                return results
+            continue
+        if versions is not None:
+            for (ledger, _, after), version in zip(changes, versions, strict=True):
+                ledger.keep(VersionedLedger(after, version))
+            return results
+    if unanswered is not None:
+        raise unanswered
+    raise FencedError(
+        f"the ledger of state {ledgers[0].state!r} could not be changed in {_TRIES} tries: others change it all the "
+        "time. Nothing is counted on."
+    )
+
+
+def _apply(
+    ledgers: Sequence[HeldLedger],
+    known: Sequence[VersionedLedger | None],
+    transition: Callable[[list[Any]], list[tuple[LedgerRecord, T]]],
+) -> list[tuple[LedgerRecord, T]] | None:
+    """The ledgers after a transition; None where another driver has created one of them meanwhile.
+
+    A lost ledger explains missing batches better than the transition, so it is looked for first.
+    """
+    missing = [ledger for ledger, before in zip(ledgers, known, strict=True) if before is None]
+    try:
+        changed = transition([None if before is None else before.record for before in known])
+    except MissingBatchesError:
+        if not any([ledger.was_created_meanwhile() for ledger in missing]):  # noqa: C419  ask of all
+            raise
+        return None
+    return None if any([ledger.was_created_meanwhile() for ledger in missing]) else changed  # noqa: C419  ask of all
+
+
+def _lost_reply(error: StoreUnavailableError) -> StoreUnavailableError:
+    """The error, if it may be that of a lost reply. Raises it where the store refused after a wait of its own."""
+    if error.facts.get("waited"):
+        raise error
+    return error
+
+
+def _fences_fit(changes: Sequence[_Change], accept_loss: Sequence[bool]) -> bool:
+    return all(
+        ledger.verify_fences(None if before is None else before.record, after, accept_loss=loss)
+        for (ledger, before, after), loss in zip(changes, accept_loss, strict=True)
+    )
+
+
+def _swap(changes: Sequence[_Change]) -> list[Any] | None:
+    """The new versions, or None where a ledger has changed meanwhile."""
+    swaps = [ledger.swap(before, after) for ledger, before, after in changes]
+    if len(swaps) > 1:
+        together: JointLedgers = swaps[0].store
+        return together.swap_all(swaps)
+    version = swaps[0].store.swap(*swaps[0][1:])
+    return None if version is None else [version]

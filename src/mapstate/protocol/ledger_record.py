@@ -1,0 +1,233 @@
+"""The ledger's record, and the small values that its events take and return.
+
+Nothing here does I/O or decides anything; `mapstate.protocol.transitions` has the rules.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mapstate.capabilities import FenceToken
+from mapstate.protocol.records import CommitView
+from mapstate.schema import Field, KeyField, OnNewOwner, StateType
+
+__all__ = [
+    "DROPPER",
+    "FORMAT",
+    "AlreadyCommitted",
+    "Attempt",
+    "Commit",
+    "InFlight",
+    "LedgerRecord",
+    "OpenRequest",
+    "PlanDigest",
+    "clock_txid",
+    "is_time",
+    "now",
+]
+
+FORMAT = 1
+
+_EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
+
+DROPPER = "mapstate drop"
+"""The owner in the ledger of a state that is being removed. No query has such an id."""
+
+
+class PlanDigest(msgspec.Struct, frozen=True):
+    """The digests of a `BatchPlan` that a ledger keeps, of 16 hexadecimal digits each. Equal digests mean equal plans.
+
+    ``fingerprint``    of the plan, None if only offsets could be read
+    ``previous``       of the plan of the batch before, None likewise
+    ``start``          of the start offsets
+    ``end``            of the end offsets
+    ``upstream_txid``  see `BatchPlan`
+    """
+
+    fingerprint: str | None
+    previous: str | None
+    start: str
+    end: str
+    upstream_txid: int | None = None
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed batch.
+
+    ``at``                the time of the commit, ISO 8601 in UTC
+    ``offsets``           the source's end offsets, where known
+    ``run``               the start of the query that brought the batch; within one run no batch comes twice
+    ``plan``              Spark's plan of the batch, None without a checkpoint
+    ``keys_delta``        the number of keys added less those removed; None if unknown
+    ``keys_held``         the number of keys in the state after the batch; None if unknown. `commit` computes it
+    ``apart_from``        states of the topology that commit this batch in another write, so that they may lack it
+    ``last_txid_before``  the ledger's last txid before the batch: of a commit, a vacuum, or adopted records
+    """
+
+    batch_id: int
+    txid: int
+    owner: str
+    rows: int = 0
+    keys: int = 0
+    at: str = ""
+    offsets: str | None = None
+    run: str | None = None
+    plan: PlanDigest | None = None
+    keys_delta: int | None = None
+    keys_held: int | None = None
+    apart_from: tuple[str, ...] = ()
+    last_txid_before: int | None = None
+
+
+class InFlight(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that may write while its epoch is the ledger's. A vacuum has no batch id.
+
+    ``nonce``  a random name, because a store that was put back gives out the same epoch and txid again
+    ``at``     the time of its begin, ISO 8601 in UTC; for people only, no rule uses it
+    """
+
+    txid: int
+    epoch: int
+    batch_id: int | None
+    nonce: str = ""
+    at: str = ""
+    plan: PlanDigest | None = None
+
+
+_STORED_NAMES = {"last_commit": "committed", "field_counts": "layouts"}
+
+
+class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
+    """The record of one state: its schema, its owner, its last commits, and its attempts.
+
+    ``field_counts``  pairs (txid, n): from this txid on, records hold n fields. In the JSON: ``layouts``
+    ``owners``        each query id that ever owned the state, and the batch id that it must bring next
+    ``epoch``         rises with each opening; a driver of an older epoch is fenced
+    ``session``       a random name of the opening that made this epoch
+    ``first_txid``    where the ledger's txids start
+    ``next_txid``     the txid of the next attempt
+    ``last_txid``     the highest committed txid, of a batch or a vacuum; None if nothing counts
+    ``last_commit``   the last committed batch. In the JSON: ``committed``
+    ``previous``      the committed batch before it
+    ``in_flight``     the attempt that has begun last and is not committed
+    ``dead``          txids below ``last_txid`` that do not count, as inclusive ranges
+    ``floor``         records below this txid were reset and read as absent
+    ``rewrites``      the number of vacuums begun; each may have purged records
+    ``initial_keys``  the number of keys before the first batch, None if unknown
+    ``has_had_ttl``   records may expire, so the number of keys is unknown
+    """
+
+    format: int = FORMAT
+    state: str
+    type: StateType
+    serializer: str
+    keys: tuple[KeyField, ...]
+    fields: tuple[Field, ...]
+    field_counts: tuple[tuple[int, int], ...]
+    owner: str
+    owners: dict[str, int]
+    epoch: int
+    session: str
+    first_txid: int
+    next_txid: int
+    last_txid: int | None = None
+    last_commit: Commit | None = None
+    previous: Commit | None = None
+    in_flight: InFlight | None = None
+    dead: tuple[tuple[int, int], ...] = ()
+    floor: int = 0
+    rewrites: int = 0
+    initial_keys: int | None = None
+    has_had_ttl: bool = False
+
+    def keys_held(self) -> int | None:
+        """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
+        if self.has_had_ttl:
+            return None
+        return self.initial_keys if self.last_commit is None else self.last_commit.keys_held
+
+    def with_keys_held(self, held: int | None) -> LedgerRecord:
+        """Copy the ledger with another number of keys."""
+        if self.last_commit is None:
+            return msgspec.structs.replace(self, initial_keys=held)
+        return msgspec.structs.replace(self, last_commit=msgspec.structs.replace(self.last_commit, keys_held=held))
+
+    def contents(self) -> tuple[Any, ...]:
+        """Equal for two ledgers under which an opaque state has equal committed values, with no vacuum between."""
+        return self.first_txid, self.floor, self.last_txid, self.dead, self.rewrites
+
+    def view(self) -> CommitView:
+        """The txids that count under this ledger."""
+        return CommitView(self.last_txid, self.dead, self.floor, self.first_txid)
+
+    def fence(self) -> FenceToken:
+        """The fence under this ledger. It is open only for an attempt of this epoch."""
+        attempt = self.in_flight
+        if attempt is not None and attempt.epoch == self.epoch:
+            return FenceToken(self.epoch, attempt.txid, nonce=attempt.nonce)
+        below = self.next_txid if attempt is None else attempt.txid  # a transactional txid may be begun again
+        return FenceToken(self.epoch, below - 1, closed=True)
+
+
+class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A driver's arguments to `open_ledger`.
+
+    ``clock_txid``  where a new ledger's txids start
+    ``has_ttl``     the driver's records have a ttl
+    """
+
+    state: str
+    type: StateType
+    serializer: str
+    keys: tuple[KeyField, ...]
+    fields: tuple[Field, ...]
+    owner: str
+    session: str = ""
+    clock_txid: int
+    on_new_owner: OnNewOwner = "refuse"
+    has_ttl: bool = False
+
+
+class Attempt(NamedTuple):
+    """One try of a driver at a batch: its txid, and the view under which it reads records."""
+
+    batch_id: int
+    txid: int
+    view: CommitView
+    token: FenceToken
+
+
+class AlreadyCommitted(NamedTuple):
+    """The batch is committed: Spark brings it again because its own commit log lacks it.
+
+    ``commit`` is None if another owner has committed since: later records hide those of the batch.
+    """
+
+    batch_id: int
+    commit: Commit | None
+    view: CommitView
+
+
+def clock_txid() -> int:
+    """The first txid of a new ledger: deciseconds since 2026.
+
+    Batches are slower than ten a second in the long run. So no earlier state of the same name has used this txid.
+    """
+    return max(0, int((time.time() - _EPOCH) * 10))
+
+
+def now() -> str:
+    """The present time as ledgers have it: ISO 8601 in UTC, to the millisecond."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+
+
+def is_time(text: str) -> bool:
+    """Whether the text is a time of a ledger or a report: ISO 8601 with an offset, or empty if unknown."""
+    try:
+        return not text or dt.datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False

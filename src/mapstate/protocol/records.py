@@ -1,0 +1,218 @@
+"""Records, and the one rule that tells which of their values count.
+
+Storm Trident's idea: keep with each value the transaction that wrote it. mapstate's addition: only
+the ledger says whether a transaction was committed, never the record by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from mapstate.errors import LedgerLostError, StaleBatchError
+
+__all__ = [
+    "CommitView",
+    "OpaqueValue",
+    "TransactionalValue",
+    "contains_none",
+    "newer_than_ledger",
+    "newer_txids",
+    "stale",
+]
+
+V = TypeVar("V")
+
+
+def contains_none(items: Collection[object]) -> bool:
+    """Whether None is among them."""
+    # `all` first: it compares nothing, and records are truthy.
+    return not all(items) and None in items
+
+
+class TransactionalValue(NamedTuple, Generic[V]):
+    """A value and the txid that wrote it. JSON: ``[txid, val]``.
+
+    It is exact if each replay of a batch brings the same rows: an equal txid says that the value holds them.
+    """
+
+    txid: int
+    val: V | None
+
+
+class OpaqueValue(NamedTuple, Generic[V]):
+    """The current value, the one before it, and the txid that wrote the current one.
+
+    JSON: ``[txid, curr, prev]``. It is exact whatever a replay brings: an orphaned attempt leaves the committed
+    value in ``prev``.
+    """
+
+    txid: int
+    curr: V | None
+    prev: V | None
+
+    def get(self, txid: int | None) -> V | None:
+        """The value that batch ``txid`` starts from, with increasing txids and without a ledger.
+
+        None gives the current value. Raises StaleBatchError when ``txid`` is behind the record.
+        """
+        if txid is None or txid > self.txid:
+            return self.curr
+        if txid == self.txid:
+            return self.prev
+        raise stale(self.txid, txid)
+
+    def update(self, txid: int, new: V | None) -> OpaqueValue[V]:
+        """The record after batch ``txid`` sets ``new``. Raises StaleBatchError."""
+        return OpaqueValue(txid, new, self.get(txid))
+
+
+_TXID: Any = itemgetter(0)
+_CURR: Any = itemgetter(1)
+
+
+class CommitView:
+    """The one rule: ``txid in view`` is true if the txid counts.
+
+    It is the ledger's view of one moment: small, immutable and picklable. Each attempt takes one to the
+    executors, and each reader makes one from the ledger that it has just read.
+
+    ``last``        the last committed txid, None without one
+    ``dead``        inclusive ranges of orphaned txids below ``last``, ascending and disjoint
+    ``floor``       records below this txid were reset and read as absent
+    ``first_txid``  where the ledger's txids start. A record between ``floor`` and here is older than its ledger
+    """
+
+    __slots__ = ("_starts", "dead", "first_txid", "floor", "last")
+
+    def __init__(
+        self,
+        last: int | None,
+        dead: Iterable[tuple[int, int]] = (),
+        floor: int = 0,
+        first_txid: int = 0,
+    ) -> None:
+        self.last = last
+        self.dead = tuple((low, high) for low, high in dead)
+        self.floor = floor
+        self.first_txid = first_txid
+        self._starts = [low for low, _ in self.dead]
+
+    @classmethod
+    def before(cls, txid: int) -> CommitView:
+        """The view of batch ``txid`` without a ledger: all earlier batches count."""
+        return cls(txid - 1)
+
+    def __contains__(self, txid: int) -> bool:
+        return self.last is not None and txid <= self.last and not self._is_dead(txid)
+
+    def _is_dead(self, txid: int) -> bool:
+        at = bisect_right(self._starts, txid) - 1
+        return at >= 0 and txid <= self.dead[at][1]
+
+    def values(
+        self, records: Sequence[OpaqueValue[V] | tuple[int, V | None, V | None] | None], newest: int
+    ) -> list[V | None]:
+        """Return the committed value of each opaque record, for an attempt's base and for readers. One pass, no I/O.
+
+        Args:
+            records: None for an absent record.
+            newest: The highest txid that the caller may meet: an attempt's own, or the last one that the reader's
+                ledger has given out.
+
+        Raises:
+            StaleBatchError: A record is newer, so the caller was overtaken.
+            LedgerLostError: A record is older than its ledger.
+
+        """
+        last = -1 if self.last is None else self.last
+        start = max(self.floor, self.first_txid)
+        present = [record for record in records if record is not None] if contains_none(records) else records
+        if not present:
+            return [None] * len(records)
+        txids = set(map(_TXID, present))
+        oldest = min(txids)
+        if start <= oldest and max(txids) <= last and not (self.dead and self.dead[-1][1] >= oldest):
+            # The common chunk: every record counts.
+            if present is records:
+                return list(map(_CURR, records))
+            return [None if record is None else record[1] for record in records]
+        has_dead = bool(self.dead)
+        out: list[V | None] = []
+        append = out.append
+        for record in records:
+            if record is None:
+                append(None)
+                continue
+            txid, curr, prev = record
+            if start <= txid <= last and not (has_dead and self._is_dead(txid)):
+                append(curr)
+            elif txid < start:
+                self.check_age(txid)
+                append(None)
+            elif txid > newest:
+                raise stale(txid, newest)
+            else:
+                append(prev)
+        return out
+
+    def check_age(self, txid: int) -> bool:
+        """False for a record that was reset, else True. Raises LedgerLostError if it is older than its ledger."""
+        if txid < self.floor:
+            return False
+        if txid < self.first_txid:
+            raise LedgerLostError(
+                f"a record carries txid {txid}, but the ledger's txids start at {self.first_txid}: the ledger was "
+                "deleted, evicted or expired, and made anew. Nothing was written. Restore the ledger and the records "
+                "from one backup, or start the state under another name. See docs/operating.md#a-lost-ledger",
+                found=txid,
+                first_txid=self.first_txid,
+            )
+        return True
+
+    def __reduce__(self) -> tuple[type[CommitView], tuple[object, ...]]:
+        return CommitView, (self.last, self.dead, self.floor, self.first_txid)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CommitView) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash((self.last, self.dead, self.floor, self.first_txid))
+
+    def __repr__(self) -> str:
+        return f"CommitView({self.last}, dead={self.dead}, floor={self.floor}, first_txid={self.first_txid})"
+
+
+def stale(found: int, own: int) -> StaleBatchError:
+    """The error of a batch that meets a record of a later txid."""
+    return StaleBatchError(
+        f"the store holds a record of txid {found}, newer than this batch's {own}: another driver has taken over, or "
+        "an old checkpoint is replayed. Nothing was written. Stop the older driver.",
+        found=found,
+        own=own,
+    )
+
+
+def newer_txids(keys: Iterable[Any], records: Iterable[Any], newest: int) -> dict[Any, int]:
+    """The keys whose records carry a txid above ``newest``, with that txid. Not for states without txids."""
+    pairs = zip(keys, records, strict=True)
+    return {key: record[0] for key, record in pairs if record is not None and record[0] > newest}
+
+
+def newer_than_ledger(state: str, unknown: Mapping[Any, int], newest: int) -> StaleBatchError:
+    """The error of records with txids that their ledger, read after them, has not given out."""
+    key, txid = next(iter(unknown.items()))
+    more = f" ({len(unknown) - 1} more keys like it)" if len(unknown) > 1 else ""
+    shown = str(key)[:100]
+    return StaleBatchError(
+        f"state {state!r}, key {shown!r}: the record carries txid {txid}, and the ledger has given out none above "
+        f"{newest}{more}. The ledger was restored from an older copy than its records, or another program wrote the "
+        "record. Nothing was written. Restore both from one backup, or delete the record.",
+        state=state,
+        key=str(key),
+        keys=[str(other) for other in unknown],
+        found=txid,
+        newest=newest,
+    )

@@ -1,0 +1,202 @@
+"""The ledger in its store: its JSON, where a store keeps it, and how readers and tools read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from mapstate.backing_map import IBackingMap
+from mapstate.capabilities import FenceToken, LedgerStore, Scan
+from mapstate.errors import (
+    CorruptLedgerError,
+    LedgerLostError,
+    MapStateError,
+    StateNotFoundError,
+    UsageError,
+    cut,
+    shown,
+)
+from mapstate.keys import KeyCodec
+from mapstate.protocol.ledger_record import FORMAT, LedgerRecord, is_time
+from mapstate.schema import Field, KeyField, StateType
+from mapstate.serializers import RecordCodec, serializer
+
+__all__ = [
+    "LEDGER_KEY",
+    "UnconditionalLedger",
+    "check_page_size",
+    "decode_ledger",
+    "encode_ledger",
+    "has_records",
+    "ledger_store",
+    "lost_ledger",
+    "read_ledger",
+    "record_pages",
+]
+
+LEDGER_KEY = "\\ledger"
+"""The key of the ledger in a store that offers only `IBackingMap`. No encoded key is equal to it."""
+
+_NO_NUMBER = 1 << 63
+_PAGE = 10_000  # keys
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(LedgerRecord)
+
+
+def encode_ledger(record: LedgerRecord) -> bytes:
+    """Encode a ledger as JSON, which can be read in the store's own shell."""
+    return _encoder.encode(record)
+
+
+def decode_ledger(data: bytes, state: str) -> LedgerRecord:
+    """Decode a ledger. Raises CorruptLedgerError for anything else, and for a ledger that contradicts itself."""
+    try:
+        record = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise _corrupt(state, cut(error)) from error
+    if record.format != FORMAT or record.state != state:
+        raise CorruptLedgerError(
+            f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
+            f"format {FORMAT} was expected. Nothing was written. Restore the ledger and the records from one backup.",
+            state=state,
+        )
+    flaw = _flaw(record) or _schema_flaw(
+        record.serializer, record.type, record.keys, record.fields, record.field_counts
+    )
+    if flaw is not None:
+        raise _corrupt(state, flaw)
+    return record
+
+
+def _corrupt(state: str, why: str) -> CorruptLedgerError:
+    return CorruptLedgerError(
+        f"the ledger of state {state!r} cannot be read ({why}): another program wrote it, or a newer mapstate. Nothing "
+        "was written. Restore the ledger and the records from one backup.",
+        state=state,
+    )
+
+
+def _flaw(record: LedgerRecord) -> str | None:
+    """The first contradiction that no event can have left in a ledger; None without one."""
+    last, attempt, next_txid = record.last_txid, record.in_flight, record.next_txid
+    commits = [commit for commit in (record.last_commit, record.previous) if commit is not None]
+    numbers = [record.epoch, record.first_txid, next_txid, record.floor, record.rewrites, *record.owners.values()]
+    numbers += [number for commit in commits for number in (commit.txid, commit.batch_id)]
+    numbers += [] if attempt is None else [attempt.txid, attempt.epoch, attempt.batch_id or 0]
+    bounds = [bound for span in record.dead for bound in span]
+    counts = [count for _, count in record.field_counts]
+    txids = [event.txid for event in (*commits, attempt) if event is not None] + ([] if last is None else [last])
+    times = ["" if attempt is None else attempt.at, *(commit.at for commit in commits)]
+    for is_flaw, flaw in (
+        (record.owner not in record.owners, "its owner is not among its owners"),
+        (min(numbers) < 0 or max(numbers) >= _NO_NUMBER, "a number is out of range"),
+        (max(txids, default=-1) >= next_txid, "a txid is above the next one"),
+        (bounds != sorted(bounds) or any(low > high for low, high in record.dead), "its dead txids are not in order"),
+        (bool(bounds) and (last is None or bounds[0] < 0 or bounds[-1] >= last), "a dead txid is above the last one"),
+        (len(set(record.fields)) < len(record.fields), "a field stands twice"),
+        (not counts or counts != sorted(counts) or counts[0] < 0, "its field counts are not in order"),
+        (bool(counts) and counts[-1] != len(record.fields), "its last field count differs from the number of fields"),
+        (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
+    ):
+        if is_flaw:
+            return flaw
+    return None
+
+
+@lru_cache(maxsize=64)  # a reader decodes the ledger of each batch, and the schema rarely changes
+def _schema_flaw(
+    form: str,
+    state_type: StateType,
+    keys: tuple[KeyField, ...],
+    fields: tuple[Field, ...],
+    field_counts: tuple[tuple[int, int], ...],
+) -> str | None:
+    """Why keys or records of this schema cannot be read; None if they can."""
+    try:
+        chosen = serializer(form)
+        KeyCodec(keys, native=chosen.native)
+        RecordCodec(chosen, "", state_type, fields, field_counts)
+    except (MapStateError, ValueError, TypeError, RecursionError) as error:
+        return cut(error)
+    return None
+
+
+def read_ledger(store: Any, state: str) -> LedgerRecord:
+    """Read the present ledger, for readers and tools.
+
+    Without a ledger all keys of the store may be listed. Raises LedgerLostError if there are records, else
+    StateNotFoundError.
+    """
+    stored = ledger_store(store).load()
+    if stored is None:
+        if isinstance(store, Scan) and has_records(store):
+            raise lost_ledger(state)
+        raise StateNotFoundError(
+            f"there is no state {state!r} here: neither a ledger nor a record was found. Either no batch has run yet, "
+            "or the store was emptied, or the name, database number, key prefix or layout is another one. See "
+            "docs/operating.md#a-store-that-was-emptied",
+            state=state,
+        )
+    return decode_ledger(stored[0], state)
+
+
+def lost_ledger(state: str) -> LedgerLostError:
+    """The error of records without a ledger that says which of them count."""
+    return LedgerLostError(
+        f"state {state!r} has records but no ledger: it was deleted, evicted or expired. Nothing was written. Stop the "
+        "query. Restore ledger and records from one backup; or give the records a ledger with mapstate adopt; or "
+        "remove them with mapstate drop. See docs/operating.md#a-lost-ledger",
+        state=state,
+    )
+
+
+def check_page_size(page_size: int) -> None:
+    """Raise UsageError for an empty page."""
+    if page_size < 1:
+        raise UsageError(f"page_size is the number of keys on a page, at least 1, not {page_size}.")
+
+
+def record_pages(store: Scan, page_size: int) -> Iterator[list[Any]]:
+    """List the keys of all records, a page at a time. It gives at least the keys that the store holds at the call.
+
+    Raises UsageError for an empty page.
+    """
+    check_page_size(page_size)
+    pages = ([key for key in page if key != LEDGER_KEY] for page in store.scan(page_size))
+    return (page for page in pages if page)
+
+
+def has_records(store: Scan) -> bool:
+    """Whether the store holds any record of its state. Without one, all keys may be listed."""
+    return next(record_pages(store, _PAGE), None) is not None
+
+
+class UnconditionalLedger:
+    """A ledger by get and put, for a store without compare-and-set.
+
+    Not guaranteed: of two drivers that open the state at the same moment, both may go on.
+    """
+
+    def __init__(self, backing: IBackingMap[str, bytes]) -> None:
+        self._backing = backing
+
+    def load(self) -> tuple[bytes, bytes] | None:
+        """See `LedgerStore.load`; the version is the record itself."""
+        record = self._backing.multi_get([LEDGER_KEY])[0]
+        return None if record is None else (record, record)
+
+    def swap(self, record: bytes, expected: bytes | None, fence: FenceToken) -> bytes | None:  # noqa: ARG002
+        """See `LedgerStore.swap`. It compares and puts in two steps, and has no fence to move."""
+        if self._backing.multi_get([LEDGER_KEY])[0] != expected:
+            return None
+        self._backing.multi_put([LEDGER_KEY], [record])
+        return record
+
+
+def ledger_store(store: Any) -> LedgerStore:
+    """The store itself if it keeps ledgers, else an `UnconditionalLedger`."""
+    return store if isinstance(store, LedgerStore) else UnconditionalLedger(store)

@@ -1,0 +1,456 @@
+"""The ledger's rules for one state: one pure function per event.
+
+Each takes the ledger as it was read and returns the ledger to write. Nothing here does I/O, asks the clock or keeps
+state. `mapstate.protocol.ledger` runs the functions against a store by compare-and-set.
+
+The rules were searched exhaustively. What looks like a simplification of one usually is a
+counterexample: docs/protocol.md lists those that are known.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mapstate.errors import (
+    FencedError,
+    MissingBatchesError,
+    RollbackError,
+    StaleBatchError,
+    StateOwnershipError,
+    StateSchemaError,
+    UsageError,
+)
+from mapstate.protocol.ledger_record import (
+    DROPPER,
+    AlreadyCommitted,
+    Attempt,
+    Commit,
+    InFlight,
+    LedgerRecord,
+    OpenRequest,
+)
+from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
+from mapstate.schema import Field, KeyField, OnGap
+
+__all__ = [
+    "after_failed_attempt",
+    "begin",
+    "check_in_flight",
+    "check_session",
+    "commit",
+    "give_up",
+    "is_older",
+    "missing_batches",
+    "open_ledger",
+    "rollback",
+]
+
+
+def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+    """Give the state to a driver, under a new epoch that fences every driver before it.
+
+    ``ledger`` is None for a new state. Raises StateSchemaError, StateOwnershipError, and UsageError for the reset of a
+    non-transactional state.
+    """
+    if ledger is None:
+        return LedgerRecord(
+            state=opening.state,
+            type=opening.type,
+            serializer=opening.serializer,
+            keys=opening.keys,
+            fields=opening.fields,
+            field_counts=((opening.clock_txid, len(opening.fields)),),
+            owner=opening.owner,
+            owners={opening.owner: 0},
+            epoch=1,
+            session=opening.session,
+            first_txid=opening.clock_txid,
+            next_txid=opening.clock_txid,
+            initial_keys=0,
+            has_had_ttl=opening.has_ttl,
+        )
+    if ledger.owner == DROPPER:
+        raise StateOwnershipError(
+            f"state {ledger.state!r} is being removed, or its removal was interrupted: some of its records are gone. "
+            "Nothing was written. Run mapstate drop again until it ends, and then start the job.",
+            state=ledger.state,
+            owner=ledger.owner,
+        )
+    ledger = _with_fields(ledger, opening)
+    if ledger.owner != opening.owner:
+        ledger = _with_owner(ledger, opening)
+    return msgspec.structs.replace(
+        ledger, epoch=ledger.epoch + 1, session=opening.session, has_had_ttl=ledger.has_had_ttl or opening.has_ttl
+    )
+
+
+def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
+    """Check the schema, and append new fields."""
+    for part, stored, requested in (
+        ("type", ledger.type, opening.type),
+        ("serializer", ledger.serializer, opening.serializer),
+        ("key schema", _schema(ledger.keys), _schema(opening.keys)),
+    ):
+        if stored != requested:
+            raise _schema_error(ledger.state, part, stored, requested)
+    names = {field.name for field in ledger.fields}
+    new = {field.name: field for field in opening.fields}
+    for field in ledger.fields:
+        if new.get(field.name) != field:
+            changed = [new[field.name]] if field.name in new else []
+            raise _schema_error(ledger.state, "field", _schema([field]), _schema(changed))
+    added = tuple(field for field in opening.fields if field.name not in names)
+    if not added:
+        return ledger
+    if ledger.type == "non-transactional":
+        raise _schema_error(
+            ledger.state,
+            "fields (a non-transactional record has no txid, which would tell old records from wider ones)",
+            _schema(ledger.fields),
+            _schema(opening.fields),
+        )
+    if ledger.type == "transactional" and ledger.in_flight is not None:
+        raise StateSchemaError(
+            f"state {ledger.state!r}: {_schema(added)} cannot be added while txid {ledger.in_flight.txid} is in "
+            "flight, because a transactional attempt has to be repeated as it was. Nothing was written. Run the job "
+            "once with the old fields, then add the new ones.",
+            state=ledger.state,
+        )
+    fields = ledger.fields + added
+    return msgspec.structs.replace(
+        ledger, fields=fields, field_counts=(*ledger.field_counts, (ledger.next_txid, len(fields)))
+    )
+
+
+def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
+    """Hand the state to another streaming query, if its spec says so or the present owner holds nothing in it."""
+    owners = {opening.owner: 0} | ledger.owners
+    holds_nothing = _holds_nothing(ledger)
+    if opening.on_new_owner == "adopt" and not holds_nothing:
+        if ledger.type == "transactional" and ledger.in_flight is not None:
+            raise StateOwnershipError(
+                f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid {ledger.in_flight.txid} "
+                f"(batch {ledger.in_flight.batch_id}) in flight, and only that query can finish a transactional "
+                "attempt. Nothing was written. Run it once more from its own checkpoint, or start empty with "
+                "on_new_owner='reset'.",
+                state=ledger.state,
+                owner=ledger.owner,
+            )
+        # The attempt in flight is left behind. It is above last_txid, so it never counts.
+        return msgspec.structs.replace(after_failed_attempt(ledger), owner=opening.owner, owners=owners, in_flight=None)
+    if opening.on_new_owner == "reset" or holds_nothing:
+        if ledger.type == "non-transactional" and not holds_nothing:
+            raise UsageError(
+                f"state {ledger.state!r} is non-transactional and cannot be reset: its records carry no txid, which "
+                "would tell old from new. Nothing was written. Remove it (mapstate drop), or give the state another "
+                "name."
+            )
+        # Nothing is deleted, because a late writer or a reader may still be at work below the floor.
+        return msgspec.structs.replace(
+            ledger,
+            owner=opening.owner,
+            owners=owners,
+            in_flight=None,
+            floor=ledger.next_txid,
+            last_txid=None,
+            last_commit=None,
+            previous=None,
+            dead=(),
+            initial_keys=0,
+            has_had_ttl=False,
+        )
+    raise _owned_by_another(ledger, opening)
+
+
+def _owned_by_another(ledger: LedgerRecord, opening: OpenRequest) -> StateOwnershipError:
+    last, attempt = ledger.last_commit, ledger.in_flight
+    facts = {"state": ledger.state, "owner": ledger.owner, "asked_by": opening.owner}
+    if ledger.last_txid is None and not any(ledger.owners.values()):
+        began = "its batches were rolled back"
+        if attempt is not None:
+            began = f"txid {attempt.txid} is in flight since {attempt.at or '?'}"
+        way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
+        if ledger.type == "non-transactional":
+            way_out = "remove the state (mapstate drop --force), because its records count"
+        return StateOwnershipError(
+            f"state {ledger.state!r} belongs to streaming query {ledger.owner}, which has not committed a batch "
+            f"({began}); this is query {opening.owner}. Nothing was written. If that query runs, give this job a state "
+            f"of its own. If its driver is gone, {way_out}.",
+            **facts,
+        )
+    held = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
+    return StateOwnershipError(
+        f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({held}); this is query {opening.owner}. "
+        "Its checkpoint is new or another one, or a second job uses the state. Nothing was written. Restore the old "
+        "checkpoint, or name another state, or choose: on_new_owner='adopt' counts on above the present values, "
+        "'reset' starts empty.",
+        **facts,
+    )
+
+
+def _holds_nothing(ledger: LedgerRecord) -> bool:
+    """Whether no batch of any owner counts, and no attempt in flight can still be committed.
+
+    Then the next owner may take the state: the records of failed attempts are below its floor. Records without a txid
+    have no floor, so in a non-transactional state nothing may have begun.
+    """
+    if ledger.last_txid is not None or any(ledger.owners.values()):
+        return False
+    if ledger.type == "non-transactional":
+        return ledger.next_txid == ledger.first_txid
+    return ledger.in_flight is None or ledger.in_flight.epoch != ledger.epoch
+
+
+def _schema(fields: tuple[KeyField, ...] | tuple[Field, ...] | list[Field]) -> str:
+    return "(" + ", ".join(" ".join(field) for field in fields) + ")"
+
+
+def _schema_error(state: str, part: str, stored: str, requested: str) -> StateSchemaError:
+    return StateSchemaError(
+        f"state {state!r}: its ledger has the {part} {stored}, the job asks for {requested}. Nothing was written. Open "
+        "the state as it was made (fields may only be added), or name another state.",
+        state=state,
+        found=stored,
+        expected=requested,
+    )
+
+
+def begin(
+    ledger: LedgerRecord,
+    session: str,
+    batch_id: int,
+    on_gap: OnGap = "refuse",
+    nonce: str = "",
+    *,
+    at: str = "",
+    plan: BatchPlan | None = None,
+) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+    """Start an attempt at a batch. An opaque attempt always gets a new txid.
+
+    A committed batch with another plan was planned anew, from a checkpoint that is one batch older than the state. It
+    is rolled back and begun, see `check_replanned`.
+
+    Args:
+        ledger: The state's ledger, opened by this driver.
+        session: The driver's own, see `LedgerRecord`.
+        batch_id: Spark's number of the batch.
+        on_gap: "accept" goes on above missing batches.
+        nonce: The attempt's random name.
+        at: The present time, for people.
+        plan: Spark's plan; None, for a batch without a checkpoint, skips the checks of plans.
+
+    Raises:
+        FencedError: Another driver has opened the state.
+        StaleBatchError: The batch is older than the state.
+        MissingBatchesError: Batches between the state and this one are missing.
+        ReplannedBatchError: The batch came with another plan and cannot be counted anew.
+
+    """
+    check_session(ledger, session)
+    if is_replanned(ledger, batch_id, plan):
+        check_replanned(ledger, batch_id, plan)
+        ledger = rollback(ledger)
+    due = ledger.owners[ledger.owner]
+    if batch_id < due:
+        check_age(ledger, batch_id, plan)
+        return ledger, _already_committed(ledger, batch_id, due)
+    repeat = ledger.in_flight if ledger.type == "transactional" else None
+    if repeat is not None and repeat.batch_id is not None:
+        if repeat.batch_id != batch_id:
+            raise missing_batches(ledger, batch_id, repeat.batch_id, accept=False)
+        check_repeated(ledger, repeat, plan)
+        txid, next_txid = repeat.txid, ledger.next_txid
+    else:
+        if on_gap != "accept":
+            if batch_id > due:
+                raise missing_batches(ledger, batch_id, due)
+            check_follows(ledger, batch_id, plan)
+        txid, next_txid = ledger.next_txid, ledger.next_txid + 1
+    after = msgspec.structs.replace(
+        after_failed_attempt(ledger),
+        next_txid=next_txid,
+        in_flight=InFlight(
+            txid=txid,
+            epoch=ledger.epoch,
+            batch_id=batch_id,
+            nonce=nonce,
+            at=at,
+            plan=None if plan is None else plan.digest(),
+        ),
+    )
+    return after, Attempt(batch_id, txid, ledger.view(), after.fence())
+
+
+def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> AlreadyCommitted:
+    last = ledger.last_commit
+    own = last is not None and last.owner == ledger.owner
+    if batch_id < due - 1 or (own and last is not None and last.batch_id < batch_id):
+        raise StaleBatchError(
+            f"Spark brings batch {batch_id} to state {ledger.state!r}, which waits for batch {due} of this query: the "
+            "checkpoint is older than the state. Nothing was written. Put the newer checkpoint back, or restore the "
+            "store to the checkpoint's moment. See docs/operating.md#after-a-restored-checkpoint",
+            state=ledger.state,
+            found=batch_id,
+            expected=due,
+        )
+    known = own and last is not None and last.txid >= ledger.floor
+    return AlreadyCommitted(batch_id, last if known else None, ledger.view())
+
+
+def is_older(ledger: LedgerRecord, known: LedgerRecord) -> bool:
+    """Whether a ledger is older than ``known``, of the same incarnation of the state. Only a restored copy is.
+
+    Epochs and txids only rise, and a new owner raises the epoch.
+    """
+    if ledger.first_txid != known.first_txid:
+        return False
+    return ledger.epoch < known.epoch or (ledger.session == known.session and ledger.next_txid < known.next_txid)
+
+
+def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool = True) -> MissingBatchesError:
+    """The error of a batch that comes before the one that is ``due``."""
+    way_out = " on_gap='accept' goes on without them." if accept else ""
+    if ledger.next_txid == ledger.first_txid:
+        return MissingBatchesError(
+            f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
+            "written. If the store was emptied: restore a copy and run mapstate rewind, or take a new checkpoint. If "
+            "the job is new to the state: run it once with on_gap='accept'. See "
+            "docs/operating.md#a-store-that-was-emptied",
+            state=ledger.state,
+            found=batch_id,
+            expected=due,
+        )
+    return MissingBatchesError(
+        f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of this "
+        "query. The store lost batches, or the job ran without the state for a while. Nothing was written. Rewind the "
+        f"checkpoint (mapstate rewind), or reset the state and replay the source.{way_out} See "
+        "docs/operating.md#after-a-restored-store-mapstate-rewind",
+        state=ledger.state,
+        found=batch_id,
+        expected=due,
+    )
+
+
+def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
+    """Make the attempt ``done.txid`` count, with everything it wrote.
+
+    A second call changes nothing, because a lost reply is retried. Raises FencedError, and UsageError for another batch
+    than the attempt's.
+    """
+    check_session(ledger, session)
+    if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
+        return ledger
+    attempt = check_in_flight(ledger, done.txid)
+    if attempt.batch_id != done.batch_id:
+        raise UsageError(
+            f"txid {done.txid} was begun for batch {attempt.batch_id}, not for batch {done.batch_id}. Nothing was "
+            "committed."
+        )
+    held = ledger.keys_held()
+    held = None if held is None or done.keys_delta is None else held + done.keys_delta
+    return msgspec.structs.replace(
+        ledger,
+        last_commit=msgspec.structs.replace(done, plan=attempt.plan, keys_held=held, last_txid_before=ledger.last_txid),
+        previous=ledger.last_commit,
+        in_flight=None,
+        owners=ledger.owners | {ledger.owner: done.batch_id + 1},
+        last_txid=done.txid,
+        dead=_dead_up_to(ledger, done.txid),
+    )
+
+
+def _dead_up_to(ledger: LedgerRecord, txid: int) -> tuple[tuple[int, int], ...]:
+    """``dead`` after a commit: every txid between two commits was begun and does not count."""
+    low = max(ledger.first_txid, ledger.floor) if ledger.last_txid is None else ledger.last_txid + 1
+    return (*ledger.dead, (low, txid - 1)) if low < txid else ledger.dead
+
+
+def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
+    """Take the last batch back: every reader sees the state as before it, at once.
+
+    For opaque states only, one batch, and only while no later attempt has begun. The streaming checkpoint has to be
+    rewound with it. ``txid`` is the expected txid of the last batch; None skips the check. Raises RollbackError.
+    """
+    last = ledger.last_commit
+    if ledger.type != "opaque":
+        raise RollbackError(
+            f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before. Nothing was changed."
+        )
+    if last is None or ledger.in_flight is not None or ledger.next_txid != last.txid + 1:
+        raise RollbackError(
+            f"state {ledger.state!r} can only be rolled back by one batch, before a later attempt begins: committed is "
+            f"{'nothing' if last is None else f'txid {last.txid}'}, the next txid is {ledger.next_txid}. Records keep "
+            "one value before the current one, and a later attempt may have replaced it. Nothing was changed.",
+            state=ledger.state,
+        )
+    if txid is not None and last.txid != txid:
+        raise RollbackError(
+            f"state {ledger.state!r}: the last batch is {last.batch_id} (txid {last.txid}), not txid {txid}: a batch "
+            "was committed or rolled back meanwhile. Nothing was changed. Stop the query, and look again.",
+            state=ledger.state,
+            found=last.txid,
+            expected=txid,
+        )
+    previous = ledger.previous
+    low = last.last_txid_before
+    if low is None and previous is not None:
+        low = previous.txid  # a ledger may have been written without last_txid_before
+    return msgspec.structs.replace(
+        ledger,
+        last_commit=previous,
+        previous=None,
+        last_txid=low,
+        dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
+        owners=ledger.owners | {last.owner: last.batch_id},
+    )
+
+
+def give_up(ledger: LedgerRecord, session: str) -> LedgerRecord:
+    """Leave a failed attempt behind, as a restart would, and close the fence.
+
+    A transactional attempt keeps its txid for the replay. Nothing changes if another driver has opened the state, or
+    nothing is in flight.
+    """
+    attempt = ledger.in_flight
+    if ledger.session != session or attempt is None or attempt.epoch != ledger.epoch:
+        return ledger
+    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1)
+
+
+def after_failed_attempt(ledger: LedgerRecord) -> LedgerRecord:
+    """The ledger without a number of keys, if a failed non-transactional attempt may have added some."""
+    if ledger.type != "non-transactional" or ledger.in_flight is None:
+        return ledger
+    return ledger.with_keys_held(None)
+
+
+def check_session(ledger: LedgerRecord, session: str) -> None:
+    """Raise FencedError unless this driver made the ledger's epoch."""
+    if ledger.owner == DROPPER and ledger.session != session:
+        raise FencedError(
+            f"state {ledger.state!r} is being removed by mapstate drop. This driver's attempt does not count, and the "
+            "driver stops.",
+            state=ledger.state,
+            epoch=ledger.epoch,
+        )
+    if ledger.session != session:
+        raise FencedError(
+            f"state {ledger.state!r} was opened again, as epoch {ledger.epoch} by query {ledger.owner}. A newer driver "
+            "has replaced this one, whose attempt does not count. Two running copies of one job are the usual cause: "
+            "stop one of them.",
+            state=ledger.state,
+            epoch=ledger.epoch,
+        )
+
+
+def check_in_flight(ledger: LedgerRecord, txid: int) -> InFlight:
+    """Return the attempt in flight. Raises FencedError unless it has this txid and the ledger's epoch."""
+    attempt = ledger.in_flight
+    if attempt is None or attempt.txid != txid or attempt.epoch != ledger.epoch:
+        raise FencedError(
+            f"state {ledger.state!r}: txid {txid} is not in flight "
+            f"({'nothing is' if attempt is None else f'txid {attempt.txid} is'}), so it can never count.",
+            state=ledger.state,
+            txid=txid,
+        )
+    return attempt

@@ -1,0 +1,206 @@
+"""The ledger's rules for what operators do: vacuum, recount, drop. Pure, as `mapstate.protocol.transitions`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mapstate.errors import FencedError, UsageError
+from mapstate.protocol.ledger_record import DROPPER, Attempt, InFlight, LedgerRecord
+from mapstate.protocol.transitions import check_in_flight
+from mapstate.schema import Field, KeyField
+
+__all__ = [
+    "begin_drop",
+    "begin_vacuum",
+    "check_vacuum",
+    "commit_vacuum",
+    "forget_dead",
+    "recount",
+]
+
+
+def begin_vacuum(
+    ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = "", seen: LedgerRecord | None = None
+) -> tuple[LedgerRecord, Attempt]:
+    """Start an attempt that rewrites orphaned records, with a txid of its own and through the fence.
+
+    A batch that begins meanwhile fences the vacuum, without harm.
+
+    Args:
+        ledger: The state's ledger.
+        session: A new random name.
+        take_over: Leave an attempt in flight behind and fence its driver, as a restart would.
+        at: The present time, for people.
+        seen: The ledger under which the caller read the records.
+
+    Raises:
+        UsageError: The state is not opaque, or an attempt is in flight.
+        FencedError: A batch was committed since ``seen``.
+
+    """
+    if ledger.type != "opaque":
+        raise UsageError(
+            f"state {ledger.state!r} is {ledger.type}: only opaque states have orphaned records. Nothing was written."
+        )
+    attempt = ledger.in_flight
+    if attempt is not None and attempt.epoch == ledger.epoch:
+        if not take_over:
+            raise UsageError(
+                f"state {ledger.state!r} has txid {attempt.txid} in flight. Nothing was written. Vacuum it between two "
+                "batches; or, if the driver of that attempt is gone, take the state over, which fences the driver."
+            )
+        ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
+    if seen is not None and seen.last_commit != ledger.last_commit:
+        raise _changed_meanwhile(ledger)
+    txid = ledger.next_txid
+    after = msgspec.structs.replace(
+        ledger,
+        next_txid=txid + 1,
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, nonce=session, at=at),
+        rewrites=ledger.rewrites + 1,  # already at the begin: a reader must not take purged records for absent keys
+    )
+    return after, Attempt(-1, txid, ledger.view(), after.fence())
+
+
+def check_vacuum(ledger: LedgerRecord) -> None:
+    """Refuse a vacuum that would rewrite records while the last batch may have to be rolled back. Raises UsageError.
+
+    A topology that commits a batch in several writes rolls it back after a crash between them. A vacuum's txid would
+    prevent that.
+    """
+    last = ledger.last_commit
+    if last is None or not last.apart_from or ledger.next_txid != last.txid + 1:
+        return  # a later attempt began in all of them
+    names = ", ".join(map(repr, last.apart_from))
+    raise UsageError(
+        f"state {ledger.state!r} has records to rewrite, but its batch {last.batch_id} was committed apart from "
+        f"{names}. If one of them lacks the batch, the next start rolls it back, which a vacuum would prevent. Nothing "
+        "was written. Name those states with their stores (beside=..., --beside URL#STATE): the vacuum runs if they "
+        "have the batch, too."
+    )
+
+
+def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = None) -> LedgerRecord:
+    """Forget the dead txids, for a vacuum that found no orphaned record under the ledger ``seen``.
+
+    It uses no txid, so the last batch can still be rolled back. ``held`` is the number of keys found, see
+    `commit_vacuum`. Raises FencedError if the ledger has changed since: a later commit may have left orphans.
+    """
+    if ledger != seen:
+        raise _changed_meanwhile(ledger)
+    counted = _with_found_keys(ledger, held)
+    return msgspec.structs.replace(counted, dead=()) if counted.dead else counted
+
+
+def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held: int | None = None) -> LedgerRecord:
+    """Commit a vacuum: forget the dead txids and keep the last batch. Raises FencedError.
+
+    Args:
+        ledger: The state's ledger.
+        txid: The vacuum's own.
+        fenced: The store refuses late writers. Without a fence the vacuum has rewritten every record, and ``floor``
+            hides what a late writer of a forgotten attempt may still put.
+        held: The number of keys found. It becomes the ledger's only if that is unknown: a lower number means lost
+            records, which a vacuum must not cover up.
+
+    """
+    if ledger.last_txid == txid:
+        return ledger
+    check_in_flight(ledger, txid)
+    return msgspec.structs.replace(
+        _with_found_keys(ledger, held),
+        in_flight=None,
+        last_txid=txid,
+        dead=(),
+        floor=ledger.floor if fenced else txid,
+    )
+
+
+def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRecord:
+    """Set the number of keys to ``held``, which an operator has counted under the ledger ``counted``.
+
+    Raises UsageError for a state with a ttl, if a batch was committed or a vacuum began since, and if an attempt is in
+    flight in a state that is not opaque.
+    """
+    if ledger.has_had_ttl:
+        raise UsageError(
+            f"state {ledger.state!r} has or had a ttl: its records expire unseen, so a number would soon be wrong. "
+            "Nothing was written.",
+            state=ledger.state,
+        )
+    if ledger.in_flight is not None and ledger.type != "opaque":
+        raise UsageError(
+            f"state {ledger.state!r} is {ledger.type} and has txid {ledger.in_flight.txid} in flight, whose keys are "
+            "stored and do not count yet. Nothing was written. Let the query end that batch, and count again.",
+            state=ledger.state,
+        )
+    if ledger.contents() != counted.contents():
+        raise UsageError(
+            f"state {ledger.state!r}: a batch was committed or a vacuum began during the count. Nothing was written. "
+            "Count again between two batches, or stop the query first.",
+            state=ledger.state,
+        )
+    if held != ledger.keys_held():  # the lost keys may or may not be older than the last batch
+        previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
+        initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
+        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys)
+    return ledger.with_keys_held(held)
+
+
+def begin_drop(
+    ledger: LedgerRecord | None, state: str, session: str, clock_txid: int, *, force: bool = False, at: str = ""
+) -> LedgerRecord:
+    """Give the state to the removal: nothing counts, no query can open it, and the fence is open for the removal only.
+
+    ``ledger`` is None if it was lost. Raises UsageError for an attempt in flight, whose driver may be alive, unless
+    ``force`` is set.
+    """
+    if ledger is None:
+        ledger = LedgerRecord(
+            state=state,
+            type="opaque",
+            serializer="json",
+            keys=(KeyField("unknown", "string"),),
+            fields=(Field("unknown", "Count", "bigint"),),
+            field_counts=((clock_txid, 1),),
+            owner=DROPPER,
+            owners={DROPPER: 0},
+            epoch=0,
+            session=session,
+            first_txid=clock_txid,
+            next_txid=clock_txid,
+        )
+    attempt = ledger.in_flight
+    if attempt is not None and attempt.epoch == ledger.epoch and ledger.owner != DROPPER and not force:
+        raise UsageError(
+            f"state {state!r} has txid {attempt.txid} in flight, begun {attempt.at or 'at an unknown time'}: a driver "
+            "or a vacuum is at work. Nothing was removed. Stop it first; if its process is gone, use force=True "
+            "(--force)."
+        )
+    txid, epoch = max(ledger.next_txid, clock_txid), ledger.epoch + 1  # above all fences, also after a restore
+    return msgspec.structs.replace(
+        ledger,
+        owner=DROPPER,
+        owners=ledger.owners | {DROPPER: 0},
+        epoch=epoch,
+        session=session,
+        next_txid=txid + 1,
+        last_txid=None,
+        last_commit=None,
+        previous=None,
+        in_flight=InFlight(txid=txid, epoch=epoch, batch_id=None, nonce=session, at=at),
+        dead=(),
+        floor=txid,
+    )
+
+
+def _changed_meanwhile(ledger: LedgerRecord) -> FencedError:
+    return FencedError(
+        f"the ledger of state {ledger.state!r} has changed while a vacuum read the records: a batch has begun. Nothing "
+        "was written. Run the vacuum again between two batches.",
+        state=ledger.state,
+    )
+
+
+def _with_found_keys(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
+    return ledger if ledger.has_had_ttl or ledger.keys_held() is not None else ledger.with_keys_held(held)

@@ -1,0 +1,1 @@
+"""One batch on the driver: begin, attempts, commit, what lies downstream."""

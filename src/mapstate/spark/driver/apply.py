@@ -1,0 +1,177 @@
+"""A batch on its way to the store, and what comes back.
+
+Writes run once. Where somebody asked for new values, they are materialized together with the reports,
+in two replicas: a frame that is only persisted would be computed again, writes and all, when an
+executor that holds a part of it dies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from mapstate.spark.driver.frames import ONE_DRAW, computed_once
+from mapstate.spark.driver.new_values import new_values_frame
+from mapstate.spark.driver.plan import Plan
+from mapstate.spark.driver.query import configured
+from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
+from mapstate.spark.executor.task import BatchTask
+from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["AttemptResult", "apply_on_driver", "apply_on_executors"]
+
+
+class AttemptResult:
+    """What an attempt came to in one state: the tasks' reports and, where asked for, the new values.
+
+    ``name`` is the attempt's own, on which the next batch's caches rest. ``rows_sent`` were counted in front of the
+    shuffle, None where nobody counted.
+    """
+
+    def __init__(
+        self,
+        reports: list[TaskReport],
+        new_values: DataFrame | None,
+        release: Callable[[], None] | None = None,
+        *,
+        name: str,
+    ) -> None:
+        self.reports = reports
+        self.new_values = new_values
+        self.name = name
+        self.rows_sent: int | None = None
+        self._release = release
+
+    @property
+    def rows(self) -> int:
+        """How many rows are in."""
+        return sum(report.rows_done for report in self.reports)
+
+    @property
+    def keys(self) -> int:
+        """How many keys the tasks have written or found written."""
+        return sum(report.keys for report in self.reports)
+
+    @property
+    def keys_delta(self) -> int | None:
+        """How many keys the attempt added, less those that it removed; None if one of its tasks cannot tell."""
+        deltas = [report.keys_delta for report in self.reports]
+        return None if None in deltas else sum(delta for delta in deltas if delta is not None)
+
+    def release(self) -> None:
+        """Releases the storage of the new values."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+
+def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
+    """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors.
+
+    ``rows`` are as `Plan.of` gives them.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    with configured(rows, ONE_DRAW), _fixed_partitions(rows, task.spec):
+        task.spread = _spread_of(rows) if task.spec.cache_size else None
+        if task.new_values is None:
+            line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
+            lines = rows.mapInArrow(task, line_type).collect()
+            return AttemptResult(reports_of(line[0] for line in lines), None, name=task.attempt)
+        out, release = computed_once(rows.mapInArrow(task, task.new_values))
+    report = F.col(REPORT_COLUMN)
+    lines = out.where(report.isNotNull()).select(report).collect()
+    return AttemptResult(
+        reports_of(line[0] for line in lines),
+        out.where(report.isNull()).drop(REPORT_COLUMN),
+        release,
+        name=task.attempt,
+    )
+
+
+def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult:
+    """Aggregates on the executors and applies on the driver: for a store in its process, and for small batches.
+
+    One row per key comes all at once, until a batch has more than ``spark.driver.maxResultSize`` of them: that one is
+    computed again. From then on, and where each row comes, it is one partition after the other. New values are kept in
+    the driver's memory where asked for.
+    """
+    batches = _at_once(rows) if plan.at_once else None
+    plan.at_once = batches is not None
+    if batches is not None:
+        out = list(task(iter(batches)))
+    else:
+        with _by_partition(rows) as later:
+            out = list(task(later))
+    line = out.pop().column(REPORT_COLUMN)[0].as_py()
+    new_values = None
+    if task.new_values is not None:
+        new_values = new_values_frame(rows, task.new_values, out)
+    return AttemptResult(reports_of([line]), new_values, name=task.attempt)
+
+
+def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
+    """All rows, by one job and with no Python on the executors; None where Spark finds them too many."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        with configured(rows, ONE_DRAW):
+            # Planned and begun here: toArrow does it in a thread of its own, for which it waits for ever where an Error
+            # ends it, such as NoSuchMethodError of a source that is compiled for another Spark.
+            rows._jdf.queryExecution().toRdd()
+            batches: list[pa.RecordBatch] = rows.toArrow().to_batches()
+            return batches
+    except (PySparkException, Py4JError) as error:
+        if "spark.driver.maxResultSize" not in str(error):
+            raise
+        return None
+
+
+@contextmanager
+def _by_partition(rows: DataFrame) -> Iterator[Iterator[pa.RecordBatch]]:
+    """All rows, a job for each partition, so where there are executors to lose all are computed by one job before."""
+    packed, release = rows.mapInArrow(_to_ipc, "batch binary"), _nothing
+    if not rows.sparkSession.sparkContext._jsc.isLocal():
+        with configured(rows, ONE_DRAW):
+            packed, release = computed_once(packed)
+    try:
+        lines = packed.toLocalIterator(prefetchPartitions=True)
+        yield (batch for row in lines for batch in pa.ipc.open_stream(bytes(row[0])))
+    finally:
+        release()
+
+
+def _nothing() -> None:
+    """There is nothing to release."""
+
+
+def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each Arrow batch as one binary value. Executor."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], ["batch"])
+
+
+@contextmanager
+def _fixed_partitions(batch_df: DataFrame, spec: StateSpec) -> Iterator[None]:
+    """Keeps Spark from merging or splitting partitions while a state with a cache is applied. Driver."""
+    with configured(batch_df, {"spark.sql.adaptive.enabled": "false"} if spec.cache_size else {}):
+        yield
+
+
+def _spread_of(plan: DataFrame) -> str | None:
+    """How a plan spreads keys over partitions, if it does so alike for every batch; else None. Driver."""
+    found = plan._jdf.queryExecution().executedPlan().outputPartitioning().toString()
+    fixed = found.startswith("hashpartitioning(") or found == "SinglePartition"
+    return re.sub(r"#\d+L?", "", found) if fixed else None

@@ -1,0 +1,311 @@
+"""One batch on the driver, in all states of a query: begin, attempts until one is committed, and what follows.
+
+    Ledgers.begin     a new txid for each state, and the view of what counts: one small write per commit domain
+    Frames            the rows of each state, computed once
+    StateDriver       one attempt at one state: the tasks run on the executors, and every row is accounted for
+    Ledgers.commit    the batch counts in all states: one small write per commit domain
+    downstream        reports, new values, and the functions behind the commit
+
+What follows an attempt that failed is `RetryPolicy`'s. A state by itself is a query with one branch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.spark.driver.apply import AttemptResult
+from mapstate.spark.driver.followers import check_followers
+from mapstate.spark.driver.frames import Frames, through
+from mapstate.spark.driver.job import Follower, StreamPlan
+from mapstate.spark.driver.offsets import PlannedBatches, offsets_of
+from mapstate.spark.driver.quarantine import Quarantine
+from mapstate.spark.driver.query import QueryRun, check_running_increments
+from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
+from mapstate.spark.driver.state import StateDriver
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["BatchDriver"]
+
+_log = logging.getLogger("mapstate")
+
+
+class BatchDriver:
+    """Runs the batches of one streaming query against its states. Driver only, one batch at a time."""
+
+    def __init__(self, plan: StreamPlan, *, of_stream: bool = True) -> None:
+        self._plan = plan
+        self._of_stream = of_stream  # and not of what another state emits
+        self._states = [StateDriver(branch) for branch in plan.branches]
+        self._specs = [state.spec for state in self._states]
+        self._frames = Frames(plan)
+        self._quarantine = None if plan.quarantine is None else Quarantine(plan.quarantine)
+        self._planned = PlannedBatches()
+        self._open: tuple[QueryRun, Ledgers] | None = None
+
+    @property
+    def serves_query(self) -> bool:
+        """Whether a streaming query has brought the last batch, and not a call by hand."""
+        return self._open is not None and self._open[0].run_id is not None
+
+    def run(self, batch_df: DataFrame, batch_id: int, upstream_txid: int | None = None) -> None:
+        """One foreachBatch call. ``upstream_txid`` is as in `BatchPlan`.
+
+        Raises LedgerError where the protocol refuses, DataError, StoreError, and Spark's own errors; then nothing of
+        the batch counts, unless it is raised behind the commit.
+        """
+        for state in self._states:
+            state.start_clock()
+            if not state.branch.steps:
+                state.check_columns(batch_df)
+        run = QueryRun.of(batch_df, default=self._plan.stream)
+        is_wanted = partial(QueryRun.may_go_on, batch_df)
+        policy = RetryPolicy(self._specs, is_wanted, sets_aside=self._quarantine is not None)
+        batch = _Batch(batch_df, batch_id, run, policy)
+        try:
+            if self._states:
+                self._run(batch, upstream_txid)
+            else:
+                self._call_behind_alone(batch)
+        except BaseException as error:
+            opened = self._open
+            if run.run_id is not None:
+                self._open = None  # Spark ends a query that raised; the next call is another start
+            if opened is not None:
+                _give_up(opened[1], error)
+            raise
+
+    def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
+        ledgers, answers = self._begin(batch, upstream_txid)
+        attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
+        if not attempts:
+            self._repeat(batch, ledgers, [done for done in answers if isinstance(done, AlreadyCommitted)])
+            return
+        with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
+            results = self._until_committed(batch, rows, ledgers, attempts)
+            if results is None:
+                return
+            try:
+                for state, result in zip(self._states, results, strict=True):
+                    state.emit(result.new_values, batch.batch_id)
+            finally:
+                _release(results)
+            self._call_behind(rows, batch.batch_id)
+
+    def _begin(self, batch: _Batch, upstream_txid: int | None) -> tuple[Ledgers, Sequence[Attempt | AlreadyCommitted]]:
+        """Begins the batch in all states, or finds it committed in all of them. The first batch of a run opens them."""
+        batch_id, run = batch.batch_id, batch.run
+        plan = self._planned.next(batch.df, batch_id, run, upstream_txid)
+        if self._open is not None and self._open[0] == run:
+            ledgers = self._open[1]
+            answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
+            is_new_run = run.run_id is None  # called by hand, where another try of a batch is no other run
+        else:
+            if self._of_stream:
+                check_running_increments(batch.df)
+            stores = [state.open() for state in self._states]
+            for branch in self._plan.branches:
+                behind = [entry.function for entry in self._plan.behind if entry.branch is branch]
+                check_followers(branch, [*branch.downstream, *behind], run.query_id, batch_id, plan)
+            requests = [state.open_request(run.query_id) for state in self._states]
+            on_gaps = [spec.on_gap for spec in self._specs]
+            ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, on_gaps, plan)
+            self._open = (run, ledgers)
+            is_new_run = True
+        if is_new_run and self._quarantine is not None:
+            due = batch_id if isinstance(answers[0], Attempt) else batch_id + 1
+            self._quarantine.forget(batch.df, run.query_id, due)
+        return ledgers, answers
+
+    def _until_committed(
+        self, batch: _Batch, rows: DataFrame, ledgers: Ledgers, attempts: Sequence[Attempt]
+    ) -> list[AttemptResult] | None:
+        """Attempts until one is committed; its results, or None where the batch was set aside.
+
+        Raises the error of the attempt after which `RetryPolicy` begins no other.
+        """
+        while True:
+            results: list[AttemptResult] = []
+            try:
+                with self._frames.of_branches(rows, batch.batch_id) as frames:
+                    for state, sent, record, attempt in zip(
+                        self._states, frames, ledgers.records, attempts, strict=True
+                    ):
+                        results.append(state.attempt(sent, record, attempt))
+                commits = self._commit(batch, ledgers, attempts, results)
+            except Exception as error:
+                _release(results)
+                decision = batch.policy.after(error)
+                if decision is Decision.RAISE:
+                    raise
+                if decision is Decision.SET_ASIDE:
+                    self._set_aside(batch, rows, ledgers)
+                    return None
+                _log.warning("batch %d of %s is begun anew: %s", batch.batch_id, self._plan.stream, error)
+                attempts = self._begin_anew(batch, ledgers)
+            except BaseException:
+                _release(results)
+                raise
+            else:
+                self._report(commits, batch.policy.attempt, results)
+                return results
+
+    def _begin_anew(self, batch: _Batch, ledgers: Ledgers) -> list[Attempt]:
+        answers = batch.policy.ask(lambda: ledgers.begin(batch.batch_id, self._planned.plan))
+        attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
+        if len(attempts) < len(answers):
+            raise FencedError(f"batch {batch.batch_id} was committed by another driver meanwhile")
+        return attempts
+
+    def _commit(
+        self,
+        batch: _Batch,
+        ledgers: Ledgers,
+        attempts: Sequence[Attempt],
+        results: Sequence[AttemptResult | None],
+    ) -> list[Commit]:
+        """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
+        at, commits = now(), []
+        offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and the JVM is asked for it
+        for attempt, record, result in zip(attempts, ledgers.records, results, strict=True):
+            last = record.last_commit
+            before = None if last is None else (last.owner, last.offsets)
+            if before not in offsets:
+                offsets[before] = offsets_of(batch.df, self._planned.plan, record.owner, last)
+            commit = Commit(
+                batch_id=attempt.batch_id,
+                txid=attempt.txid,
+                owner=record.owner,
+                rows=0 if result is None else result.rows,
+                keys=0 if result is None else result.keys,
+                at=at,
+                offsets=offsets[before],
+                run=batch.run.run_id,
+                keys_delta=0 if result is None else result.keys_delta,
+            )
+            commits.append(commit)
+        batch.policy.ask(lambda: ledgers.commit(commits))
+        return commits
+
+    def _set_aside(self, batch: _Batch, rows: DataFrame, ledgers: Ledgers) -> None:
+        """Keeps the rows of a batch that failed, and commits it as an empty one."""
+        assert self._quarantine is not None  # noqa: S101  the policy sets aside only with one
+        directory = self._quarantine.keep(rows, batch.run.query_id, batch.batch_id)
+        _log.exception(
+            "batch %d of %s failed in %d attempts; it counts as empty, and its rows are in %s",
+            *(batch.batch_id, self._plan.stream, batch.policy.attempt, directory),
+        )
+        nothing = [None] * len(self._states)
+        commits = self._commit(batch, ledgers, self._begin_anew(batch, ledgers), nothing)
+        self._report(commits, batch.policy.attempt, nothing, directory)
+        self._emit_nothing(batch, ledgers)
+
+    def _emit_nothing(self, batch: _Batch, ledgers: Ledgers) -> None:
+        """A batch that was set aside is an empty one for the states that follow. Plain functions are not called."""
+        empty = batch.df.sparkSession.createDataFrame([], batch.df.schema)
+        for state, record in zip(self._states, ledgers.records, strict=True):
+            state.emit_nothing(through(state.branch.steps, empty, batch.batch_id), record, batch.batch_id)
+            for behind in self._plan.behind:
+                is_state = isinstance(behind.function, Follower) and behind.function.branch is not None
+                if behind.branch is state.branch and is_state:
+                    state.pass_on(behind.function, empty, batch.batch_id)
+
+    def _report(
+        self,
+        commits: Sequence[Commit],
+        number: int,
+        results: Sequence[AttemptResult | None],
+        quarantined: str | None = None,
+    ) -> None:
+        reports = {
+            state.spec.state: state.report(commit, number, result)
+            for state, commit, result in zip(self._states, commits, results, strict=True)
+        }
+        self._finished(FinishedBatch(batch_id=commits[0].batch_id, states=reports, quarantined=quarantined))
+
+    def _finished(self, finished: FinishedBatch) -> None:
+        for function in self._plan.on_finished:
+            try:
+                function(finished)
+            except Exception:  # noqa: BLE001  anybody's code, and the batch counts
+                _log.exception("on_finished failed for batch %d; the batch counts", finished.batch_id)
+
+    def _repeat(self, batch: _Batch, ledgers: Ledgers, done: Sequence[AlreadyCommitted]) -> None:
+        """Spark brings a batch again that counts already: only what follows the commit may have missed it."""
+        batch_id, run = batch.batch_id, batch.run
+        commits = [state_done.commit for state_done in done]
+        if run.run_id is not None and any(commit is not None and commit.run == run.run_id for commit in commits):
+            raise UsageError(
+                f"batch {batch_id} was given to the stream {self._plan.stream!r} twice in one run, and the second part "
+                "would be lost. Union the frames first, or make each a stream of its own."
+            )
+        _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
+        reports = {
+            spec.state: BatchReport.of_commit(commit)
+            for spec, commit in zip(self._specs, commits, strict=True)
+            if commit is not None
+        }
+        directory = None if self._quarantine is None else self._quarantine.kept(batch.df, run.query_id, batch_id)
+        self._finished(FinishedBatch(batch_id=batch_id, states=reports, quarantined=directory, repeated=True))
+        if directory is not None:  # nothing went downstream, and a function may fail for these rows again
+            for state, state_done in zip(self._states, done, strict=True):
+                state.committed_as = None if state_done.commit is None else state_done.commit.txid
+            self._emit_nothing(batch, ledgers)
+            return
+        for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
+            frame = through(state.branch.steps, batch.df, batch_id) if state.branch.downstream else batch.df
+            state.repeat(frame, record, state_done)
+        if self._plan.behind:
+            self._call_behind_alone(batch)
+
+    def _call_behind_alone(self, batch: _Batch) -> None:
+        with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
+            self._call_behind(rows, batch.batch_id)
+
+    def _call_behind(self, rows: DataFrame, batch_id: int) -> None:
+        """Calls the functions that get the batch's own rows."""
+        drivers = {id(state.branch): state for state in self._states}
+        for behind in self._plan.behind:
+            if behind.branch is None:
+                behind.function(rows, batch_id)
+            else:
+                drivers[id(behind.branch)].pass_on(behind.function, rows, batch_id)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One foreachBatch call."""
+
+    df: DataFrame
+    batch_id: int
+    run: QueryRun
+    policy: RetryPolicy
+
+
+def _give_up(ledgers: Ledgers, error: BaseException) -> None:
+    """Closes the fences behind a batch that failed, as well as the stores let it be done.
+
+    Not where the store itself is the trouble: it would be waited for once more. A fence that moved because a store was
+    emptied or put back is no second driver: then that is raised instead.
+    """
+    if isinstance(error, FencedError):
+        ledgers.say_what_fenced()
+    elif isinstance(error, Exception) and not isinstance(error, StoreError):
+        with suppress(MapStateError):
+            ledgers.give_up()
+
+
+def _release(results: Sequence[AttemptResult]) -> None:
+    for result in results:
+        with suppress(Exception):
+            result.release()

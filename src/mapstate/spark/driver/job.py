@@ -1,0 +1,102 @@
+"""What a query keeps and feeds: the states of a stream, and the functions behind their commit.
+
+A stream that is declared builds these; the driver of its batches reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.schema import Field, KeyField
+from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Behind", "Branch", "Downstream", "Follower", "Job", "OnBatch", "OnFinished", "Step", "StreamPlan"]
+
+Step = Callable[["DataFrame", int | None], "DataFrame"]
+"""Turns a micro-batch into another frame. Driver. Gets the batch id, which is None outside of a query."""
+
+Downstream = Callable[["DataFrame", int], None]
+"""Gets a batch's new values and its batch id."""
+
+OnBatch = Callable[[BatchReport], None]
+"""Gets the report of a batch after its commit."""
+
+OnFinished = Callable[[FinishedBatch], None]
+"""Gets the reports of a batch of all states after its commit."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is kept and where: all of a state that is the same in every batch.
+
+    ``columns`` are the input columns that are read, by name, with their Spark types.
+    """
+
+    stream: str
+    spec: StateSpec
+    keys: tuple[KeyField, ...]
+    fields: tuple[Field, ...]
+    aggregators: Mapping[str, Aggregator]
+    columns: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Follower:
+    """A consumer that also gets the txid under which the state in front of it has committed the batch.
+
+    ``branch`` is the state behind it, which has to hold the same batches; None for a consumer that keeps no state.
+    With ``retracts``, it gets the old values beside the new ones, see `new_values_type`. Where they cannot all be read
+    back for a batch that counts already, the query stops.
+    """
+
+    function: Callable[[DataFrame, int, int | None], None]
+    branch: Branch | None = None
+    retracts: bool = False
+
+    def __call__(self, rows: DataFrame, batch_id: int, txid: int | None = None) -> None:
+        """Passes them on."""
+        self.function(rows, batch_id, txid)
+
+
+@dataclass(eq=False)
+class Branch:
+    """One state, the steps that lead to it, and the functions that follow its commit."""
+
+    job: Job
+    steps: tuple[Step, ...] = ()
+    downstream: list[Downstream | Follower] = field(default_factory=list)
+    on_batch: list[OnBatch] = field(default_factory=list)
+
+    @property
+    def retracts(self) -> bool:
+        """Whether a follower needs the old values."""
+        return any(isinstance(function, Follower) and function.retracts for function in self.downstream)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A consumer of a batch's own rows, called behind the commit; ``branch`` is the state whose txid it gets."""
+
+    function: Downstream | Follower
+    branch: Branch | None = None
+
+
+@dataclass(eq=False)
+class StreamPlan:
+    """All that one query does with each batch.
+
+    ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops the query instead.
+    """
+
+    stream: str
+    branches: list[Branch] = field(default_factory=list)
+    behind: list[Behind] = field(default_factory=list)
+    on_finished: list[OnFinished] = field(default_factory=list)
+    quarantine: str | None = None

@@ -1,0 +1,122 @@
+"""New values on the driver: their columns, and how they are read back for a batch that counts already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from mapstate.aggregators.fields import Fields
+from mapstate.capabilities import Scan
+from mapstate.errors import UsageError
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.stored_ledger import record_pages
+from mapstate.schema import KeyField
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.driver.query import configured
+from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.report import REPORT_COLUMN
+from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["INSIDE", "IS_THERE", "OLD_COLUMN", "WAS_THERE", "new_values_frame", "new_values_type", "read_back"]
+
+INSIDE = "__mapstate_"
+OLD_COLUMN = f"{INSIDE}old_"
+WAS_THERE = f"{INSIDE}was_there"
+IS_THERE = f"{INSIDE}is_there"
+_PAGE = 5000
+# How PySpark takes a table: 0 records a batch is no bound for Spark, and an error here; instants are in UTC already.
+_AS_ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000", "spark.sql.session.timeZone": "UTC"}
+
+
+def read_back(
+    batch_df: DataFrame, spec: StateSpec, fields: Fields, ledger: LedgerRecord, commit: Commit | None, *, old: bool
+) -> tuple[DataFrame, int]:
+    """The new values of a batch that is committed already, and how many of them are missing.
+
+    They are the records that carry its txid: scans the state, a page at a time. There are none where nobody can tell
+    them from later ones. ``old`` values are those that the records keep: right for every record that carries the txid,
+    because the committed attempt wrote it once, on what was committed before. A record is missing that has expired, was
+    evicted, was removed by the batch and then by a vacuum, or was written by a later attempt.
+    """
+    schema = new_values_type(batch_df, ledger.keys, fields, old=old)
+    batches: list[pa.RecordBatch] = []
+    found = 0
+    if commit is not None and spec.type != "non-transactional":
+        store: Any = spec.open()
+        if not isinstance(store, Scan):
+            raise UsageError(
+                f"the store of state {spec.state!r} cannot list its keys, so the new values of batch "
+                f"{commit.batch_id} cannot be read back for what lies downstream"
+            )
+        backing: Any = store
+        form = serializer(spec.serializer)
+        codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.field_counts)
+        keys = KeyCodec(ledger.keys, native=form.native)
+        seen: set[StoreKey] = set()  # a scan may give a key twice
+        room = Room(ledger.fields)
+        for part in (part for page in record_pages(store, _PAGE) for part in room.parts(page)):
+            stored = backing.multi_get(part)
+            room.learn(stored)
+            records = zip(part, codec.loads(part, stored), strict=True)
+            own = {text: one for text, one in records if one is not None and one[0] == commit.txid}
+            fresh = {text: one for text, one in own.items() if text not in seen}
+            seen.update(fresh)
+            if fresh:
+                batches.append(_page(schema, keys, fields, fresh, old=old))
+        found = len(seen)
+    missing = 0 if commit is None else commit.keys - found
+    return new_values_frame(batch_df, schema, batches), missing
+
+
+def _page(
+    schema: StructType, keys: KeyCodec, fields: Fields, records: dict[StoreKey, Any], *, old: bool
+) -> pa.RecordBatch:
+    """New values by key text, as tasks give them out."""
+    arrow = arrow_schema(schema)
+    rows = [
+        [*keys.decode(text), *fields.shown(one[1]), *(fields.with_presence(one[1], one[2]) if old else ())]
+        for text, one in records.items()
+    ]
+    columns = list(zip(*rows, strict=True))
+    arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
+    return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(rows), pa.string())], schema=arrow)
+
+
+def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, *, old: bool = False) -> StructType:
+    """The schema of new values: the key columns, one column per aggregate, and the tasks' own last.
+
+    With ``old``, the aggregates before the batch stand behind them, and whether the key was there and is there.
+    """
+    from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+
+    columns = [StructField(key.name, batch_df.schema[key.name].dataType) for key in keys]
+    shown = [
+        _data_type("string" if field.type == "any" else one.result_type(field.type))
+        for field, one in zip(fields.fields, fields.aggregators, strict=True)
+    ]
+    columns += [StructField(field.name, kind) for field, kind in zip(fields.fields, shown, strict=True)]
+    if old:
+        columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown)]
+        columns += [StructField(WAS_THERE, BooleanType()), StructField(IS_THERE, BooleanType())]
+    return StructType([*columns, StructField(REPORT_COLUMN, StringType())])
+
+
+def new_values_frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
+    """New values that the driver holds, as a frame. Driver."""
+    table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
+    with configured(batch_df, _AS_ARROW):
+        return batch_df.sparkSession.createDataFrame(table, schema=schema).drop(REPORT_COLUMN)
+
+
+def _data_type(name: str) -> Any:
+    from pyspark.sql.types import DataType
+
+    return DataType.fromDDL(name)

@@ -1,0 +1,135 @@
+"""What follows an attempt that failed: the one table, for all states and topologies.
+
+    cause                                         opaque, transactional          non-transactional
+    an attempt that another one may put right     begun anew, `max_attempts`     raised: a part may count
+    a store that does not answer                  begun anew, within `patience`  raised
+    the batch's own data                          raised, or to quarantine       raised
+    a damaged record, the plan, usage, schema,
+    ownership, a fence                            raised                         raised
+
+A store that does not answer at begin or commit is retried within `patience`, whatever the type: both are safe to
+repeat. The last error is raised as it is, with the number of attempts in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from mapstate.errors import (
+    CorruptRecordError,
+    DataError,
+    IncompleteBatchError,
+    StoreRestartedError,
+    StoreUnavailableError,
+)
+from mapstate.retry import Patience
+from mapstate.spec import StateSpec
+
+__all__ = ["Cause", "Decision", "RetryPolicy", "cause_of"]
+
+T = TypeVar("T")
+
+
+class Cause(Enum):
+    """Why an attempt failed."""
+
+    LOST_ATTEMPT = "another attempt may end otherwise"
+    UNAVAILABLE_STORE = "the store does not answer"
+    DATA = "what is in the batch"
+    FINAL = "no attempt can end otherwise"
+
+
+class Decision(Enum):
+    """What the driver does next."""
+
+    BEGIN_ANEW = "begin anew"
+    SET_ASIDE = "set the batch aside"
+    RAISE = "raise"
+
+
+def cause_of(error: BaseException) -> Cause:
+    """The row of the table that an error belongs to.
+
+    A Spark job that failed may have lost a worker, or may have met the batch's own data: nothing in the error tells
+    which. It counts as a lost attempt, and after the last one a batch may be set aside for it. A damaged record is the
+    store's: every batch with its key would be set aside.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import (
+        AnalysisException,
+        PySparkAttributeError,
+        PySparkException,
+        PySparkTypeError,
+        PySparkValueError,
+    )
+
+    if isinstance(error, (CorruptRecordError, AnalysisException)):
+        return Cause.FINAL
+    if isinstance(error, (PySparkAttributeError, PySparkTypeError, PySparkValueError)):
+        return Cause.FINAL  # of the plan, on the driver
+    if isinstance(error, StoreUnavailableError):
+        return Cause.UNAVAILABLE_STORE
+    if isinstance(error, (IncompleteBatchError, StoreRestartedError)):
+        return Cause.LOST_ATTEMPT
+    if isinstance(error, DataError):
+        return Cause.DATA
+    if isinstance(error, (PySparkException, Py4JError)):
+        return Cause.LOST_ATTEMPT
+    return Cause.FINAL
+
+
+class RetryPolicy:
+    """Decides for one batch; the driver asks it after each attempt that failed. Driver, made anew for each batch.
+
+    ``is_wanted`` says whether the query is still running: a query that was stopped fails its jobs, and begins nothing.
+    """
+
+    def __init__(self, specs: Sequence[StateSpec], is_wanted: Callable[[], bool], *, sets_aside: bool = False) -> None:
+        self._counts_twice = any(spec.type == "non-transactional" for spec in specs)
+        self._patience = Patience(max((spec.patience for spec in specs), default=0), is_wanted)
+        self._is_wanted = is_wanted
+        self._sets_aside = sets_aside
+        self._data_errors = 0
+        self.max_attempts = max((spec.max_attempts for spec in specs), default=1)
+        self.attempt = 1
+        self._waits = 0
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """The answer of a store to what may be asked twice. Raises StoreUnavailableError when patience is over."""
+        return self._patience.ask(question)
+
+    def after(self, error: Exception) -> Decision:
+        """What follows an attempt that failed; pauses before a store that did not answer is retried.
+
+        Raises ``error`` where patience is over.
+        """
+        cause = cause_of(error)
+        if cause is Cause.UNAVAILABLE_STORE and not self._counts_twice:
+            self._patience.wait(error)  # type: ignore[arg-type]
+            self._waits += 1
+            self.attempt += 1
+            return Decision.BEGIN_ANEW
+        decision = self._decided(cause, is_a_job=not isinstance(error, (IncompleteBatchError, StoreRestartedError)))
+        if decision is Decision.BEGIN_ANEW:
+            self.attempt += 1
+        elif cause in (Cause.LOST_ATTEMPT, Cause.DATA) and self.attempt > 1:
+            error.add_note(f"This was attempt {self.attempt}; max_attempts is {self.max_attempts}.")
+        return decision
+
+    def _decided(self, cause: Cause, *, is_a_job: bool) -> Decision:
+        if cause is Cause.FINAL or cause is Cause.UNAVAILABLE_STORE or self._counts_twice:
+            return Decision.RAISE
+        is_last = self.attempt - self._waits >= self.max_attempts
+        if cause is Cause.DATA:
+            if not self._sets_aside:
+                return Decision.RAISE
+            self._data_errors += 1
+            return self._if_wanted(Decision.SET_ASIDE if is_last or self._data_errors > 1 else Decision.BEGIN_ANEW)
+        if is_last:
+            return self._if_wanted(Decision.SET_ASIDE if self._sets_aside and is_a_job else Decision.RAISE)
+        return self._if_wanted(Decision.BEGIN_ANEW)
+
+    def _if_wanted(self, decision: Decision) -> Decision:
+        return decision if self._is_wanted() else Decision.RAISE

@@ -1,0 +1,258 @@
+"""One state's part in each batch: its task, its result, its report, and what follows its commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from mapstate.aggregators.fields import Fields
+from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
+from mapstate.capabilities import Reports
+from mapstate.errors import IncompleteBatchError, StateSchemaError
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
+from mapstate.spark.driver.apply import AttemptResult, apply_on_driver, apply_on_executors
+from mapstate.spark.driver.frames import SentRows
+from mapstate.spark.driver.job import Branch, Downstream, Follower
+from mapstate.spark.driver.new_values import INSIDE, new_values_frame, new_values_type, read_back
+from mapstate.spark.driver.plan import Plan
+from mapstate.spark.executor.task import BatchTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["StateDriver"]
+
+_log = logging.getLogger("mapstate")
+
+
+class StateDriver:
+    """Applies the batches of a query to one state; the ledger is the caller's. Driver only, one batch at a time.
+
+    ``committed_as`` is the txid under which the state counts the present batch; None if nobody can tell.
+    """
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.job = branch.job
+        self.spec = branch.job.spec
+        self.committed_as: int | None = None
+        self._store: Any = None
+        self._plan: Plan | None = None
+        self._cached_attempt: tuple[int, str] | None = None  # the last commit's txid, and its attempt's name
+        self._started = 0.0
+
+    def start_clock(self) -> None:
+        """A foreachBatch call has begun."""
+        self._started = time.monotonic()
+
+    def open(self) -> Any:
+        """The store. Once in each run of a query."""
+        self._store = self.spec.open()
+        self._cached_attempt = None
+        return self._store
+
+    def open_request(self, owner: str) -> OpenRequest:
+        """What this job asks of the state's ledger."""
+        return OpenRequest(
+            state=self.spec.state,
+            type=self.spec.type,
+            serializer=self.spec.serializer,
+            keys=self.job.keys,
+            fields=self.job.fields,
+            owner=owner,
+            clock_txid=clock_txid(),
+            on_new_owner=self.spec.on_new_owner,
+            has_ttl=self.spec.ttl is not None,
+        )
+
+    def check_columns(self, frame: DataFrame) -> None:
+        """Raises StateSchemaError unless the rows have the columns that the job was made for."""
+        found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+        for name, expected in self.job.columns.items():
+            if found.get(name) != expected:
+                raise StateSchemaError(
+                    f"state {self.spec.state!r}: the batch brings the column {name!r} as "
+                    f"{found.get(name, 'nothing')}, the stream given to newStream had it as {expected}. Nothing was "
+                    "written.",
+                    state=self.spec.state,
+                    found=found.get(name),
+                    expected=expected,
+                )
+
+    def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
+        """One attempt. The caller releases its result.
+
+        Raises what a task reported, Spark's own errors, and IncompleteBatchError where a task ran twice or rows are
+        missing.
+        """
+        frame, rows_sent = sent
+        self.check_columns(frame)
+        task, plan = self._task(frame, record, attempt)
+        rows = plan.of(frame)
+        on_driver = self.spec.apply_on == "driver" or not self.spec.backend.shared_between_processes
+        result = apply_on_driver(rows, task, plan) if on_driver else apply_on_executors(rows, task)
+        try:
+            result.rows_sent = rows_sent
+            self._check(result, attempt.batch_id)
+        except BaseException:
+            result.release()
+            raise
+        return result
+
+    def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Plan]:
+        fields = Fields(record.fields, self.job.aggregators)
+        if self._plan is None or not self._plan.fits(frame, fields):
+            self._plan = Plan(frame, self.job.keys, fields, list(self.job.columns))
+        cached = self._cached_attempt
+        retracts = self.branch.retracts
+        new_values = None
+        if self.branch.downstream:
+            new_values = new_values_type(frame, self.job.keys, fields, old=retracts)
+        task = BatchTask(
+            spec=self.spec,
+            fields=fields,
+            field_counts=record.field_counts,
+            keys=self.job.keys,
+            partials=self._plan.partials,
+            attempt=attempt,
+            new_values=new_values,
+            old_values=retracts,
+            rows_of=list(self.job.columns),
+            committed=cached[1] if cached is not None and cached[0] == attempt.view.last else None,
+        )
+        return task, self._plan
+
+    def _check(self, result: AttemptResult, batch_id: int) -> None:
+        """Raises the first error that a task reported, and IncompleteBatchError unless every row is accounted for."""
+        for report in result.reports:
+            if report.error is not None:
+                raise report.error.rebuild()
+        if any(report.lost_claim for report in result.reports):
+            raise IncompleteBatchError(
+                f"state {self.spec.state!r}: a task of batch {batch_id} ran twice, so this attempt does not count. Is "
+                "speculation on, or do executors keep dying? max_attempts in the spec allows more attempts.",
+                state=self.spec.state,
+                batch_id=batch_id,
+            )
+        rows_in = sum(report.rows_in for report in result.reports)
+        partitions = [report.partition for report in result.reports]
+        rows_sent = rows_in if result.rows_sent is None else result.rows_sent
+        if rows_in != result.rows or len(set(partitions)) != len(partitions) or rows_sent != rows_in:
+            raise IncompleteBatchError(
+                f"state {self.spec.state!r}: {rows_sent} rows of batch {batch_id} were sent, {rows_in} arrived, and "
+                f"{result.rows} are accounted for by {len(partitions)} tasks of {len(set(partitions))} partitions. "
+                "Nothing was committed.",
+                state=self.spec.state,
+                found=result.rows,
+                expected=rows_sent,
+            )
+
+    def report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
+        """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
+        self.committed_as = commit.txid
+        self._cached_attempt = None if result is None else (commit.txid, result.name)
+        report = self._report(commit, number, result)
+        state = self.spec.state
+        _log.info(
+            "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached, %d read, "
+            "%d written, %d skipped, %d ms, at %s",
+            *(state, report.batch_id, report.txid, report.attempt, report.rows),
+            *(report.keys_written + report.keys_skipped, report.keys_cached, report.keys_read, report.keys_written),
+            *(report.keys_skipped, report.milliseconds, report.at),
+        )
+        if isinstance(self._store, Reports):
+            try:
+                self._store.keep_report(encode_report(report), MOST_REPORTS)
+            except Exception as error:  # noqa: BLE001  the batch counts, whatever a store says
+                _log.warning(
+                    "state %s: the report of batch %d is not kept; the batch counts. %s", state, report.batch_id, error
+                )
+        for function in self.branch.on_batch:
+            try:
+                function(report)
+            except Exception:  # noqa: BLE001  anybody's code, and the batch counts
+                _log.exception("state %s: on_batch failed for batch %d; the batch counts", state, report.batch_id)
+        return report
+
+    def _report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
+        tasks = [] if result is None else result.reports
+        skipped = sum(task.skipped for task in tasks)
+        return BatchReport(
+            batch_id=commit.batch_id,
+            txid=commit.txid,
+            attempt=number,
+            rows=commit.rows,
+            keys_read=sum(task.read for task in tasks),
+            keys_cached=sum(task.cached for task in tasks),
+            keys_written=commit.keys - skipped,
+            keys_skipped=skipped,
+            milliseconds=int((time.monotonic() - self._started) * 1000),
+            at=commit.at,
+            partitions=len(tasks),
+            rows_sent=None if result is None else result.rows_sent,
+        )
+
+    def emit(self, new_values: DataFrame | None, batch_id: int) -> None:
+        """Calls what lies downstream with the batch's new values."""
+        if new_values is None:
+            return
+        plain = new_values.drop(*(name for name in new_values.columns if name.startswith(INSIDE)))
+        for function in self.branch.downstream:
+            wants_old = isinstance(function, Follower) and function.retracts
+            self.pass_on(function, new_values if wants_old else plain, batch_id)
+
+    def emit_nothing(self, empty: DataFrame, record: LedgerRecord, batch_id: int) -> None:
+        """Lets the states that follow this one commit the batch as an empty one. ``empty`` has the state's columns."""
+        fields = Fields(record.fields, self.job.aggregators)
+        for function in self.branch.downstream:
+            if isinstance(function, Follower) and function.branch is not None:
+                schema = new_values_type(empty, self.job.keys, fields, old=function.retracts)
+                self.pass_on(function, new_values_frame(empty, schema, []), batch_id)
+
+    def pass_on(self, function: Downstream | Follower, rows: DataFrame, batch_id: int) -> None:
+        """Calls a function behind the commit of the present batch."""
+        if isinstance(function, Follower):
+            function(rows, batch_id, self.committed_as)
+        else:
+            function(rows, batch_id)
+
+    def repeat(self, frame: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
+        """Emits the new values of a batch that counts already: a crash may have come before they were emitted.
+
+        Raises IncompleteBatchError where a follower needs all of them and some are gone.
+        """
+        self.committed_as = None if done.commit is None else done.commit.txid
+        _log.info("state %s: batch %d is committed already, nothing is written", self.spec.state, done.batch_id)
+        if not self.branch.downstream:
+            return
+        if done.commit is None or self.spec.type == "non-transactional":
+            _log.warning(
+                "state %s: the new values of batch %d cannot be told from later ones any more; downstream gets none",
+                *(self.spec.state, done.batch_id),
+            )
+        fields = Fields(record.fields, self.job.aggregators)
+        retracts = self.branch.retracts
+        new_values, missing = read_back(frame, self.spec, fields, record, done.commit, old=retracts)
+        if done.commit is None or missing:
+            self._check_complete(done, missing)
+        self.emit(new_values, done.batch_id)
+
+    def _check_complete(self, done: AlreadyCommitted, missing: int) -> None:
+        if done.commit is None:
+            lost = "cannot be told from later ones any more: another query has committed since, or the state was reset"
+        else:
+            lost = (
+                f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, or the batch "
+                "removed them and a vacuum came since, or a later attempt wrote them"
+            )
+        if self.branch.retracts:
+            raise IncompleteBatchError(
+                f"state {self.spec.state!r}: the new values of batch {done.batch_id}, which is committed already, "
+                f"{lost}. A state that follows this one would be wrong without them; it got nothing. Restore both "
+                "stores and the checkpoint from one moment, or begin both states anew under other names.",
+                state=self.spec.state,
+                batch_id=done.batch_id,
+            )
+        if done.commit is not None:
+            _log.warning("state %s: the new values of batch %d %s", self.spec.state, done.batch_id, lost)

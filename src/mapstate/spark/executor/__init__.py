@@ -1,0 +1,1 @@
+"""One task on an executor."""

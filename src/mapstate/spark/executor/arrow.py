@@ -1,0 +1,63 @@
+"""Arrow batches on an executor: schemas, slices, and columns as Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from mapstate.errors import SerializationError, cut
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["arrow_schema", "arrow_to_python", "partition_id", "slices"]
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """A Spark schema as PySpark sends it through Arrow; timestamps in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def slices(batch: pa.RecordBatch, most_rows: Callable[[], int], most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The batch in pieces of at most so many rows, and bytes of Arrow, but for a single row; not copied.
+
+    ``most_rows`` is asked before each.
+    """
+    start, fits = 0, batch.nbytes <= most_bytes
+    while start < batch.num_rows:
+        part = batch.slice(start, most_rows())
+        while not fits and part.num_rows > 1 and part.nbytes > most_bytes:
+            part = part.slice(0, part.num_rows // 2)
+        yield part
+        start += part.num_rows
+
+
+def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
+    """The values of a column as Python objects; timestamps in UTC.
+
+    Raises SerializationError for what Spark can hold and Python cannot: text that is not UTF-8, times
+    beyond the year 9999.
+    """
+    try:
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise SerializationError(
+            f"the column {name!r} holds a value that Python cannot: {cut(error)}. Clean it in front of the aggregate, "
+            "text with make_valid_utf8. Nothing of this batch counts.",
+            column=name,
+        ) from error
+    return values
+
+
+def partition_id() -> int:
+    """The number of the partition this process works on; 0 where no task runs, on the driver."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()

@@ -1,0 +1,184 @@
+"""One partition of rows with the answers of a state beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.fields import shown_as
+from mapstate.capabilities import close_if_possible
+from mapstate.errors import StateNotFoundError, UsageError
+from mapstate.maps.serialized import CHUNK_BYTES
+from mapstate.reader import Consistency, StateReader
+from mapstate.spark.executor.arrow import arrow_to_python, partition_id, slices
+from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
+from mapstate.spec import CHUNK_SIZE, StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["AskedState", "QueryTask"]
+
+
+@dataclass(frozen=True)
+class AskedState:
+    """The state that a query asks, as a task opens it. Picklable.
+
+    ``source`` is the spec of a state of mapstate, with the names of its ``key_columns``; or the factory of a user's
+    own, of so many ``partitions``. With ``may_be_absent``, a state that is not there yet has no values: a stream that
+    keeps the state itself asks it before its first batch.
+    """
+
+    source: StateSpec | StateFactory
+    consistency: Consistency = "committed"
+    aggregators: Mapping[str, Aggregator] | None = None
+    key_columns: tuple[str, ...] = ()
+    partitions: int | None = None
+    may_be_absent: bool = False
+
+    @property
+    def chunk_size(self) -> int:
+        """How many rows are answered at a time."""
+        return self.source.chunk_size if isinstance(self.source, StateSpec) else CHUNK_SIZE
+
+    def open(self, before: tuple[str, int] | None) -> Any:
+        """A `StateReader`, as of before a batch where one is given; or the user's own state. Once per task."""
+        if isinstance(self.source, StateSpec):
+            backend, state = self.source.backend, self.source.state
+            return StateReader(backend, state, self.consistency, self.aggregators or {}, before=before)
+        if self.partitions is None:
+            return self.source.make_state(0, 1)
+        return self.source.make_state(partition_id(), self.partitions)
+
+
+class QueryTask:
+    """The function that `mapInArrow` runs, once per partition. Picklable."""
+
+    def __init__(
+        self,
+        asked: AskedState,
+        query: QueryFunction,
+        *,
+        keys: Sequence[str],
+        shown: Sequence[tuple[str, bool]],
+        added: pa.Schema,
+        before: tuple[str, int] | None,
+    ) -> None:
+        self._asked = asked
+        self._query = query
+        self._keys = keys
+        self._shown = shown
+        self._added = added
+        self._before = before
+        self._known: dict[tuple[Any, ...], Any] | None = None
+
+    def ask_now(self, frame: DataFrame) -> None:
+        """Asks for all keys of the frame, on the driver, and keeps the answers."""
+        columns = [column_of(name).alias(f"key{at}") for at, name in enumerate(self._keys)]
+        known: dict[tuple[Any, ...], Any] = {}
+        if columns:
+            table = frame.select(*columns).distinct().toArrow()
+            keys = _rows_of(table.columns, self._keys, table.num_rows)
+        else:
+            keys = [()]
+        state = self._asked.open(self._before)
+        try:
+            for start in range(0, len(keys), self._asked.chunk_size):
+                chunk = keys[start : start + self._asked.chunk_size]
+                known.update(zip(map(_hashable, chunk), self._retrieve(state, chunk), strict=True))
+        finally:
+            close_if_possible(state)
+        self._known = known
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows with the answers beside them."""
+        opened: Any = None
+        try:
+            for batch in batches:
+                for part in slices(batch, lambda: self._asked.chunk_size, CHUNK_BYTES):
+                    if opened is None and self._known is None:
+                        opened = self._asked.open(self._before)
+                    yield self._with_answers(opened, part)
+        finally:
+            close_if_possible(opened)
+
+    def _with_answers(self, state: Any, batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = self._keys
+        places = [batch.schema.get_field_index(name) for name in names]
+        keys = _rows_of([batch.column(at) for at in places], names, batch.num_rows)
+        texts = [_hashable(key) for key in keys]
+        distinct = dict(zip(texts, keys, strict=True))
+        answers = self._known
+        if answers is None:
+            answers = dict(zip(distinct, self._retrieve(state, list(distinct.values())), strict=True))
+        emitted = {text: self._emitted(key, answers[text]) for text, key in distinct.items()}
+        rows = [emitted[text] for text in texts]
+        if any(len(one) != 1 for one in rows):
+            batch = batch.take(pa.array([at for at, one in enumerate(rows) for _ in one], pa.int64()))
+        flat = [values for one in rows for values in one]
+        columns = list(zip(*flat, strict=True)) if flat else [()] * len(self._added)
+        added = [pa.array(column, self._added.field(at).type) for at, column in enumerate(columns)]
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, *added], names=[*batch.schema.names, *(one.name for one in self._added)]
+        )
+
+    def _retrieve(self, state: Any, keys: list[tuple[Any, ...]]) -> Sequence[Any]:
+        """One answer per key, in the form that the query function's ``execute`` takes."""
+        query, shown = self._query, self._shown
+        try:
+            found = query.batch_retrieve(state, keys)
+        except StateNotFoundError:
+            if not self._asked.may_be_absent:
+                raise
+            if isinstance(query, TupleCollectionGet):
+                return [[] for _ in keys]
+            found = [None] * len(keys)
+        if len(found) != len(keys):
+            raise UsageError(
+                f"{type(query).__name__}.batch_retrieve was asked for {len(keys)} keys and gave {len(found)} results: "
+                "it has to give one for each, in order"
+            )
+        if isinstance(query, MapGet):
+            return [[None] * len(shown) if one is None else self._parts(one) for one in found]
+        if isinstance(query, TupleCollectionGet):
+            made = {id(one): self._entries(one) for one in {id(one): one for one in found}.values()}
+            return [made[id(one)] for one in found]  # mostly one and the same for all keys
+        return found
+
+    def _entries(self, entries: Any) -> list[list[Any]]:
+        names = self._asked.key_columns
+        return [self._parts(dict(zip(names, key, strict=True)) | fields) for key, fields in entries]
+
+    def _parts(self, entry: Mapping[str, Any]) -> list[Any]:
+        return [shown_as(entry.get(name), is_json=is_json) for name, is_json in self._shown]
+
+    def _emitted(self, key: tuple[Any, ...], answer: Any) -> list[tuple[Any, ...]]:
+        collector = Collector()
+        self._query.execute(key, answer, collector)
+        for values in collector.emitted:
+            if len(values) != len(self._added):
+                raise UsageError(
+                    f"{type(self._query).__name__} emitted {len(values)} values where {len(self._added)} columns "
+                    f"were announced: {', '.join(one.name for one in self._added)}"
+                )
+        return collector.emitted
+
+
+def _rows_of(columns: Sequence[pa.Array], names: Sequence[str], rows: int) -> list[tuple[Any, ...]]:
+    if not columns:
+        return [()] * rows
+    return list(zip(*(arrow_to_python(column, name) for column, name in zip(columns, names, strict=True)), strict=True))
+
+
+def _hashable(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key as it can stand in a dict, NaN being equal to NaN; 1 and 1.0 do not meet, as a column has one type."""
+    try:
+        hash(key)
+    except TypeError:
+        return (repr(key),)
+    return tuple("NaN" if value != value else value for value in key) if any(value != value for value in key) else key  # noqa: PLR0124

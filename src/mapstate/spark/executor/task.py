@@ -1,0 +1,305 @@
+"""What runs on an executor: one partition of one attempt, from Arrow batches to the store and back.
+
+A task works through its partition chunk by chunk and never holds more than one. It ends with one line
+that says what it did. Errors are reported in that line and not raised: Spark would try the task again,
+and the driver would get a string where the exception was.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mapstate.aggregators.fields import Fields
+from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead, close_if_possible, writer_of
+from mapstate.errors import MapStateError, SerializationError, cut
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
+from mapstate.maps.map_state import CombineAll
+from mapstate.maps.serialized import Room, SerializedMap
+from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.schema import KeyField
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
+from mapstate.spark.executor.cache_lease import lease
+from mapstate.spark.executor.report import TaskError, TaskReport, report_line
+from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
+from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from mapstate.protocol.ledger_record import Attempt
+
+__all__ = ["BatchTask"]
+
+
+class BatchTask:
+    """The function that `mapInArrow` runs, once per partition and try. Picklable.
+
+    ``key_columns`` and then either each field's native partials and a count of rows (``partials`` has
+    the number of columns per field), or the raw rows sorted by key (``partials`` is None).
+    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them; with ``old_values`` it
+    has also those before the batch, which an opaque state knows. ``rows_of`` names the columns of raw rows.
+    ``committed`` is the last committed attempt, where its driver vouches for it, and ``spread`` says how keys are
+    spread over partitions, where a worker may keep records; see `cache_lease`.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: StateSpec,
+        fields: Fields,
+        field_counts: Sequence[tuple[int, int]],
+        keys: Sequence[KeyField],
+        partials: list[int] | None,
+        attempt: Attempt,
+        new_values: StructType | None,
+        rows_of: Sequence[str] = (),
+        committed: str | None = None,
+        old_values: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.fields = fields
+        self.field_counts = field_counts
+        self.keys = keys
+        self.partials = partials
+        self.batch_id = attempt.batch_id
+        self.txid = attempt.txid
+        self.view: CommitView = attempt.view
+        self.token: FenceToken = attempt.token
+        self.new_values = new_values
+        self.old_values = old_values
+        self.attempt = uuid.uuid4().hex
+        self.committed = committed
+        self.rows_of = rows_of
+        self.spread: str | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Applies the partition; yields new values, where asked for, and at the end the report."""
+        started = time.monotonic()
+        report = TaskReport(partition=partition_id(), holder=uuid.uuid4().hex)
+        try:
+            yield from self._apply(batches, report)
+        except MapStateError as error:
+            report.error = TaskError.of(error)
+        for _ in batches:
+            pass  # what is left unread would block the sender
+        report.milliseconds = int((time.monotonic() - started) * 1000)
+        yield report_line(report, self.new_values)
+
+    def _apply(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
+        store = self.spec.open()
+        if self.spec.type == "opaque" and isinstance(store, Claims):
+            # Also a task without rows claims: another try of it may have rows.
+            report.lost_claim = not self._claimed(store, report)
+            if report.lost_claim:
+                return
+        writer = writer_of(store, self.token, has_txids=self.spec.type != "non-transactional")
+        try:
+            room = Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
+            with self._records(writer, room, report) as records:
+                state = self._map_state(records)
+                state.begin_commit(self.txid)
+                counted = self._counted(batches, report)
+                native = self.partials is not None
+                chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)
+                if native and self.spread is None and isinstance(writer, ReadsAhead):
+                    chunks = _read_ahead(chunks, writer)
+                delta = 0
+                for keys, partials, rows, columns in chunks:
+                    bases: list[Any] = []
+                    with _without_gc():
+                        values = state.multi_combine(keys, partials, self._keeping(bases))
+                    delta += _nones(bases) - _nones(values)
+                    report.rows_done += rows
+                    report.keys += len(keys)
+                    if self.new_values is not None:
+                        yield self._new_values(self.new_values, columns, values, bases)
+                if isinstance(writer, ReadsAhead):
+                    writer.flush()
+                if isinstance(state, TransactionalMap):
+                    report.skipped = state.skipped
+                # Whether a key that an earlier try has written was there before it, nothing tells but an opaque record.
+                wrote_before = self.spec.type == "non-transactional" and _is_later_try()
+                report.keys_delta = None if report.skipped or wrote_before else delta
+        finally:
+            if writer is not store:
+                close_if_possible(writer)
+
+    def _claimed(self, store: Any, report: TaskReport) -> bool:
+        """Whether this try of its task is the one that may write."""
+        if store.claim(self.txid, report.partition, report.holder) != report.holder:
+            return False
+        if isinstance(store, FencedWrites):
+            return True
+        # Nothing refuses a try that comes after its attempt was committed, when the claim of the first has expired.
+        at = read_ledger(store, self.spec.state).in_flight
+        return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
+
+    @contextmanager
+    def _records(self, writer: Any, room: Room, report: TaskReport) -> Iterator[Any]:
+        """The records behind the writer, through the worker's cache where there is one."""
+        spec = self.spec
+        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.field_counts)
+        records = SerializedMap(writer, codec, room)
+        if self.spread is None:
+            yield records
+            report.read = report.keys
+            return
+        kept = lease(
+            *(spec, self.spread, report.partition),
+            attempt=self.attempt,
+            committed=self.committed,
+            records=records,
+        )
+        with kept as cache:
+            hits, misses = cache.hits, cache.misses
+            yield cache
+            report.cached, report.read = cache.hits - hits, cache.misses - misses
+
+    def _counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
+        """Counts rows as they come in, apart from those who work on them."""
+        for batch in batches:
+            report.rows_in += batch.num_rows if self.partials is None else pc.sum(batch.columns[-1]).as_py() or 0
+            yield batch
+
+    def _map_state(self, records: Any) -> MapState[Any]:
+        if self.spec.type == "opaque":
+            return OpaqueMap(records, self.view, written_once=True)
+        if self.spec.type == "transactional":
+            return TransactionalMap(records, self.view, written_once=True)
+        return NonTransactionalMap(records)
+
+    def _key_codec(self) -> KeyCodec:
+        return KeyCodec(self.keys, native=serializer(self.spec.serializer).native)
+
+    def _native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[_Chunk]:
+        """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
+        codec = self._key_codec()
+        width = len(self.keys)
+        names = [key.name for key in self.keys]
+        for field, size in zip(self.fields.fields, self.partials or (), strict=True):
+            names += [field.name] * size
+        for batch in batches:
+            for part in slices(batch, lambda: room.keys, self.spec.chunk_bytes):
+                rows = pc.sum(part.columns[-1]).as_py()
+                if not rows:
+                    continue  # an ungrouped aggregate has one row even where there is nothing to count
+                columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=False)]
+                keys = codec.encode_columns(columns[:width], part.num_rows)
+                at, per_field = width, []
+                for size in self.partials or ():
+                    per_field.append(columns[at : at + size])
+                    at += size
+                yield keys, self.fields.from_columns(per_field), rows, part.columns[:width]
+
+    def _folded_chunks(self, batches: Iterator[pa.RecordBatch], room: Room, state: MapState[Any]) -> Iterator[_Chunk]:
+        """Chunks of raw rows sorted by key, folded in Python: for aggregators that are not native."""
+        fold = RowFold(self.fields, state, room)
+        codec = self._key_codec()
+        width = len(self.keys)
+        names = [*(key.name for key in self.keys), *self.rows_of]
+        for part in (part for batch in batches for part in slices(batch, lambda: ROWS_WAITING, self.spec.chunk_bytes)):
+            fold.most_waiting = rows_that_fit(part, self.spec.chunk_bytes)
+            columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
+            texts = codec.encode_columns(columns[:width], part.num_rows)
+            for at, (text, *values) in enumerate(zip(texts, *columns[width:], strict=True)):
+                fold.add(
+                    text, [column[at] for column in columns[:width]], dict(zip(names[width:], values, strict=True))
+                )
+                if fold.full:
+                    yield self._folded(fold)
+        if fold.open is not None:
+            fold.close_key()
+        if fold.keys:
+            yield self._folded(fold)
+
+    def _folded(self, fold: RowFold) -> _Chunk:
+        keys, partials, rows, key_values = fold.take()
+        if self.new_values is None:
+            return keys, partials, rows, ()
+        arrow = arrow_schema(self.new_values)
+        columns = [pa.array([key[at] for key in key_values], arrow.field(at).type) for at in range(len(self.keys))]
+        return keys, partials, rows, columns
+
+    def _keeping(self, bases: list[Any]) -> CombineAll:
+        """The fields' combine, which also leaves the values before in ``bases``."""
+
+        def combine(old: list[Any], partials: list[Any]) -> list[Any]:
+            bases.extend(old)
+            return self.fields.combine_all(old, partials)
+
+        return combine
+
+    def _new_values(
+        self, schema: StructType, key_columns: Sequence[pa.Array], values: list[Any], bases: list[Any]
+    ) -> pa.RecordBatch:
+        arrow = arrow_schema(schema)
+        shown = [self.fields.shown(value) for value in values]
+        arrays = [column.cast(arrow.field(at).type) for at, column in enumerate(key_columns)]
+        for at, field in enumerate(self.fields.fields):
+            try:
+                arrays.append(pa.array([one[at] for one in shown], arrow.field(len(arrays)).type))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise SerializationError(
+                    f"the new values of {field.name}={field.aggregator} do not fit their type "
+                    f"{schema[field.name].dataType.simpleString()}: {cut(error)}. Nothing of this batch counts.",
+                    field=field.name,
+                ) from error
+        if self.old_values:
+            before = [self.fields.with_presence(value, base) for value, base in zip(values, bases, strict=True)]
+            columns = zip(*before, strict=True)
+            arrays += [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns, len(arrays))]
+        arrays.append(pa.nulls(len(values), pa.string()))
+        return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+_Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
+"""Key texts, partials, the number of rows behind them, and the key columns for new values."""
+
+
+def _read_ahead(chunks: Iterator[_Chunk], writer: ReadsAhead) -> Iterator[_Chunk]:
+    """The chunks, each given out when the next one's records are asked for. A single one is not."""
+    chunk = next(chunks, None)
+    for at, following in enumerate(chunks):
+        if chunk is not None:
+            if at == 0:
+                writer.read_ahead(chunk[0])
+            writer.read_ahead(following[0])
+            yield chunk
+        chunk = following
+    if chunk is not None:
+        yield chunk
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """No search for garbage while a chunk is in hand: its thousands of new objects would set it off again and again."""
+    pauses = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if pauses:
+            gc.enable()
+
+
+def _is_later_try() -> bool:
+    """Whether Spark has tried this task before."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
+
+
+def _nones(values: list[Any]) -> int:
+    return values.count(None) if contains_none(values) else 0  # counting compares each with None

@@ -1,0 +1,127 @@
+"""Aggregates of one batch, and how its rows are spread: what Trident has beside the states.
+
+An aggregate of a batch says what it came to and is forgotten. Where Spark can compute all of it, Catalyst does, and
+one row per key is finished in Python; else the rows go through Python, sorted by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mapstate.aggregators import Aggregator, NativeCombiner
+from mapstate.aggregators.columns import column_of
+from mapstate.errors import ConfigurationError, DuplicateNameError
+from mapstate.schema import Field
+from mapstate.spark.driver.job import Step
+from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.batch_fold import MARK, FinishTask, FoldTask
+from mapstate.spark.interfaces import BatchAggregator
+from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.steps.columns import column_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["Links"]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Aggregators side by side over the same rows. Each emits; the result is every combination.
+
+    So one that emits nothing gives no rows. Of no rows `Count` is 0, a `Sum` 0, a combiner its ``zero()`` and a reducer
+    its ``init()``; where that is None, and for all others, nothing is emitted.
+    """
+
+    links: tuple[tuple[str, Aggregator | BatchAggregator], ...] = ()
+    per_partition: bool = True
+
+    def with_links(
+        self, own: Sequence[BatchAggregator], named: Mapping[str, Aggregator], *, per_partition: bool
+    ) -> Links:
+        """One or more aggregators more. Raises ConfigurationError."""
+        for one in own:
+            if not isinstance(one, BatchAggregator):
+                raise ConfigurationError(
+                    f"{one!r} is no BatchAggregator: give an aggregate a name, aggregate(n=Count()), or write a "
+                    "BatchAggregator of your own and give an instance"
+                )
+        for name, kept in named.items():
+            if not isinstance(kept, Aggregator):
+                raise ConfigurationError(f"{name}={kept!r} is no aggregator, such as {name}=Count()")
+        if not own and not named:
+            raise ConfigurationError("aggregate needs at least one aggregator, such as n=Count()")
+        links = (*self.links, *(("", one) for one in own), *named.items())
+        return Links(links, self.per_partition and per_partition)
+
+    def over(self, schema: StructType, keys: Sequence[str] = ()) -> Step:
+        """The step that aggregates each batch. Raises ConfigurationError."""
+        from pyspark.sql.types import DataType, StructField, StructType
+
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        keys = column_names(schema, keys, "aggregate")
+        out = [schema[key] for key in keys]
+        fields: list[Field] = []
+        widths: list[int] = []
+        for name, one in self.links:
+            ensure_picklable(f"the aggregator {one!r}", one)
+            if isinstance(one, BatchAggregator):
+                emitted: Any = StructType.fromDDL(one.output)
+                out += emitted.fields
+                widths.append(len(emitted.fields))
+                continue
+            widths.append(1)
+            field = Field(name, one.describe(), one.bind(types))
+            shown = "string" if field.type == "any" else one.result_type(field.type)
+            out.append(StructField(name, DataType.fromDDL(shown)))
+            fields.append(field)
+        folded = [field.name.casefold() for field in out]
+        for name in folded:
+            if folded.count(name) > 1:
+                raise DuplicateNameError(
+                    f"two columns would be called {name!r}: each needs a name of its own", name=name
+                )
+        native = [one for _, one in self.links if isinstance(one, NativeCombiner)]
+        if len(native) == len(self.links) and not self.per_partition:
+            return _native_step(keys, native, fields, StructType(out))
+        return self._folding_step(keys, fields, widths, StructType(out))
+
+    def _folding_step(self, keys: list[str], fields: list[Field], widths: list[int], out: StructType) -> Step:
+        links, per_partition = self.links, self.per_partition
+
+        def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
+            from pyspark.sql import functions as F
+
+            task = FoldTask(links, fields, widths, keys, out=arrow_schema(out), batch_id=batch_id)
+            if keys:
+                spread = frame.repartition(*map(column_of, keys))
+                return spread.sortWithinPartitions(*map(column_of, keys)).mapInArrow(task, out)
+            if per_partition:
+                return frame.mapInArrow(task, out)
+            # A row that is none, so that a task runs where there are no rows.
+            nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+            mark = frame.sparkSession.range(1).select(*nulls, F.lit(True).alias(MARK))
+            marked = frame.withColumn(MARK, F.lit(False)).union(mark)
+            return marked.repartition(1).mapInArrow(task, out)
+
+        return step
+
+
+def _native_step(keys: list[str], native: list[NativeCombiner], fields: list[Field], out: StructType) -> Step:
+    def step(frame: DataFrame, batch_id: int | None) -> DataFrame:  # noqa: ARG001
+        from pyspark.sql import functions as F
+
+        widths, partials = [], []
+        for one, field in zip(native, fields, strict=True):
+            columns = one.partials(field.type)
+            widths.append(len(columns))
+            partials += columns
+        named = [column.alias(f"partial{at}") for at, column in enumerate(partials)]
+        by = [column_of(key).alias(f"key{at}") for at, key in enumerate(keys)]
+        plan = frame.groupBy(*by).agg(*named, F.count(F.lit(1)).alias("rows"))
+        return plan.mapInArrow(FinishTask(native, fields, len(keys), widths, arrow_schema(out)), out)
+
+    return step

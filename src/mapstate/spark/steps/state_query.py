@@ -1,0 +1,314 @@
+"""Queries of a state: reads in bulk that add columns to rows, Trident's stateQuery.
+
+The rows go through the executors once. A task asks the state for the distinct keys of a chunk of rows and puts the
+answers beside them; nothing is shuffled, and no more than a chunk is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.fields import Fields, results_of
+from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError
+from mapstate.reader import Consistency, StateReader
+from mapstate.schema import KeyField
+from mapstate.spark.driver.job import Job, Step
+from mapstate.spark.driver.query import QueryRun
+from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.query_task import AskedState, QueryTask
+from mapstate.spark.interfaces import MapGet, QueryFunction, SnapshotGet, StateFactory, TupleCollectionGet
+from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.steps.columns import column_names
+from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["KeptState", "KnownState", "Queried", "QueryPlan", "StaticState", "When", "newStaticState", "stateQuery"]
+
+When = Literal["before", "after"]
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+@dataclass(frozen=True)
+class StaticState:
+    """A state that something else keeps. See `newStaticState`."""
+
+    state: StateSpec | StateFactory
+    aggregators: Mapping[str, Aggregator] = field(default_factory=dict)
+    partitions: int | None = None
+
+    def stateQuery(
+        self, df: DataFrame, keys: Sequence[str] | str = (), fields: Any = None, **options: Any
+    ) -> DataFrame:
+        """`stateQuery` of this state."""
+        return stateQuery(df, self, keys, fields, **options)
+
+
+@runtime_checkable
+class KeptState(Protocol):
+    """A state that a stream of this application keeps: what `persistentAggregate` returned."""
+
+    @property
+    def job(self) -> Job:
+        """What is kept, and where."""
+        ...
+
+
+Queried = KeptState | StaticState | StateSpec
+
+
+def newStaticState(
+    state: StateSpec | StateFactory,
+    *,
+    aggregators: Mapping[str, Aggregator] | None = None,
+    partitions: int | None = None,
+) -> StaticState:
+    """A state to be queried, which another job keeps: Trident's newStaticState.
+
+    ``state`` is a spec with a name, or a factory of a user's own states. ``aggregators`` as for `open_reader`.
+    ``partitions``: of a user's own states, which are asked for the keys that Spark's hash spreads to them.
+    Nothing is connected yet. Raises ConfigurationError.
+    """
+    if isinstance(state, StateSpec):
+        _ = state.state  # which has to be named
+    elif isinstance(state, type) or not isinstance(state, StateFactory):
+        raise ConfigurationError(
+            f"newStaticState needs a spec such as opaque(url, name='...'), or an object with make_state(partition, "
+            f"partitions), not a {getattr(state, '__name__', type(state).__name__)}"
+        )
+    ensure_picklable("the state to be queried", state)
+    return StaticState(state, aggregators or {}, partitions)
+
+
+def stateQuery(
+    df: DataFrame,
+    state: Queried,
+    keys: Sequence[str] | str = (),
+    fields: Sequence[str] | Mapping[str, str] | str | None = None,
+    *,
+    query: QueryFunction | None = None,
+    consistency: Consistency = "committed",
+) -> DataFrame:
+    """A DataFrame, streaming or not, with what a state holds for each row. See `Rows.stateQuery`.
+
+    Each time the DataFrame is computed the state is asked anew. Raises ConfigurationError for a streaming DataFrame
+    and a state that lives on the driver.
+    """
+    asks = QueryPlan.of(df.schema, state, keys, fields=fields, query=query, consistency=consistency)
+    if df.isStreaming and not asks.on_executors:
+        raise ConfigurationError(
+            "the state lives on the driver, where a streaming DataFrame is not computed: take newStream(...).stateQuery"
+        )
+    return asks.of_frame(df, None)
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """A query, planned: what is asked, of what, and which columns come of it. Driver."""
+
+    state: KnownState | StaticState
+    keys: list[str]
+    shown: list[tuple[str, bool]]
+    query: QueryFunction
+    added: StructType
+    consistency: Consistency
+
+    @classmethod
+    def of(
+        cls,
+        schema: StructType,
+        state: Queried,
+        keys: Sequence[str] | str,
+        *,
+        fields: Sequence[str] | Mapping[str, str] | str | None,
+        query: QueryFunction | None,
+        consistency: Consistency,
+    ) -> QueryPlan:
+        """Raises what `Rows.stateQuery` says."""
+        from pyspark.sql.types import StructType
+
+        if consistency not in ("committed", "latest"):
+            raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
+        names = column_names(schema, [keys] if isinstance(keys, str) else keys, "stateQuery")
+        query = query or (MapGet() if names else SnapshotGet())
+        if isinstance(query, type) or not isinstance(query, QueryFunction):
+            raise ConfigurationError(f"query is a QueryFunction, such as MapGet(), not {query!r}")
+        ensure_picklable("the query function", query)
+        asked = KnownState.of(state)
+        if isinstance(query, MapGet | TupleCollectionGet):
+            if isinstance(asked, StaticState):
+                raise ConfigurationError(
+                    f"{type(query).__name__} asks states of mapstate: write a QueryFunction of your own"
+                )
+            whole = isinstance(query, TupleCollectionGet)
+            shown, added = asked.columns(fields, with_keys=whole)
+        elif isinstance(fields, str):
+            whole, shown, added = False, [], StructType([*_parsed(fields)])
+        else:
+            raise ConfigurationError(f"say what {type(query).__name__} emits, as DDL: fields='followers bigint'")
+        if isinstance(asked, KnownState) and not whole:
+            asked.check_keys(schema, names, query)
+        _check_new(schema, added)
+        return cls(asked, names, shown, query, added, consistency)
+
+    @property
+    def type(self) -> str | None:
+        """The type of a state of mapstate."""
+        return self.state.spec.type if isinstance(self.state, KnownState) else None
+
+    @property
+    def spec(self) -> StateSpec | None:
+        """The spec of a state of mapstate."""
+        return self.state.spec if isinstance(self.state, KnownState) else None
+
+    @property
+    def partitions(self) -> int | None:
+        """How many partitions a user's own states have, where that is said."""
+        return None if isinstance(self.state, KnownState) else self.state.partitions
+
+    @property
+    def on_executors(self) -> bool:
+        """Whether executors can reach the state."""
+        return self.spec is None or self.spec.backend.shared_between_processes
+
+    @property
+    def _asked(self) -> AskedState:
+        state = self.state
+        if isinstance(state, StaticState):
+            return AskedState(state.state, partitions=state.partitions)
+        names = tuple(key.name for key in state.keys)
+        return AskedState(state.spec, self.consistency, state.aggregators, names, may_be_absent=state.may_be_absent)
+
+    def step(self, stream: str, *, before: bool) -> Step:
+        """The query as a step of a stream; with ``before``, of the state as it was before each batch."""
+
+        def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
+            if not before or batch_id is None:
+                return self.of_frame(frame, None)
+            return self.of_frame(frame, (QueryRun.of(frame, default=stream).query_id, batch_id))
+
+        return step
+
+    def of_frame(self, frame: DataFrame, before: tuple[str, int] | None) -> DataFrame:
+        """The frame with the columns added. Reads the state here only where executors cannot."""
+        from pyspark.sql.types import StructType
+
+        if self.partitions is not None:
+            spread = [column_of(name) for name in self.keys]
+            frame = frame.repartition(self.partitions, *spread) if spread else frame.repartition(self.partitions)
+        added = arrow_schema(self.added)
+        task = QueryTask(self._asked, self.query, keys=self.keys, shown=self.shown, added=added, before=before)
+        if not self.on_executors:
+            task.ask_now(frame)
+        schema = StructType([*frame.schema.fields, *self.added.fields])
+        return frame.mapInArrow(task, schema)
+
+
+class KnownState:
+    """What is known of a state of mapstate: key columns, fields, and the types in which they are shown. Picklable.
+
+    ``may_be_absent``: a stream that keeps the state itself asks it before its first batch.
+    """
+
+    def __init__(
+        self,
+        spec: StateSpec,
+        keys: Sequence[KeyField],
+        fields: Fields,
+        aggregators: Mapping[str, Aggregator],
+        *,
+        may_be_absent: bool,
+    ) -> None:
+        self.may_be_absent = may_be_absent
+        self.spec = spec
+        self.keys = keys
+        self.aggregators = aggregators
+        self._json = {one.name for one in fields.fields if one.type == "any"}
+        self._fields = {
+            one.name: "string" if one.type == "any" else aggregator.result_type(one.type)
+            for one, aggregator in zip(fields.fields, fields.aggregators, strict=True)
+        }
+
+    @classmethod
+    def of(cls, state: Queried) -> KnownState | StaticState:
+        """Of a state that a stream keeps what the job says; of another what its ledger says: one read."""
+        if isinstance(state, KeptState):
+            job = state.job
+            fields = Fields(job.fields, job.aggregators)
+            return cls(job.spec, job.keys, fields, job.aggregators, may_be_absent=True)
+        static = newStaticState(state) if isinstance(state, StateSpec) else state
+        if not isinstance(static, StaticState):
+            raise ConfigurationError(
+                "stateQuery asks what persistentAggregate or newStaticState returned, or a spec with a name, not a "
+                f"{type(static).__name__}"
+            )
+        spec = static.state
+        if not isinstance(spec, StateSpec):
+            return static
+        with StateReader(spec.backend, spec.state, "committed", {}) as reader:
+            ledger = reader.ledger()
+        fields = results_of(ledger.fields, static.aggregators)
+        return cls(spec, ledger.keys, fields, static.aggregators, may_be_absent=False)
+
+    def check_keys(self, schema: StructType, names: Sequence[str], query: QueryFunction) -> None:
+        """Raises StateSchemaError unless the columns are a key of the state."""
+        found = [schema[name].dataType.simpleString() for name in names]
+        same = len(found) == len(self.keys) and all(
+            kind == key.type or (kind in _INTEGERS and key.type in _INTEGERS)
+            for kind, key in zip(found, self.keys, strict=True)
+        )
+        if not same:
+            asked = ", ".join(f"{name} {kind}" for name, kind in zip(names, found, strict=True))
+            own = ", ".join(f"{key.name} {key.type}" for key in self.keys)
+            raise StateSchemaError(
+                f"{type(query).__name__} asks state {self.spec.state!r} by ({asked}), but it is keyed by ({own}). Name "
+                "a column for each, in this order, and cast what differs.",
+                state=self.spec.state,
+                found=asked,
+                expected=own,
+            )
+
+    def columns(
+        self, fields: Sequence[str] | Mapping[str, str] | str | None, *, with_keys: bool
+    ) -> tuple[list[tuple[str, bool]], StructType]:
+        """Which parts of a state's entries are shown, whether as JSON, and the columns in which."""
+        from pyspark.sql.types import DataType, StructField, StructType
+
+        types = ({key.name: key.type for key in self.keys} if with_keys else {}) | self._fields
+        if fields is None:
+            fields = list(types)
+        elif isinstance(fields, str):
+            fields = [fields]
+        named = dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
+        for name in named:
+            if name not in types:
+                raise UnknownColumnError(
+                    f"state {self.spec.state!r} has no {name!r} to show; it has {', '.join(types)}", column=name
+                )
+        columns = [StructField(column, DataType.fromDDL(types[name])) for name, column in named.items()]
+        return [(name, name in self._json) for name in named], StructType(columns)
+
+
+def _parsed(ddl: str) -> Any:
+    """The columns of a DDL string."""
+    from pyspark.sql.types import StructType
+
+    parsed: Any = StructType.fromDDL(ddl)
+    return parsed.fields
+
+
+def _check_new(schema: StructType, added: StructType) -> None:
+    taken = {name.casefold() for name in schema.names}
+    for name in added.names:
+        if name.casefold() in taken:
+            raise DuplicateNameError(
+                f"the rows have a column {name!r} already: name the new one, fields={{{name!r}: 'state_{name}'}}",
+                name=name,
+            )
+        taken.add(name.casefold())

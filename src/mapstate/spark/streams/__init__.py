@@ -1,0 +1,1 @@
+"""What a user calls: streams, groups, states and topologies."""

@@ -1,0 +1,59 @@
+"""Several aggregates over the same rows of a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+
+from mapstate.aggregators import Aggregator
+from mapstate.spark.driver.job import Step
+from mapstate.spark.interfaces import BatchAggregator
+from mapstate.spark.steps.batch_aggregate import Links
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["ChainedAggregate", "SteppedRows"]
+
+
+class SteppedRows(Protocol):
+    """Rows to which a step can be added."""
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the rows."""
+        ...
+
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
+        """The rows behind one more step; ``by_row`` says that each row's results depend on that row alone."""
+        ...
+
+
+R = TypeVar("R", bound=SteppedRows)
+
+
+class ChainedAggregate(Generic[R]):
+    """Aggregators over the same rows of a batch, one after the other: Trident's ChainedAggregatorDeclarer.
+
+    `chainEnd` gives one row for every combination of what they emit. Is one of them a ``partitionAggregate`` and none
+    an ``aggregate``, each partition by itself.
+    """
+
+    def __init__(self, rows: R, keys: tuple[str, ...] = (), links: Links | None = None) -> None:
+        self._rows = rows
+        self._keys = keys
+        self._links = links or Links()
+
+    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> ChainedAggregate[R]:
+        """One more over the whole batch, or over each key. Raises ConfigurationError."""
+        return self._with(self._links.with_links(own, aggregates, per_partition=False))
+
+    def partitionAggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> ChainedAggregate[R]:
+        """One more over each partition. Raises ConfigurationError."""
+        return self._with(self._links.with_links(own, aggregates, per_partition=True))
+
+    def _with(self, links: Links) -> ChainedAggregate[R]:
+        return ChainedAggregate(self._rows, self._keys, links)
+
+    def chainEnd(self) -> R:
+        """The rows that they emit."""
+        return self._rows.with_step(self._links.over(self._rows.schema, self._keys), by_row=False)

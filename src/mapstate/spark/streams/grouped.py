@@ -1,0 +1,137 @@
+"""Rows by key, and the checks of what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
+from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError
+from mapstate.keys import KeyCodec
+from mapstate.schema import Field, KeyField
+from mapstate.serializers.value_types import WireForm, wire_type
+from mapstate.spark.driver.job import Job
+from mapstate.spark.interfaces import BatchAggregator
+from mapstate.spark.pickling import ensure_picklable, kind_of
+from mapstate.spark.steps.columns import check_unique
+from mapstate.spark.steps.expressions import expressions_of
+from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows
+from mapstate.spec import StateSpec
+
+__all__ = ["Groupable", "GroupedStream", "Kept"]
+
+Kept = TypeVar("Kept", covariant=True)
+"""What `persistentAggregate` returns: a `PersistentAggregate`, for every kind of rows that there is."""
+
+
+class Groupable(SteppedRows, Protocol[Kept]):
+    """Rows as `GroupedStream` needs them."""
+
+    @property
+    def name(self) -> str:
+        """The stream's, also of new values."""
+        ...
+
+    def hidden_columns(self) -> dict[str, str]:
+        """Columns that a state gets beside those of the rows, with their types."""
+        ...
+
+    def adapted(
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
+    ) -> Mapping[str, Aggregator]:
+        """The aggregators that do on these rows what the given ones say. Raises ConfigurationError."""
+        ...
+
+    def keep(self, job: Job) -> Kept:
+        """The state of a job that is fed by these rows."""
+        ...
+
+
+R = TypeVar("R", bound=Groupable[Any])
+
+
+class GroupedStream(Generic[Kept, R]):
+    """Rows by key. See `Rows.groupBy`."""
+
+    def __init__(self, rows: R, columns: tuple[str, ...]) -> None:
+        self._rows = rows
+        self._schema = rows.schema
+        self._names = self._schema.names
+        self._types = {field.name: field.dataType.simpleString() for field in self._schema.fields}
+        for column in columns:
+            if not isinstance(column, str):
+                raise ConfigurationError(
+                    f"groupBy takes column names, not {column!r}: give an expression a name with withColumn first"
+                )
+            if column not in self._types:
+                raise UnknownColumnError(
+                    f"the stream {rows.name!r} has no column {column!r} to group by; it has {', '.join(self._types)}",
+                    column=column,
+                )
+        check_unique(columns)
+        self._keys = tuple(KeyField(column, self._types[column]) for column in columns)
+        KeyCodec(self._keys)
+
+    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> Kept:
+        """Keeps aggregates per key in the store that ``state`` names: ``visits=Count()``.
+
+        What comes back is started with `PersistentAggregate.start`, or used as a foreachBatch function.
+        Nothing is connected yet. Raises ConfigurationError: UnknownColumnError, UnsupportedTypeError,
+        DuplicateNameError, NotPicklableError.
+        """
+        if not isinstance(state, StateSpec):
+            raise ConfigurationError(
+                f"persistentAggregate needs a spec such as opaque(url), not a {type(state).__name__}"
+            )
+        if not aggregates:
+            raise ConfigurationError("persistentAggregate needs at least one aggregate, such as visits=Count()")
+        for name, one in aggregates.items():
+            if not isinstance(one, Aggregator):
+                raise ConfigurationError(
+                    f"{name} is a {kind_of(one)}, not an aggregator: write {name}=Count(), or an instance of a "
+                    "CombinerAggregator or ReducerAggregator of your own"
+                )
+        expressions = expressions_of(aggregates)
+        if expressions.columns:
+            rows = self._rows.with_step(expressions, by_row=True)
+            by = tuple(key.name for key in self._keys)
+            return GroupedStream(rows, by).persistentAggregate(state, **expressions.named(aggregates))
+        check_unique([key.name for key in self._keys] + list(aggregates))
+        adapted = self._rows.adapted(state, aggregates, by=[key.name for key in self._keys])
+        types = self._types | self._rows.hidden_columns()
+        spec = state.named(self._rows.name)
+        fields = tuple(Field(name, one.describe(), one.bind(types)) for name, one in adapted.items())
+        for field in fields:
+            wire_type(field.type, WireForm())
+        ensure_picklable(f"the spec of state {spec.state!r}", spec)
+        for name, one in adapted.items():
+            ensure_picklable(f"the aggregator {name}={one}", one)
+        read = {key.name: key.type for key in self._keys}
+        for one in adapted.values():
+            names = one.columns() or self._all_unless_native(one)
+            read |= {name: column_type(types, name, one) for name in names}
+        for name in read:
+            same = [other for other in self._names if other.casefold() == name.casefold()]
+            if len(same) > 1:
+                raise DuplicateNameError(
+                    f"the stream {self._rows.name!r} has columns that Spark cannot tell apart: {', '.join(same)}",
+                    name=name,
+                )
+        job = Job(self._rows.name, spec, self._keys, fields, adapted, read)
+        kept: Kept = self._rows.keep(job)
+        return kept
+
+    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> R:
+        """One row per key of each batch: the key columns, and what aggregators come to; nothing is kept.
+
+        See `Rows.aggregate`. Raises ConfigurationError.
+        """
+        return self.chainedAgg().aggregate(*own, **aggregates).chainEnd()
+
+    def chainedAgg(self) -> ChainedAggregate[R]:
+        """Several aggregates over the rows of each key of a batch, until ``chainEnd()``."""
+        return ChainedAggregate(self._rows, tuple(key.name for key in self._keys))
+
+    def _all_unless_native(self, one: Aggregator) -> list[str]:
+        """What an aggregator reads that names no columns: nothing if Spark computes it, else all."""
+        return [] if isinstance(one, NativeCombiner) else list(self._types)

@@ -1,0 +1,301 @@
+"""A state that a stream keeps, and its new values as rows of their own.
+
+To another state new values are updates: a key's new values replace its old ones there. The old ones come from the
+state's own records, also where Spark brings a batch again that is committed already. So the second state gets the same
+rows under the same batch id, whatever crashed in between; its own ledger does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.retraction import SIGN, monotone_columns, retractable
+from mapstate.errors import ConfigurationError, DuplicateNameError
+from mapstate.spark.driver.batch import BatchDriver
+from mapstate.spark.driver.frames import through
+from mapstate.spark.driver.job import Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
+from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
+from mapstate.spark.steps.columns import empty_frame
+from mapstate.spark.streams.grouped import GroupedStream
+from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.rows import Rows
+from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["NewValuesStream", "PersistentAggregate"]
+
+Kind = Literal["updates", "answers", "events"]
+Feed = Callable[[Downstream | Follower], None]
+
+
+class PersistentAggregate(Startable):
+    """A state that a stream keeps. Also a plain foreachBatch function.
+
+    In a job that exists it is one line::
+
+        df.writeStream.foreachBatch(counts).option("checkpointLocation", path).start()
+
+    Its methods change what is declared: they add to this state, until its query has begun.
+    """
+
+    def __init__(
+        self, query: Query, branch: Branch, inside: DataFrame, source: PersistentAggregate | None = None
+    ) -> None:
+        super().__init__(query)
+        self.source = source
+        self._branch = branch
+        self._inside = inside
+
+    @property
+    def name(self) -> str:
+        """The state's name in its store, and in a `FinishedBatch`."""
+        return self.job.spec.state
+
+    @property
+    def job(self) -> Job:
+        """What is kept, and where."""
+        return self._branch.job
+
+    def newValuesStream(self, *, old: bool = False) -> NewValuesStream:
+        """The keys that each batch touched, with their new totals, after the batch is committed in all states.
+
+        With ``old``, of an opaque state, also the totals before the batch: ``visits`` and ``old_visits``. A key that
+        a batch removes comes with nulls. See `NewValuesStream`. Raises ConfigurationError.
+        """
+        job = self.job
+        if old and job.spec.type != "opaque":
+            raise ConfigurationError(f"a {job.spec.type} state keeps no old values: take opaque(...)")
+        parts = _Parts([key.name for key in job.keys], [field.name for field in job.fields])
+        if old:
+            parts.check_old_names()
+        columns = new_values_type(self._inside, job.keys, Fields(job.fields, job.aggregators), old=True)
+        shape = parts.with_old if old else parts.new
+        query, branch = self.query, self._branch
+
+        def feed(function: Downstream | Follower) -> None:
+            def shaped(rows: DataFrame, batch_id: int, _: int | None) -> None:
+                function(shape(rows), batch_id)
+
+            query.add_downstream(branch, Follower(shaped, retracts=old))
+
+        is_exact = not old and job.spec.type == "opaque" and job.spec.ttl is None
+        return NewValuesStream(
+            job.stream,
+            self,
+            shape(empty_frame(self._inside, columns)),
+            feed,
+            updates=_Updates(query, branch, parts) if is_exact else None,
+            state=self,
+        )
+
+    def behind(self, name: str, inside: DataFrame, steps: tuple[Step, ...]) -> NewValuesStream:
+        """The rows of the state's own stream, as they came, behind the commit."""
+        query, branch = self.query, self._branch
+
+        def feed(function: Downstream | Follower) -> None:
+            query.add_behind(function, branch)
+
+        return NewValuesStream(name, self, inside, feed, steps=steps, kind="events", state=self)
+
+    def on_batch(self, function: OnBatch) -> Self:
+        """Has ``function`` called with each batch's `BatchReport`; returns self.
+
+        Called on the driver, after the commit and before what lies downstream; not for a batch that Spark
+        brings again though it counts already, so at most once per batch. What it raises is logged: the
+        batch is committed, and goes on.
+        """
+        self.query.add_on_batch(self._branch, function)
+        return self
+
+    def __repr__(self) -> str:
+        job = self.job
+        by = ", ".join(key.name for key in job.keys)
+        shown = ", ".join(f"{field.name}={field.aggregator}" for field in job.fields)
+        return f"<{job.stream} by ({by}): {shown} in {job.spec!r}>"
+
+
+@dataclass(frozen=True, eq=False)
+class NewValuesStream(Rows[PersistentAggregate]):
+    """Rows that follow the commit of a batch: key columns and one column per aggregate. See `newValuesStream`.
+
+    At least once per batch: again, with the same rows, after a crash that came before Spark's own commit. A
+    state that follows is exact all the same.
+
+    ``transform`` in front of a second state has to give the same for the same row, whenever it is called and whatever
+    rows are beside it: the old values go through it as well, to be taken back.
+    """
+
+    name: str
+    fed_by: Startable  # what is started in the end
+    frame: DataFrame  # empty, with the columns in front of the steps
+    feed: Feed
+    updates: _Updates | None = None
+    steps: tuple[Step, ...] = ()
+    kind: Kind = "updates"
+    state: PersistentAggregate | None = None  # in front of these rows; None behind a user's own state
+
+    @property
+    def schema(self) -> StructType:
+        """See `Rows.schema`."""
+        return through(self.steps, self.frame, None).schema
+
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
+        """See `Rows.with_step`."""
+        kind = self.kind if by_row or self.kind == "events" else "answers"
+        return replace(self, steps=(*self.steps, step), kind=kind)
+
+    def foreachBatch(self, function: Downstream) -> Any:
+        """Has ``function(rows, batch_id)`` called after each commit; returns the state, to be started.
+
+        Called at least once per batch: again, with the same rows, after a crash that came before Spark's
+        own commit. Not for a batch that was set aside. Using the DataFrame twice does not write twice.
+        """
+        steps = self.steps
+        self.feed(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id))
+        return self.fed_by
+
+    def write(self, format: str, *, mode: str = "append", **options: Any) -> Any:  # noqa: A002  as Spark calls it
+        """Writes each batch to a sink of Spark's, with a column ``batch_id`` by which repeated rows can be told.
+
+        ``format``, ``mode`` and ``options`` as DataFrameWriter has them. Returns the state, to be started. Raises
+        DuplicateNameError where the rows have such a column.
+        """
+        from pyspark.sql import functions as F
+
+        if "batch_id" in map(str.casefold, self.schema.names):
+            raise DuplicateNameError(
+                "the rows have a column 'batch_id', which write adds to tell batches apart: rename it with transform, "
+                "or write them in a foreachBatch function",
+                name="batch_id",
+            )
+
+        def save(rows: DataFrame, batch_id: int) -> None:
+            rows.withColumn("batch_id", F.lit(batch_id)).write.format(format).mode(mode).options(**options).save()
+
+        return self.foreachBatch(save)
+
+    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
+        """Keeps aggregates of all rows that are there now, under the key ``()``.
+
+        Of an opaque state without a ttl: a key's new values replace its old ones, so after each batch the second state
+        holds what the aggregates come to over the whole first state. For `Count`, `Sum` and `Avg`; for `Max` of a
+        field that only grows (a `Count` or `Max`) and `Min` of a `Min`, if grouped by key columns of the first state
+        alone, without a transform. What is grouped by has no entry where no rows are left, if there is a ``Count()``;
+        without one its sums become null. The second state has a ledger of its own, and the batch ids of the first.
+
+        Raises ConfigurationError: also where rows come from a query or an aggregate of the batch, whose answers
+        cannot be taken back.
+        """
+        return GroupedStream(self, ()).persistentAggregate(state, **aggregates)
+
+    def hidden_columns(self) -> dict[str, str]:
+        """See `Groupable.hidden_columns`."""
+        return {SIGN: "int"} if self.kind == "updates" else {}
+
+    def adapted(
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
+    ) -> Mapping[str, Aggregator]:
+        """Those that can take rows back, where rows replace one another. Raises ConfigurationError."""
+        if state.name is None:
+            raise ConfigurationError(f"a state that follows {self.name!r} needs a name: opaque(url, name='...')")
+        upstream = self.state
+        while upstream is not None:
+            if (upstream.job.spec.backend, upstream.name) == (state.backend, state.name):
+                raise DuplicateNameError(
+                    f"the state {state.name!r} would follow itself: give it another name", name=state.name
+                )
+            upstream = upstream.source
+        if self.kind == "events":
+            return dict(aggregates)
+        followed = None if self.state is None else self.state.name
+        if self.kind == "answers":
+            raise ConfigurationError(
+                f"what a query or an aggregate says of the new values of {followed!r} may be something else "
+                "when they are replaced, so a second state could not take it back. Ask where the second state is read, "
+                "or in a foreachBatch function."
+            )
+        if self.updates is None:
+            raise ConfigurationError(
+                f"the state {followed!r} cannot say which old values its new ones replace: it has to be opaque, "
+                "without a ttl, and newValuesStream() without old"
+            )
+        job = None if self.state is None else self.state.job
+        stays_in_group = job is not None and not self.steps and set(by) <= {key.name for key in job.keys}
+        monotone = monotone_columns(job.aggregators) if job is not None and stays_in_group else {}
+        return {
+            name: retractable(name, aggregator, grouped=bool(by), monotone=monotone)
+            for name, aggregator in aggregates.items()
+        }
+
+    def keep(self, job: Job) -> PersistentAggregate:
+        """See `Groupable.keep`. The second state has a driver of its own, which the first one's commit calls."""
+        retracts = self.updates is not None and self.kind == "updates"
+        branch = Branch(job, steps=() if retracts else self.steps)
+        driver = BatchDriver(StreamPlan(job.stream, [branch]), of_stream=False)
+        query = self.fed_by.query
+        if retracts and self.updates is not None:
+            self.updates.feed(driver, branch, self.steps)
+        else:
+            self.feed(Follower(driver.run, branch))
+        return PersistentAggregate(query, branch, empty_frame(self.frame, self.schema), source=self.state)
+
+
+class _Parts:
+    """The columns of new values, and what is made of them."""
+
+    def __init__(self, keys: list[str], fields: list[str]) -> None:
+        self._keys = keys
+        self._fields = fields
+
+    def check_old_names(self) -> None:
+        """Raises DuplicateNameError where an old value's column would meet another."""
+        taken = {name.casefold() for name in self._keys + self._fields}
+        for name in self._fields:
+            if f"old_{name}".casefold() in taken:
+                raise DuplicateNameError(
+                    f"'old_{name}' is what the old value of {name!r} is called", name=f"old_{name}"
+                )
+
+    def new(self, found: DataFrame) -> DataFrame:
+        """Keys, and the values after the batch."""
+        return found.select(*map(column_of, self._keys + self._fields))
+
+    def old(self, found: DataFrame) -> DataFrame:
+        """Keys, and the values before the batch, under the same names."""
+        return found.select(*map(column_of, self._keys), *self._old_columns(found, ""))
+
+    def with_old(self, found: DataFrame) -> DataFrame:
+        """Keys, the values after the batch, and those before."""
+        return found.select(*map(column_of, self._keys + self._fields), *self._old_columns(found, "old_"))
+
+    def _old_columns(self, found: DataFrame, prefix: str) -> list[Column]:
+        names = [name for name in found.columns if not name.startswith(INSIDE)][len(self._keys) :]
+        return [column_of(f"{OLD_COLUMN}{names.index(name)}").alias(prefix + name) for name in self._fields]
+
+
+class _Updates:
+    """The new values of a state with a sign: what is there now, and what is there no more."""
+
+    def __init__(self, query: Query, branch: Branch, parts: _Parts) -> None:
+        self._query = query
+        self._branch = branch
+        self._parts = parts
+
+    def feed(self, driver: BatchDriver, follower: Branch, steps: tuple[Step, ...]) -> None:
+        """Feeds a second state: the new and the old values go through the steps."""
+        from pyspark.sql import functions as F
+
+        def signed(rows: DataFrame, batch_id: int, txid: int | None) -> None:
+            new = through(steps, self._parts.new(rows.where(IS_THERE)), batch_id)
+            old = through(steps, self._parts.old(rows.where(WAS_THERE)), batch_id)
+            driver.run(new.withColumn(SIGN, F.lit(1)).unionByName(old.withColumn(SIGN, F.lit(-1))), batch_id, txid)
+
+        self._query.add_downstream(self._branch, Follower(signed, follower, retracts=True))

@@ -1,0 +1,191 @@
+"""The streaming query of a stream: what it keeps and feeds, how it is started, and what Spark calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mapstate.errors import MapStateError, UsageError
+from mapstate.operations.checkpoint import check_first_offsets
+from mapstate.spark.driver.batch import BatchDriver
+from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
+from mapstate.spark.driver.query import check_increments
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Query", "Startable"]
+
+
+class Query:
+    """All that is declared of one stream. It changes until a started query brings the first batch; then it is closed.
+
+    ``admit`` raises for a state that cannot be one of this query's. ``siblings`` are the queries of the same topology,
+    by the names of their streams, and ``owner`` names it for messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        df: DataFrame,
+        *,
+        admit: Callable[[Query, Branch], None] | None = None,
+        siblings: dict[str, Query] | None = None,
+        owner: str = "",
+    ) -> None:
+        self.name = name
+        self.df = df
+        self.plan = StreamPlan(name)
+        self.last_error: MapStateError | None = None
+        self.merged_into: str | None = None
+        self._owner = owner
+        self._admit = admit
+        self._siblings = {} if siblings is None else siblings
+        self._driver: BatchDriver | None = None
+
+    def add(self, branch: Branch) -> None:
+        """One more state. Raises ConfigurationError."""
+        self.check_open()
+        if self._admit is not None:
+            self._admit(self, branch)
+        self.plan.branches.append(branch)
+
+    def add_behind(self, function: Downstream | Follower, branch: Branch | None = None) -> None:
+        """One more function that gets each batch's own rows behind the commit, with the txid of a state."""
+        self.check_open()
+        self.plan.behind.append(Behind(function, branch))
+
+    def add_downstream(self, branch: Branch, function: Downstream | Follower) -> None:
+        """One more function that gets the new values of a state."""
+        self.check_open()
+        branch.downstream.append(function)
+
+    def add_on_batch(self, branch: Branch, function: OnBatch) -> None:
+        """One more function that gets the reports of a state."""
+        self.check_open()
+        branch.on_batch.append(function)
+
+    def merged(self, others: Sequence[Query], df: DataFrame) -> Query:
+        """The query of the streams in one, which takes this one's place and those of the others.
+
+        Raises UsageError for a stream of which something is declared already.
+        """
+        for query in (self, *others):
+            query.check_open()
+            if query.plan.branches or query.plan.behind:
+                raise UsageError(
+                    f"the stream {query.name!r}{query._owner} keeps states already: merge streams before anything else"
+                )
+        both = Query(self.name, df, admit=self._admit, siblings=self._siblings, owner=self._owner)
+        both.plan.on_finished, both.plan.quarantine = self.plan.on_finished, self.plan.quarantine
+        for query in (self, *others):
+            query.merged_into = self.name
+            query._siblings.pop(query.name, None)
+        self._siblings[self.name] = both
+        return both
+
+    def check_open(self) -> None:
+        """Raises UsageError once a started query has brought a batch, or the stream was merged into another one.
+
+        After batches that were given by hand the states are opened again, with all that is declared then.
+        """
+        if self._driver is not None and self._driver.serves_query:
+            raise UsageError(
+                f"the stream {self.name!r}{self._owner} runs already: declare all of its states, and what follows "
+                "them, before it is started"
+            )
+        if self.merged_into is not None:
+            raise UsageError(
+                f"the stream {self.name!r}{self._owner} was merged into {self.merged_into!r}: declare on that one"
+            )
+        self._driver = None
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch. What Spark calls, on the driver.
+
+        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
+        and nothing of the batch counts.
+        """
+        if not self.plan.branches and not self.plan.behind:
+            raise UsageError(f"the stream {self.name!r}{self._owner} has no state to keep")
+        if self._driver is None:
+            self._driver = BatchDriver(self.plan)
+        try:
+            self._driver.run(batch_df, batch_id)
+        except MapStateError as error:
+            self.last_error = error  # Spark passes on the text alone
+            raise
+
+    def start(
+        self,
+        checkpointLocation: str | None = None,
+        *,
+        trigger: str | Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        outputMode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """See `Startable.start`."""
+        if not self.df.isStreaming:
+            raise UsageError("this DataFrame is no stream: read it with spark.readStream")
+        if self.plan.branches:
+            check_increments(self.df, outputMode)
+        writer = self.df.writeStream.foreachBatch(self).outputMode(outputMode)
+        if trigger is not None:
+            writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
+        if queryName is not None:
+            writer = writer.queryName(queryName)
+        if checkpointLocation is not None:
+            check_first_offsets(str(checkpointLocation))
+            writer = writer.option("checkpointLocation", str(checkpointLocation))
+        return writer.options(**(options or {})).start()
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}: {', '.join(branch.job.spec.state for branch in self.plan.branches)}>"
+
+
+class Startable:
+    """A part of a stream from which its query can be started; also a foreachBatch function for a job that exists.
+
+    ``query`` is that of the whole stream. One query is started at a time.
+    """
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+
+    @property
+    def last_error(self) -> MapStateError | None:
+        """The error that stopped the query: Spark's own StreamingQueryException has only its text."""
+        return self.query.last_error
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch to all that the stream keeps and feeds. What Spark calls, on the driver.
+
+        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
+        and nothing of the batch counts.
+        """
+        self.query(batch_df, batch_id)
+
+    def start(
+        self,
+        checkpointLocation: str | None = None,
+        *,
+        trigger: str | Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        outputMode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """Starts the streaming query of the whole stream. Driver.
+
+        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger
+        ``trigger``             an interval, "10 seconds"; or as DataStreamWriter.trigger has it, {"availableNow": True}
+        ``queryName``, ``outputMode``, ``options``  as DataStreamWriter has them
+
+        Raises UsageError for a DataFrame that is not streaming, and for a state if rows would be totals: a streaming
+        aggregation with another ``outputMode`` than "append". Raises CheckpointError for a local checkpoint that was
+        never begun, because its driver died before that.
+        """
+        return self.query.start(
+            checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
+        )

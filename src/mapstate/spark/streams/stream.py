@@ -1,0 +1,211 @@
+"""The fluent side: from a streaming DataFrame to a state, in Trident's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.errors import ConfigurationError, MapStateError, UsageError
+from mapstate.spark.driver.frames import through
+from mapstate.spark.driver.job import Branch, Downstream, Job, Step
+from mapstate.spark.interfaces import StateFactory, StateUpdater
+from mapstate.spark.steps.columns import empty_frame
+from mapstate.spark.steps.state_query import Queried
+from mapstate.spark.streams.grouped import GroupedStream
+from mapstate.spark.streams.partition_persist import PartitionPersist, update_task
+from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.rows import Rows
+from mapstate.spec import StateSpec, check_state_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+__all__ = ["Stream", "newStream"]
+
+
+def newStream(name: str, df: DataFrame) -> Stream:
+    """A stream of rows to keep aggregates of.
+
+    ``name`` is the default name of its state. ``df`` is a streaming DataFrame, or a batch one where the
+    result is only used as a foreachBatch function. Raises ConfigurationError.
+    """
+    check_state_name(name)
+    if not hasattr(df, "_jdf"):
+        raise ConfigurationError(
+            f"newStream takes a DataFrame of classic PySpark, not a {type(df).__module__}.{type(df).__name__}: under "
+            "Spark Connect a foreachBatch function runs apart from its query, and cannot tell which query it serves"
+        )
+    return Stream(name, df)
+
+
+@dataclass(frozen=True)
+class Stream(Rows[PersistentAggregate]):
+    """The rows of a DataFrame. See `newStream`.
+
+    ``query`` is that of a topology's stream, which all states share. Without one each state has a query of its own.
+    """
+
+    name: str
+    df: DataFrame
+    steps: tuple[Step, ...] = ()
+    query: Query | None = None
+
+    @property
+    def schema(self) -> StructType:
+        """See `Rows.schema`."""
+        return through(self.steps, empty_frame(self.df), None).schema if self.steps else self.df.schema
+
+    def with_step(self, step: Step, *, by_row: bool) -> Self:  # noqa: ARG002  no row of a stream replaces another
+        """See `Rows.with_step`."""
+        return replace(self, steps=(*self.steps, step))
+
+    def merge(self, *others: Stream) -> Self:
+        """The rows of several streams in one: of other DataFrames, or of this one grouped and changed in other ways.
+
+        Columns meet by name, and have to be the same. Raises ConfigurationError where streams of different DataFrames
+        have steps of their own: those work batch by batch, and there a batch is of one DataFrame.
+        """
+        streams: list[Stream] = [self, *others]
+        if all(other.df is self.df for other in others):
+
+            def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
+                return _united([through(stream.steps, frame, batch_id) for stream in streams])
+
+            return replace(self, steps=(step,))
+        if any(stream.steps for stream in streams):
+            raise ConfigurationError(
+                f"the streams {', '.join(stream.name for stream in streams)} are of different DataFrames, so they are "
+                "merged before anything is done to their batches: merge them first, or change the DataFrames themselves"
+            )
+        df = _united([stream.df for stream in streams])
+        if self.query is None:
+            return replace(self, df=df)
+        return replace(self, df=df, query=self.query.merged([stream.query for stream in others if stream.query], df))
+
+    def toDF(self) -> DataFrame:
+        """The rows of a batch DataFrame behind all steps: a request that is answered at once.
+
+        Raises UsageError for a streaming DataFrame with steps: they take one micro-batch after the other.
+        """
+        if self.df.isStreaming and self.steps:
+            raise UsageError(
+                f"the rows of {self.name!r} come batch by batch: take them with foreachBatch or persistentAggregate"
+            )
+        return through(self.steps, self.df, None)
+
+    def foreachBatch(self, function: Downstream) -> Startable:
+        """Has ``function(rows, batch_id)`` called for each batch, at least once; returns what is to be started.
+
+        In a topology, behind the commit of all states, and not for a batch that was set aside.
+        """
+        query, steps = self._own_query(), self.steps
+        query.add_behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id))
+        return Startable(query)
+
+    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
+        """Keeps aggregates of all rows, under the key ``()``. See `GroupedStream.persistentAggregate`."""
+        return GroupedStream(self, ()).persistentAggregate(state, **aggregates)
+
+    def partitionPersist(
+        self,
+        state: StateFactory,
+        updater: StateUpdater,
+        by: Sequence[str] = (),
+        *,
+        partitions: int,
+        chunk_size: int = 10_000,
+    ) -> PartitionPersist:
+        """Keeps rows in a state of one's own, with an updater of one's own; what it emits are the new values.
+
+        ``by``          columns whose hash says which partition a row goes to; without any, Spark spreads rows evenly
+        ``partitions``  how many there are, in each batch, also where some are empty; not to be changed while the state
+                        lives, where a partition keeps what is its own
+        ``chunk_size``  rows per call of the updater; fewer where they come to more than 8 MiB
+
+        mapstate keeps no ledger here: what a batch that comes again does, the state has to decide by its txid. See
+        `mapstate.spark.interfaces.State`. Raises ConfigurationError.
+        """
+        task = update_task(self.schema, state, updater, by, partitions=partitions, chunk_size=chunk_size)
+        return PartitionPersist(self._own_query(), self.steps, task)
+
+    def start(
+        self,
+        checkpointLocation: str | None = None,
+        *,
+        trigger: str | Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        outputMode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """Starts the query of a topology's stream, with all of its states. See `Startable.start`.
+
+        Raises UsageError for a stream of no topology: there each state is started by itself.
+        """
+        return Startable(self._shared_query()).start(
+            checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
+        )
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch to all states of a topology's stream. See `Startable.__call__`."""
+        self._shared_query()(batch_df, batch_id)
+
+    @property
+    def last_error(self) -> MapStateError | None:
+        """The error that stopped the query of a topology's stream."""
+        return self._shared_query().last_error
+
+    def _shared_query(self) -> Query:
+        if self.query is None:
+            raise UsageError(f"the stream {self.name!r} is of no topology: start what persistentAggregate returned")
+        return self.query
+
+    def _own_query(self) -> Query:
+        return Query(self.name, self.df) if self.query is None else self.query
+
+    @property
+    def _is_before_commit(self) -> bool:
+        return True
+
+    def _behind(self, state: Queried) -> NewValuesStream:
+        is_own = isinstance(state, PersistentAggregate) and state.source is None and state.query.df is self.df
+        if not isinstance(state, PersistentAggregate) or not is_own or self.query not in (None, state.query):
+            raise ConfigurationError(
+                "'after' is after the commit of a state that follows this stream: give what persistentAggregate "
+                "returned on this very stream"
+            )
+        return state.behind(self.name, empty_frame(self.df), self.steps)
+
+    def hidden_columns(self) -> dict[str, str]:
+        """See `Groupable.hidden_columns`."""
+        return {}
+
+    def adapted(
+        self,
+        state: StateSpec,  # noqa: ARG002
+        aggregates: Mapping[str, Aggregator],
+        *,
+        by: Sequence[str],  # noqa: ARG002
+    ) -> Mapping[str, Aggregator]:
+        """See `Groupable.adapted`."""
+        return dict(aggregates)
+
+    def keep(self, job: Job) -> PersistentAggregate:
+        """See `Groupable.keep`."""
+        query, branch = self._own_query(), Branch(job, self.steps)
+        query.add(branch)
+        return PersistentAggregate(query, branch, empty_frame(self.df, self.schema))
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}>" if self.query is None else repr(self.query)
+
+
+def _united(frames: list[DataFrame]) -> DataFrame:
+    first = frames[0]
+    for other in frames[1:]:
+        first = first.unionByName(other)
+    return first

@@ -1,0 +1,160 @@
+"""Several states of one stream, fed by one evaluation of each batch, which count its batches together.
+
+topology = Topology("site")
+visits = topology.newStream("visits", df)
+visits.groupBy("user_id").persistentAggregate(opaque(url, "visits_by_user"), visits=Count())
+errors = visits.transform(lambda rows: rows.where("status >= 500"))
+errors.groupBy("page").persistentAggregate(opaque(url, "errors_by_page"), errors=Count())
+query = topology.start(checkpointLocation=path)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
+from mapstate.protocol.ledgers import commit_domains
+from mapstate.spark.driver.job import Branch, OnFinished
+from mapstate.spark.driver.quarantine import KEPT_BY
+from mapstate.spark.streams.query import Query
+from mapstate.spark.streams.stream import Stream, newStream
+from mapstate.spec import check_state_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["OnPoison", "Topology"]
+
+OnPoison = Literal["stop", "quarantine"]
+
+
+class Topology:
+    """Streams with several states each. Declared once, then started, or used as a foreachBatch function.
+
+    After any crash and any replay, with the same rows or others, the states of a stream hold the same batches with the
+    same contents. See docs/topology.md for what a reader sees, and for states in several stores.
+
+    ``on_poison``   what becomes of a batch that fails: "stop" the query, or "quarantine": its rows are kept, it is
+                    committed as an empty batch, and the query goes on. A batch whose data cannot be applied is tried
+                    once more before that; one whose Spark job fails, as often as the highest ``max_attempts`` says
+    ``quarantine``  the directory for such rows, as Spark names directories; they are below ``name/stream`` there
+    """
+
+    def __init__(self, name: str, *, on_poison: OnPoison = "stop", quarantine: str | None = None) -> None:
+        self.name = check_state_name(name)
+        if on_poison not in get_args(OnPoison):
+            raise ConfigurationError(f"on_poison is one of {', '.join(get_args(OnPoison))}, not {on_poison!r}")
+        if (on_poison == "quarantine") != (quarantine is not None):
+            raise ConfigurationError(
+                "on_poison='quarantine' and quarantine='...', the directory for the rows, go together; found "
+                f"on_poison={on_poison!r} and quarantine={quarantine!r}"
+            )
+        self.quarantine = None if quarantine is None else str(quarantine)
+        self.queries: dict[str, Query] = {}
+        self._on_finished: list[OnFinished] = []
+
+    def newStream(self, name: str, df: DataFrame) -> Stream:
+        """A stream of rows, as `mapstate.newStream`. Each is a query of its own, with a checkpoint of its own.
+
+        Raises ConfigurationError, DuplicateNameError.
+        """
+        if name in self.queries:
+            raise DuplicateNameError(
+                f"topology {self.name!r} has a stream {name!r} already: give the other one another name", name=name
+            )
+        stream = newStream(name, df)
+        taken = [column for column in df.columns if column.casefold() in KEPT_BY]
+        if taken and self.quarantine is not None:
+            raise DuplicateNameError(
+                f"the stream {name!r} has a column {taken[0]!r}, and rows in quarantine are told apart by the columns "
+                f"{' and '.join(KEPT_BY)}: give it another name with withColumnRenamed",
+                name=taken[0],
+            )
+        owner = f" of topology {self.name!r}"
+        query = Query(name, df, admit=self._admit, siblings=self.queries, owner=owner)
+        query.plan.on_finished = self._on_finished
+        if self.quarantine is not None:
+            query.plan.quarantine = f"{self.quarantine.rstrip('/')}/{self.name}/{name}"
+        self.queries[name] = query
+        return replace(stream, query=query)
+
+    def on_finished(self, function: OnFinished) -> Topology:
+        """Has ``function`` called with a `FinishedBatch` for each committed batch, also an empty one; returns self.
+
+        On the driver, after the commit and before what lies downstream. Once for each batch, but for a crash before
+        Spark's own commit: then once more, by the next run, with ``repeated``. So never twice in one run, and none is
+        left out. What it raises is logged: the batch is committed, and goes on.
+        """
+        self._on_finished.append(function)
+        return self
+
+    def start(
+        self,
+        checkpointLocation: str | None = None,
+        *,
+        trigger: str | Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        outputMode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """Starts the one stream's query; see `Startable.start`. Of several, start each: ``stream.start()``.
+
+        Raises UsageError.
+        """
+        return self._only_query().start(
+            checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
+        )
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch of the one stream to all states. What Spark calls, on the driver.
+
+        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
+        and nothing of the batch counts.
+        """
+        self._only_query()(batch_df, batch_id)
+
+    @property
+    def last_error(self) -> MapStateError | None:
+        """The error that stopped the one stream's query; of several, see each stream's."""
+        return self._only_query().last_error
+
+    def _only_query(self) -> Query:
+        if len(self.queries) != 1:
+            names = ", ".join(self.queries) or "none"
+            raise UsageError(
+                f"topology {self.name!r} has {len(self.queries)} streams ({names}), and each is a query of its own "
+                "with a checkpoint of its own: make one with newStream, or start each of them: stream.start(...)"
+            )
+        (query,) = self.queries.values()
+        return query
+
+    def _admit(self, query: Query, branch: Branch) -> None:
+        """Raises ConfigurationError, DuplicateNameError for a state that cannot be one of this topology's."""
+        spec = branch.job.spec
+        states = [known.job.spec.state for each in self.queries.values() for known in each.plan.branches]
+        if spec.state in states:
+            raise DuplicateNameError(
+                f"topology {self.name!r} has a state {spec.state!r} already: give each a name, "
+                "opaque(url, name='...'). Without one a state has the name of its stream",
+                name=spec.state,
+            )
+        specs = [*(known.job.spec for known in query.plan.branches), spec]
+        others = [each for each in specs if each.type != "opaque"]
+        domains = len(commit_domains([each.open() for each in specs]))
+        if others and domains > 1:
+            raise ConfigurationError(
+                f"the states {', '.join(each.state for each in specs)} cannot be committed in one write ({domains} "
+                "commit domains), so after a crash one may have to be rolled back, which only opaque states can: "
+                f"{others[0].state!r} is {others[0].type}. Make it opaque, or keep all of them in one store."
+            )
+        if self.quarantine is not None and spec.type == "transactional":
+            raise ConfigurationError(
+                f"state {spec.state!r} is transactional: what a failed attempt wrote is in it until its replay, so its "
+                "batch cannot be left out. With on_poison='quarantine' make it opaque."
+            )
+
+    def __repr__(self) -> str:
+        return f"<topology {self.name}: {', '.join(map(repr, self.queries.values())) or 'no stream'}>"

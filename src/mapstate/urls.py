@@ -1,0 +1,165 @@
+"""The URL of a store: its parts, its typed parameters, its password, and how all of it is shown without the password.
+
+``scheme://user:password@host:port,host2:port/path?name=value``. No message repeats a URL that cannot be read: any
+piece of it may be a piece of the password.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from mapstate.errors import ConfigurationError, shown
+
+__all__ = [
+    "LIKE_A_URL",
+    "Address",
+    "Parameters",
+    "Url",
+    "boolean",
+    "check_password",
+    "parameters_in",
+    "password_in",
+    "secret_of",
+    "shown_address",
+    "shown_login",
+    "shown_parameters",
+    "unreadable",
+]
+
+Address = tuple[str, int]
+"""Host and port."""
+
+Parameters = Mapping[str, Callable[[str], Any]]
+"""The parameters that a scheme has: for each name, what makes its value of the text. It raises ValueError."""
+
+LIKE_A_URL = re.compile(r":/|:.*@", re.DOTALL)
+"""Text that may be a store's URL, perhaps misspelt: no message repeats it, because it may hold a password."""
+
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?:([^/?#]*)@)?([^/?#@]*)([^?#]*)(?:\?([^#]*))?")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,]*)(?::(\d{1,5}))?")
+
+
+class Url(NamedTuple):
+    """The parts of a URL, decoded but for ``query``.
+
+    ``username`` and ``password`` are None where the URL has none. ``hosts`` holds at least one host; its port is None
+    where the URL gives none.
+    """
+
+    scheme: str
+    username: str | None
+    password: str | None
+    hosts: tuple[tuple[str, int | None], ...]
+    path: str
+    query: str
+
+    @classmethod
+    def read(cls, url: str) -> Url:
+        """Raises ValueError, which repeats nothing of the URL."""
+        found = _URL.fullmatch(url)
+        if found is None:
+            raise ValueError("not a URL")
+        scheme, login, netloc, path, query = found.groups()
+        if "@" in path + (query or ""):
+            raise ValueError("an '@' that is not the end of the login")
+        user, colon, password = (login or "").partition(":")
+        hosts = []
+        for one in netloc.split(","):
+            host = _HOST.fullmatch(one)
+            if host is None:
+                raise ValueError("not a host")
+            urlsplit(f"//{host[1]}")  # refuses characters that normalize to a delimiter
+            hosts.append((host[1].strip("[]").lower(), None if host[2] is None else int(host[2])))
+        return cls(
+            scheme.lower(),
+            None if login is None else unquote(user),
+            unquote(password) if colon else None,
+            tuple(hosts),
+            unquote(path),
+            query or "",
+        )
+
+
+def unreadable(example: str, more: str = "") -> ConfigurationError:
+    """The error for a URL that cannot be read. ``example`` is one that can, ``more`` what else it needs."""
+    return ConfigurationError(
+        f"this is no URL like {example}?parameter=value{more}. It is not shown, because it may hold a password. In the "
+        "password, and wherever there is an '@', write special characters percent-encoded: "
+        "urllib.parse.quote(password, safe='')"
+    )
+
+
+def boolean(text: str) -> bool:
+    """The value of a parameter that is true, 1, false or 0. Raises ValueError."""
+    value = _BOOLEANS.get(text.lower())
+    if value is None:
+        raise ValueError("neither true nor false")
+    return value
+
+
+def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
+    """The parameters of a URL, each of its type. Raises ConfigurationError for those that the scheme does not have."""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = given.keys() - known.keys()
+    if unknown:
+        names = ", ".join(map(shown, sorted(unknown)))
+        raise ConfigurationError(f"{scheme}:// has no parameter {names}; it has {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        try:
+            values[name] = known[name](text)
+        except ValueError as error:
+            raise ConfigurationError(f"the parameter {name} cannot be {shown(text)}") from error
+    return values
+
+
+def shown_parameters(values: Mapping[str, Any]) -> str:
+    """The parameters as the end of a URL, its question mark included; empty where there are none."""
+    query = "&".join(f"{name}={quote(str(value))}" for name, value in values.items())
+    return f"?{query}" if query else ""
+
+
+def shown_address(address: Address) -> str:
+    """``host:port``, as a URL has it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def shown_login(username: str | None, password: str | None) -> str:
+    """The login in front of a URL's host, its ``@`` included, with the password masked; empty where there is none."""
+    user = quote(username or "", safe="")
+    return f"{user}:***@" if password is not None else f"{user}@" if user else ""
+
+
+def check_password(password: str | None, password_env: str | None) -> None:
+    """Raises ConfigurationError unless a password comes from one place at most."""
+    if password_env is not None and password is not None:
+        raise ConfigurationError("there is a password and a password_env: leave one of them out")
+
+
+def secret_of(password: str | None, password_env: str | None) -> str | None:
+    """The password, wherever it comes from. Raises ConfigurationError as `password_in`."""
+    return password if password_env is None else password_in(password_env)
+
+
+def password_in(variable: str) -> str:
+    """The password that an environment variable of this machine holds. Called where a store connects.
+
+    So a pickled backend, and a log of it, holds the variable's name only. Raises ConfigurationError.
+    """
+    password = os.environ.get(variable)
+    if password:
+        return password
+    trouble = "not set" if password is None else "empty"
+    raise ConfigurationError(
+        f"password_env names the environment variable {variable}, which is {trouble} "
+        f"on {socket.gethostname()}. Nothing was written. Set it for the driver and for every executor. "
+        "See docs/operating.md#passwords",
+        variable=variable,
+    )

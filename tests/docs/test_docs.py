@@ -1,0 +1,139 @@
+"""README and docs are run: each Python block, in order, page by page."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "mapstate-postgresql" / "README.md"]
+FOLDERS = ("bench", "compose", "docs", "examples", "model", "scripts", "src", "tests")
+NO_MODULES = {"mapstate.backends": "an entry point group too", "mapstate.claims": "a set in Aerospike"}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[str]:
+    return [code for language, code in BLOCK.findall(page.read_text()) if language == "python"]
+
+
+def test_every_block_says_what_language_it_is():
+    for page in PAGES:
+        assert all(language for language, _ in BLOCK.findall(page.read_text())), (
+            f"{page.name} has a block of no language"
+        )
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_anchors_lead_somewhere():
+    linked = [
+        (page, (page.parent / target).resolve() if target else page, anchor)
+        for page in PAGES + NOTES
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())
+    ]
+    linked += [
+        (path, ROOT / target, anchor)
+        for folder in ("src", "examples", "bench", "model")
+        for path in (ROOT / folder).rglob("*.py")
+        for target, anchor in re.findall(r"\b(docs/[\w-]+\.md)#([\w-]+)", path.read_text())
+    ]
+    assert len(linked) > 30
+    assert [f"{path.name}: {page.name}#{anchor}" for path, page, anchor in linked if anchor not in anchors(page)] == []
+
+
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: page.parent.name + "/" + page.name)
+def test_every_path_of_a_page_exists(page: Path):
+    text = re.sub(r"https?://\S+", "", page.read_text())
+    paths = set(re.findall(rf"(?<![\w./{{-])(?:{'|'.join(FOLDERS)})/[\w./-]*[\w/]", text))
+    paths = {path for path in paths if not path.startswith("tests/data/states/")}
+    assert [path for path in sorted(paths) if not any((base / path).exists() for base in (ROOT, page.parent))] == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[end:]:
+                found = getattr(found, part)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: page.parent.name + "/" + page.name)
+def test_every_module_of_a_page_exists(page: Path):
+    names = set(re.findall(r"`((?:mapstate|model)(?:\.\w+)+)", page.read_text())) - set(NO_MODULES)
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+# The public methods of Storm 2's Stream, GroupedStream, TridentState and TridentTopology.
+TRIDENT = {
+    "Stream": "addSharedMemory aggregate applyAssembly batchGlobal broadcast chainedAgg each filter flatMap "
+    "getOutputFields global groupBy identityPartition localOrShuffle map max maxBy min minBy name parallelismHint "
+    "partition partitionAggregate partitionBy partitionPersist peek persistentAggregate project setCPULoad "
+    "setMemoryLoad shuffle slidingWindow stateQuery toStream tumblingWindow window",
+    "GroupedStream": "aggPartition aggregate chainedAgg each getGroupFields getOutputFields name partitionAggregate "
+    "persistentAggregate singleEmitPartitioner stateQuery toStream",
+    "TridentState": "addSharedMemory newValuesStream parallelismHint setCPULoad setMemoryLoad",
+    "TridentTopology": "build join merge multiReduce newDRPCStream newStaticState newStream setMasterCoordResources "
+    "setResourceDefaults",
+}
+
+
+def test_the_port_table_names_every_method_and_says_code_only_where_there_is_some():
+    page = (ROOT / "docs" / "coming-from-trident.md").read_text()
+    sections = dict(re.findall(r"^(##+ [^\n]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    for kind, methods in TRIDENT.items():
+        first_cells = re.findall(r"^\| (.*?) \|", sections[f"### {kind}"], re.MULTILINE)
+        assert set(methods.split()) <= set(re.findall(r"`(\w+)", " ".join(first_cells))), kind
+    anchors = {
+        re.sub(r"[^\w -]", "", title.lstrip("# ").lower()).replace(" ", "-"): body for title, body in sections.items()
+    }
+    found = re.findall(r"\[code\]\(#([^)]+)\)", page)
+    assert len(found) > 20
+    assert [anchor for anchor in found if "```python" not in anchors.get(anchor, "")] == []
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, request: Any, monkeypatch: Any):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "visits.csv").write_text("user-42,500\nuser-7,1\nuser-42,10\nuser-42,2\n")
+    names = {
+        "spark": spark,
+        "url": f"sqlite:///{tmp_path}/docs.db",
+        "logs": str(logs),
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    if "postgresql_url" in page.read_text():
+        names["postgresql_url"] = request.getfixturevalue("postgresql_url")
+        monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
+    if page.name != "README.md":  # other pages speak of the state that the README makes
+        for code in blocks(ROOT / "README.md"):
+            exec(code, dict(names))
+    for code in blocks(page):
+        exec(code, names)
+    if page.name == "README.md":
+        assert "{'visits': 3, 'bytes': 512}" in capsys.readouterr().out

@@ -1,0 +1,497 @@
+"""The mapstate command: what it prints, how it ends, and what it never shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from states import Job, contents, messy
+from test_checkpoint import checkpoint, files
+from typer.testing import CliRunner
+
+from mapstate import open_reader
+from mapstate.backends import resolve
+from mapstate.batch_report import BatchReport, encode_report
+from mapstate.capabilities import FenceToken
+from mapstate.cli.commands import app
+from mapstate.errors import CorruptRecordError, MapStateError
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import OpenRequest
+from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
+from mapstate.schema import Field, KeyField
+
+SECRET = "s3cret-p4ssword"
+ADOPT = ["adopt", "--type", "opaque"]
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\n"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/state.db"
+
+
+def run(*args: Any, answer: str | None = None) -> Any:
+    return CliRunner().invoke(app, [str(one) for one in args], input=answer)
+
+
+def report(job: Job, batch_id: int) -> None:
+    one = BatchReport(
+        batch_id=batch_id,
+        txid=1000 + batch_id,
+        attempt=1,
+        rows=77,
+        keys_read=3,
+        keys_cached=0,
+        keys_written=3,
+        keys_skipped=0,
+        milliseconds=1234,
+        at="2026-01-01T00:00:00.000+00:00",
+    )
+    job.store.keep_report(encode_report(one), 100)
+
+
+def test_drop_asks_and_removes_the_state_whole(url):
+    Job(url).batch(a=1, b=2)
+    declined = run("drop", url, "s", answer="n\n")
+    assert declined.exit_code == 1
+    assert "batch 0 was committed" in declined.stdout
+    assert "stop it first" in declined.stdout
+    assert contents(url) == {"a": 1, "b": 2}
+    done = run("drop", url, "s", "--yes")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "Done: 2 records removed, and the ledger.")
+    gone = run("drop", url, "s", "--yes")
+    assert gone.exit_code == 2
+    assert "StateNotFoundError" in gone.stderr
+
+
+def test_vacuum_says_that_there_was_nothing_to_do_and_takes_states_beside_it(url):
+    job = Job(url)
+    job.batch(a=1)
+    done = run("vacuum", url, "s")
+    assert (done.exit_code, done.stdout) == (0, "1 records scanned, 0 rewritten, 0 dropped; there was nothing to do\n")
+    wrong = run("vacuum", url, "s", "--beside", "sqlite:///b.db")
+    assert wrong.exit_code == 2
+    assert "URL#STATE" in wrong.stderr
+    job.attempt(a=1)
+    job.batch(b=1)
+    refused = run("vacuum", url, "s", "--beside", f"memory://{Path(url).parent.name}#s")
+    assert refused.exit_code == 2
+    assert "StateNotFoundError" in refused.stderr
+
+
+def test_ledger_shows_a_person_what_is_there(url):
+    messy(url)
+    job = Job(url)
+    report(job, 2)
+    job.attempt(kept=1)
+    done = run("ledger", url, "s")
+    assert done.exit_code == 0
+    for shown in (
+        *(
+            "s, opaque, json",
+            "(k string)",
+            "n=Sum(n)",
+            "q, next batch 3",
+            "batch 2 as txid 1005",
+            "batch 1 as txid 1002",
+        ),
+        *(
+            "batch 3 as txid 1006, begun at 20",
+            "3 txids, 2 ranges: 1001, 1003-1004",
+            "1 fields from txid 1000 on",
+            "1234",
+            "77",
+        ),
+    ):
+        assert shown in done.stdout, shown
+
+
+def test_ledger_as_json_has_all_of_it(url):
+    messy(url)
+    report(Job(url), 0)
+    found = json.loads(run("ledger", url, "s", "--json").stdout)
+    assert found["ledger"]["dead"] == [[1001, 1001], [1003, 1004]]
+    assert found["reports"][0]["milliseconds"] == 1234
+
+
+def test_reports_that_cannot_be_read_are_a_note_below_the_ledger(url):
+    Job(url).store.keep_report(b"{}", 10)
+    done = run("ledger", url, "s")
+    assert (done.exit_code, "s, opaque, json" in done.stdout, "are kept" in done.stdout) == (0, True, False)
+    assert done.stderr.startswith(
+        "mapstate: the batch reports are not shown: a batch report of state 's' cannot be read"
+    )
+    done = run("ledger", url, "s", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["reports"]) == (0, None)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("why", ["no permission", "WRONGTYPE"])
+def test_a_store_that_gives_no_reports_still_shows_its_ledger_and_is_examined(why, start_redis):
+    server = start_redis()
+    url = server.url
+    Job(url).batch(a=1)
+    with server.client() as client:
+        if why == "WRONGTYPE":
+            client.set("s!reports", "something else")
+        else:
+            client.execute_command("ACL", "SETUSER", "reader", "on", f">{SECRET}", "~*", "+get", "+mget", "+scan")
+            url = url.replace("redis://", f"redis://reader:{SECRET}@")
+    done = run("ledger", url, "s")
+    assert (done.exit_code, "batch 0 as txid 1000" in done.stdout) == (0, True)
+    assert why in done.stderr
+    done = run("doctor", url, "s", "--json")
+    found = {one["subject"]: one for one in json.loads(done.stdout)}
+    assert found["batch reports"]["severity"] == "warning"
+    assert why in found["batch reports"]["found"]
+    assert {"in flight", "dead"} < found.keys()
+    assert SECRET not in done.output
+
+
+def test_doctor_ends_with_1_where_there_is_an_error_and_0_where_not(url, monkeypatch):
+    messy(url)
+    done = run("doctor", url, "s", "--replay-horizon", "12h")
+    assert (done.exit_code, "integrity_check: ok" in done.stdout) == (0, True)
+    from mapstate.backends.sqlite import checkup as sqlite_checkup
+
+    monkeypatch.setattr(sqlite_checkup, "_REMOTE", ("",))
+    done = run("doctor", url, "s")
+    assert done.exit_code == 1
+    assert "expected: a local disk" in done.stdout
+    assert "Move the file" in done.stdout
+    done = run("doctor", url, "s", "--json")
+    assert done.exit_code == 1
+    assert {"severity", "subject", "found", "expected", "advice"} == set(json.loads(done.stdout)[0])
+    done = run("doctor", url, "s", "--replay-horizon", "soon")
+    assert (done.exit_code, "90s, 30m, 12h or 1d" in done.stderr) == (2, True)
+
+
+def test_vacuum_says_what_it_did(url):
+    truth = messy(url)
+    done = run("vacuum", url, "s")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "6 records scanned, 2 rewritten, 3 dropped; committed as txid 1006\n",
+    )
+    assert contents(url) == truth
+    Job(url).attempt(kept=9)
+    assert run("vacuum", url, "s").exit_code == 2
+    assert run("vacuum", url, "s", "--take-over").exit_code == 0
+    assert contents(url) == truth
+
+
+def test_doctor_and_vacuum_end_with_1_where_something_is_no_record_and_name_it(url):
+    truth = messy(url)
+    assert run("doctor", url, "s").exit_code == 0
+    store = resolve(url).open("s")
+    store.multi_put([f"odd-{at:02}" for at in range(12)], [b"nothing"] * 12)
+    for command in ("doctor", "vacuum"):
+        done = run(command, url, "s")
+        assert done.exit_code == 1
+        assert "odd-00" in done.output
+        assert "and 2 more" in " ".join(done.output.split())
+    assert run("vacuum", url, "s").stdout.startswith("15 records scanned, 0 rewritten, 0 dropped")
+    store.close()
+    with open_reader(url, "s") as reader:
+        assert [value["n"] for value in reader.multi_get(list(truth))] == list(truth.values())
+
+
+def test_rollback_asks_and_says_that_the_checkpoint_goes_with_it(url):
+    job = Job(url)
+    job.batch(a=1)
+    job.batch(a=2)
+    for answer in ("n\n", ""):
+        assert run("rollback", url, "s", answer=answer).exit_code == 1
+        assert contents(url) == {"a": 2}
+    done = run("rollback", url, "s", answer="y\n")
+    assert done.exit_code == 0
+    assert "mapstate rewind" in done.stdout
+    assert "waits for batch 1" in done.stdout
+    assert contents(url) == {"a": 1}
+    done = run("rollback", url, "s")  # refused before anybody is asked
+    assert (done.exit_code, "RollbackError" in done.stderr, "Take it back" in done.stdout) == (2, True, False)
+
+
+def test_rollback_takes_back_the_batch_it_asked_about_and_no_other(url, monkeypatch):
+    job = Job(url)
+    job.batch(a=1)
+    job.batch(a=2)
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: job.batch(a=3))  # the query had not been stopped
+    done = run("rollback", url, "s")
+    assert done.exit_code == 2
+    assert "RollbackError: state 's': the last batch is 2 (txid 1002), not txid 1001" in done.stderr
+    assert contents(url) == {"a": 3}
+
+
+def test_rewind_asks_and_says_where_things_went(url, tmp_path):
+    Job(url).batch(a=1)
+    place = checkpoint(tmp_path / "c", range(4), range(3))
+    before = files(place)
+    assert run("rewind", url, "s", place, answer="n\n").exit_code == 1
+    assert files(place) == before
+    done = run("rewind", url, "s", place, "--yes")
+    assert done.exit_code == 0
+    assert "The next batch will be 1. These go aside: commits/2, commits/1, offsets/3, offsets/2" in done.stdout
+    assert f"{place}.rewound-" in done.stdout
+    assert "Nothing to do" in run("rewind", url, "s", place).stdout
+
+
+@pytest.mark.parametrize("command", ["ledger", "doctor", "vacuum", "rollback"])
+def test_an_error_is_one_message_and_exit_code_2(command, url):
+    done = run(command, url, "nobody")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("mapstate: StateNotFoundError: there is no state 'nobody' here")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ledger", f"redis://:{SECRET}@localhost:1/0?retries=0", "s"],
+        ["doctor", f"redis://me:{SECRET}@localhost:1/0?retries=0", "s"],
+        ["ledger", f"redis://:{SECRET}@localhost:x/0", "s"],
+        ["ledger", f"nostore://:{SECRET}@localhost", "s"],
+        ["ledger", "s", f"redis://:{SECRET}@localhost:1"],
+        [f"redis://:{SECRET}@localhost:1", "s"],
+        ["ledger", "my", "state", f"redis://:{SECRET}@localhost"],
+        ["ledger", "my", "state", f"redis://:with space{SECRET}@localhost"],
+        ["ledger", "my", "state", f"redis://localhost?password={SECRET}"],
+        [f"--redis://:{SECRET}@localhost", "s"],
+        ["ledger", f"--redis://:{SECRET}@localhost", "s"],
+        ["ledger", "memory://", f"redis://:{SECRET}@localhost"],
+        ["rewind", "memory://", f"redis://:{SECRET}@localhost", "c"],
+        ["doctor", "--replay-horizon", f"redis://:{SECRET}@localhost", "s", "memory://"],
+        [*ADOPT, "--key", f"redis://:{SECRET}@localhost", "--field", "n=Count bigint", "memory://", "s"],
+        [*ADOPT, "--key", f"redis://:with {SECRET}@localhost", "--field", "n=Count bigint", "memory://", "s"],
+        [*ADOPT, "--key", "k string", "--field", f"redis://:{SECRET}@localhost", "memory://", "s"],
+        [*ADOPT, "--key", "k string", "--field", f"n=redis://:{SECRET}@localhost bigint", "memory://", "s"],
+        ["adopt", "--type", f"me:{SECRET}@localhost", "--key", "k string", "--field", "n=Count bigint", "s"],
+        ["doctor", "--replay-horizon", f"me:{SECRET}@localhost", "memory://", "s"],
+        ["ledger", "memory://", f"me:{SECRET}@localhost"],
+        ["ledger", f"redis:/me:{SECRET}@localhost", "s"],
+        ["ledger", f"me:{SECRET}@localhost", "s"],
+        ["ledger", f"@redis://me:{SECRET}@localhost", "s"],
+        ["rewind", "memory://", "s", f"redis:/me:{SECRET}@localhost"],
+        [f"me:{SECRET}@localhost"],
+        ["ledger", "a", "b", "c", f"me:{SECRET}@localhost"],
+    ],
+)
+def test_a_password_is_never_shown(args):
+    done = run(*args)
+    assert done.exit_code == 2
+    assert done.stderr
+    assert SECRET not in re.sub(r"[\s│]", "", done.output + done.stderr + done.stdout)  # however it is wrapped
+
+
+def test_the_url_is_taken_from_the_environment_where_none_is_given(url, monkeypatch, tmp_path):
+    Job(url).batch(a=1)
+    place = checkpoint(tmp_path / "c", range(4), range(3))
+    done = run("ledger", "s")
+    assert (done.exit_code, "MAPSTATE_URL" in done.stderr) == (2, True)
+    monkeypatch.setenv("MAPSTATE_URL", url)
+    for args in (
+        ["ledger", "s"],
+        ["ledger", "--json", "s"],
+        ["doctor", "s", "--replay-horizon", "12h"],
+        ["vacuum", "s"],
+    ):
+        assert run(*args).exit_code == 0, args
+    assert "The next batch will be 1." in run("rewind", "s", place, "--yes").stdout
+    assert "Missing argument" in run("ledger").stderr
+    assert "batch 0 as txid 1000" in run("ledger", "s").stdout
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert "StateNotFoundError" in run("ledger", other, "s").stderr  # an argument is more than the environment
+
+
+def test_the_url_is_read_out_of_a_file_where_one_is_named(url, monkeypatch, tmp_path):
+    Job(url).batch(a=1)
+    file = tmp_path / "url"
+    file.write_text(f"{url}\n")
+    assert run("ledger", f"@{file}", "s").exit_code == 0
+    monkeypatch.setenv("MAPSTATE_URL", f"@{file}")
+    assert run("ledger", "s").exit_code == 0
+    file.write_bytes(b"\xff" + SECRET.encode())
+    for place in (f"@{file}", f"@{tmp_path}/nothing"):
+        done = run("ledger", place, "s")
+        assert (done.exit_code, place[1:] in done.stderr, SECRET in done.stderr) == (2, True, False)
+
+
+def _with_escapes(url: str) -> None:
+    """A ledger in which whoever may write to the store has put what a terminal would obey."""
+    job = Job(url)
+    job.batch(a=1)
+    job.batch(a=2)
+    record, version = job.store.load()
+    found = decode_ledger(record, "s")
+    at = msgspec.structs.replace(found.last_commit, offsets=ESCAPES, owner=ESCAPES)
+    keys = tuple(one._replace(name=ESCAPES) for one in found.keys)
+    evil = msgspec.structs.replace(found, keys=keys, owner=ESCAPES, owners={ESCAPES: 3}, last_commit=at)
+    job.store.swap(encode_ledger(evil), version, evil.fence())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ledger", "URL", "s"],
+        ["ledger", "URL", "s", "--json"],
+        ["doctor", "URL", "s"],
+        ["doctor", "URL", "s", "--json"],
+        ["rollback", "URL", "s"],
+        ["rewind", "URL", "s", "CHECKPOINT"],
+        ["vacuum", "URL", "s"],
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown_escaped(args, url, tmp_path):
+    _with_escapes(url)
+    place = checkpoint(tmp_path / "c", range(4), range(3))
+    done = run(*({"URL": url, "CHECKPOINT": place}.get(one, one) for one in args), answer="n\n")
+    assert not done.exception or isinstance(done.exception, SystemExit)
+    shown = done.stdout + done.stderr
+    assert [one for one in shown if not one.isprintable() and one != "\n"] == []
+    if args[0] == "ledger":
+        assert "u001b[2J" in shown or "x1b[2J" in shown
+
+
+def test_a_mistake_in_the_arguments_still_says_what_it_is():
+    assert "unexpected extra argument" in run("ledger", "my", "state", "redis://:p@localhost").stderr
+    assert "(more)" in run("ledger", "my", "state", "more").stderr
+    assert "--replay" in run("doctor", "--replay", "1d", "my", "state").stderr
+
+
+def test_the_console_script_is_there_and_works(url):
+    messy(url)
+    script = Path(sys.executable).with_name("mapstate")
+    done = subprocess.run([script, "ledger", url, "s"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "s, opaque, json" in done.stdout
+    done = subprocess.run([script, "ledger", url, "nobody"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert "StateNotFoundError" in done.stderr
+
+
+_ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, -1, 1, 2**31, 2**63, 2**70, 1e300, "", "q", "s", "decimal(1", "struct<a:", "\0", "é" * 200]),
+    st.integers(),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 2000), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@st.composite
+def _damaged(draw: Any, ledger: bytes) -> bytes:
+    """A ledger in which something is replaced, missing, there twice, or cut off."""
+    if draw(st.integers(0, 5)) == 0:
+        at = draw(st.integers(0, len(ledger) - 1))
+        return draw(st.sampled_from([ledger[:at], ledger[:at] + draw(st.binary(max_size=2)) + ledger[at + 1 :]]))
+    whole = json.loads(ledger)
+    for _ in range(draw(st.integers(1, 2))):
+        inside, place = None, whole
+        while isinstance(place, dict | list) and place and (inside is None or draw(st.booleans())):
+            step = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+            inside, place = place, place[step]
+        if inside is None:
+            continue
+        kind = draw(st.sampled_from(["replaced", "missing", "twice"]))
+        if kind == "replaced":
+            inside[step] = draw(_ODD)
+        elif kind == "missing":
+            del inside[step]
+        elif isinstance(inside, list):
+            inside.append(place)
+    return json.dumps(whole).encode()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says_so(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    url = f"memory://{folder.name}"
+    messy(url)
+    job = Job(url)
+    job.attempt(kept=1)
+    place = checkpoint(folder / "c", range(4), range(3))
+    store = job.store
+    damaged = data.draw(_damaged(store.load()[0]))
+    opening = OpenRequest(
+        state="s",
+        type="opaque",
+        serializer="json",
+        keys=(KeyField("k", "string"),),
+        fields=(Field("n", "Sum(n)", "bigint"),),
+        owner="q",
+        clock_txid=1000,
+    )
+
+    def damage() -> None:
+        store.swap(damaged, store.load()[1], FenceToken(1, 1))
+
+    for args in (
+        *(["ledger"], ["ledger", "--json"], ["doctor"], ["vacuum"], ["vacuum", "--take-over"], ["rollback", "--yes"]),
+        ["rewind", "--yes"],
+    ):
+        damage()
+        done = run(args[0], *args[1:], url, "s", *([place] if args[0] == "rewind" else []))
+        assert isinstance(done.exception, SystemExit | NoneType), (args, damaged, done.exception)
+        assert done.exit_code in (0, 1, 2)
+    for use in (
+        lambda: open_reader(url, "s").multi_get(["kept", "dead"]),
+        lambda: list(open_reader(url, "s").scan()),
+        lambda: list(open_reader(url, "s", consistency="latest").scan()),
+        lambda: Ledger.open_and_begin(store, opening, 3),
+    ):
+        damage()
+        with suppress(MapStateError):
+            use()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"owner": "nobody"},
+        {"keys": [["k", "decimal(1"]]},
+        {"keys": [["k", "array<int>"]]},
+        {"fields": [["n", "Sum(n)", "no type"]]},
+        {"fields": []},
+        {"layouts": []},
+        {"layouts": [[1000, 0]]},
+        {"layouts": [[1000, 7]]},
+        {"serializer": "xml"},
+        {"dead": [[5, 3]]},
+        {"epoch": 2**70},
+        {"last_txid": 10**9},
+        {"in_flight": {"txid": 1006, "epoch": 1, "batch_id": 3, "at": "yesterday"}},
+        None,
+        42,
+        [],
+    ],
+)
+@pytest.mark.parametrize("command", ["ledger", "doctor", "vacuum", "rollback", "rewind"])
+def test_a_damaged_ledger_is_one_error_of_every_command(command, change, url, tmp_path):
+    messy(url)
+    store = Job(url).store
+    found, version = store.load()
+    damaged = json.dumps(json.loads(found) | change if isinstance(change, dict) else change).encode()
+    store.swap(damaged, version, FenceToken(1, 1))
+    place = [checkpoint(tmp_path / "c", range(4), range(3))] if command == "rewind" else []
+    done = run(command, url, "s", *place)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("mapstate: CorruptLedgerError: the ledger of state 's' cannot be read (")
+    with pytest.raises(CorruptRecordError):
+        open_reader(url, "s")
+    assert store.load()[0] == damaged

@@ -1,0 +1,70 @@
+"""How much code a reader has to follow one batch through, as scripts/reading_path.py finds it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+import mapstate
+
+pytestmark = pytest.mark.spark
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "reading_path.py"
+# Files, and their lines in hundreds. The goal is 18 files and 45 hundred lines on every store. A change that shortens a
+# path lowers its bounds.
+MOST = {"memory": (40, 73), "sqlite": (42, 78), "redis": (47, 90)}
+
+
+@pytest.fixture(scope="module")
+def tracer():
+    spec = importlib.util.spec_from_file_location("reading_path", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return {}
+
+
+@pytest.fixture
+def paths(spark, tracer, traced, each_url):
+    """Those of the first two batches on a store, traced once."""
+    store = each_url.partition(":")[0]
+    if store not in traced:
+        traced[store] = tracer.reading_path(spark, each_url)
+    return store, traced[store]
+
+
+def test_the_path_of_a_batch_gets_no_longer(paths):
+    store, batches = paths
+    files, hundreds = MOST[store]
+    for path in batches:
+        assert len(path) <= files, [file.name for file in path]
+        assert sum(file.lines for file in path) <= hundreds * 100, [(file.lines, file.name) for file in path]
+
+
+def test_the_tracer_sees_the_driver_and_its_tasks_in_order_and_no_imports(paths):
+    _, (first, second) = paths
+    for path in (first, second):
+        called = {file.name: file.functions for file in path}
+        for file in path:
+            whole = (Path(mapstate.__file__).parent / file.name).read_text()
+            assert file.lines == whole.count("\n")
+        assert "BatchDriver.run" in called["spark/driver/batch.py"]
+        assert "BatchTask.__call__" in called["spark/executor/task.py"]
+        assert "OpaqueMap.multi_combine" in called["maps/opaque.py"]
+        order = list(called)
+        assert (
+            order.index("spark/driver/batch.py") < order.index("spark/executor/task.py") < order.index("maps/opaque.py")
+        )
+        assert not [name for functions in called.values() for name in functions if name == "<module>"]
+        assert "errors.py" not in called  # only its classes' bodies run, at import
+    assert "open_ledger" in {name for file in first for name in file.functions}
+    assert "open_ledger" not in {name for file in second for name in file.functions}
