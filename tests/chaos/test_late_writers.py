@@ -65,7 +65,7 @@ def test_a_task_that_writes_after_the_next_batch_was_committed_is_refused(url, s
         pid = int((place / "stall").read_text())
         wait_for(lambda: ended_badly(backend, before) or not psutil.pid_exists(pid), "the late task")  # noqa: B023
         late = ended_badly(backend, before)
-        puts = [one.outcome for one in backend.calls[before:] if one.method == "multi_put"]
+        puts = [call.outcome for call in backend.calls[before:] if call.method == "multi_put"]
         done_before = (method, after) == ("multi_put", True)  # the one that it stalled behind ends only now
         left_under_way = not url.startswith(
             "sqlite"

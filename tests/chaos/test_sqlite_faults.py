@@ -214,13 +214,13 @@ def test_records_of_an_earlier_life_are_never_counted_on_whatever_the_clock_says
 ):
     """The ledger deleted, another query, a clock set back: by less than the first life lasted, or by more."""
     first = 10**9 + 100
-    monkeypatch.setattr("mapstate.spark.driver.batch.clock_txid", lambda: first)
+    monkeypatch.setattr("mapstate.spark.driver.state.clock_txid", lambda: first)
     one = Driver(spark, url)
     for number in range(4):
         one.batch(number, ["a", f"u{number}"])
     before = txids(url)
     delete_ledger(url, request.getfixturevalue("redis_server") if "redis" in url else None, tmp_path / "state.db")
-    monkeypatch.setattr("mapstate.spark.driver.batch.clock_txid", lambda: first + 4 - back)
+    monkeypatch.setattr("mapstate.spark.driver.state.clock_txid", lambda: first + 4 - back)
     two = Driver(spark, url, stream="another")
     for users in (["a", "new"], ["new", "u3"], ["u3"], ["new"]):
         with pytest.raises(errors.LedgerLostError, match="records but no ledger"):
