@@ -119,13 +119,6 @@ class NativeCombiner(CombinerAggregator):
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """`combine` for a chunk; None in either list is absent or null. Executor."""
 
-    def combine_known(self, stored: list[Any], partials: list[Any]) -> list[Any] | None:  # noqa: ARG002
-        """`combine_all` in a way that takes no absent values and no nulls; None where there may be one. Executor.
-
-        Tried first, so that the usual chunk is not looked through for what it does not hold.
-        """
-        return None
-
     def combine(self, a: Any, b: Any) -> Any:
         """See `CombinerAggregator.combine`."""
         return self.combine_all([a], [b])[0]

@@ -12,7 +12,7 @@ expression's text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
 from operator import add
 from typing import TYPE_CHECKING, Any, cast
@@ -63,10 +63,6 @@ class Count(NativeCombiner):
     def zero(self) -> int:
         """No rows: 0."""
         return 0
-
-    def combine_known(self, stored: list[Any], partials: list[Any]) -> list[Any] | None:
-        """See `NativeCombiner.combine_known`."""
-        return _add_known(self, stored, partials)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """See `NativeCombiner.combine_all`."""
@@ -120,10 +116,6 @@ class Sum(NativeCombiner):
     def init(self, row: Row) -> Any:
         """See `CombinerAggregator.init`."""
         return row[self.column]
-
-    def combine_known(self, stored: list[Any], partials: list[Any]) -> list[Any] | None:
-        """See `NativeCombiner.combine_known`."""
-        return _add_known(self, stored, partials)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """See `NativeCombiner.combine_all`."""
@@ -370,36 +362,20 @@ def _unsupported(who: NativeCombiner, column: str, found: str, wanted: str) -> U
     )
 
 
-def _add_known(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any] | None:
-    """Sums of two lists of int, or of float; None where one is something else. Raises ValueOverflowError."""
-    kind = type(partials[0]) if partials else None
-    if kind not in (int, float) or len(stored) != len(partials):
-        return None
-    try:
-        out = list(map(add, stored, partials))
-    except TypeError:  # None, or the tuple of a null
-        return None
-    if kind is int and (max(out) > _MAX_LONG or min(out) < _MIN_LONG):
-        raise _overflow(who)
-    return out
-
-
 def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:
     """Sums of two lists; null is nothing. Raises ValueOverflowError."""
     kind = next((type(value) for value in partials if value is not None), None)
-    if kind is Decimal:
-        out = [_plus(_EXACT.add, old, new) for old, new in zip(stored, partials, strict=True)]
-        _check(who, out, lambda total: total.scaleb(-total.as_tuple().exponent, _EXACT).copy_abs() < _DECIMAL_LIMIT)
-        return out
-    if kind is int and None not in partials:
-        out = [new if old is None else old + new for old, new in zip(stored, partials, strict=True)]
-        if max(out) > _MAX_LONG or min(out) < _MIN_LONG:
-            raise _overflow(who)
-        return out
-    out = [_plus(add, old, new) for old, new in zip(stored, partials, strict=True)]
-    if kind is int:
-        _check(who, out, lambda total: _MIN_LONG <= total <= _MAX_LONG)
-    return out
+    plus = _EXACT.add if kind is Decimal else add
+    try:
+        totals = sums = [plus(old, new) for old, new in zip(stored, partials, strict=True)]
+    except TypeError:  # there is a null
+        sums = [_plus(plus, old, new) for old, new in zip(stored, partials, strict=True)]
+        totals = [total for total in sums if total is not None]
+    if kind is int and (max(totals) > _MAX_LONG or min(totals) < _MIN_LONG):
+        raise _overflow(who)
+    if kind is Decimal and any(_unscaled(total) >= _DECIMAL_LIMIT for total in totals):
+        raise _overflow(who)
+    return sums
 
 
 def _plus(plus: Any, old: Any, new: Any) -> Any:
@@ -408,9 +384,8 @@ def _plus(plus: Any, old: Any, new: Any) -> Any:
     return plus(old, new)
 
 
-def _check(who: NativeCombiner, totals: Iterable[Any], fits: Any) -> None:
-    if not all(total is None or fits(total) for total in totals):
-        raise _overflow(who)
+def _unscaled(total: Decimal) -> Decimal:
+    return total.scaleb(-int(total.as_tuple().exponent), _EXACT).copy_abs()
 
 
 def _overflow(who: NativeCombiner) -> ValueOverflowError:

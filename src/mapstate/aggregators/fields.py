@@ -62,9 +62,6 @@ class Fields:
             one = self.aggregators[0]
             if not isinstance(one, NativeCombiner):
                 return [self._join(0, _bare(base), new) for base, new in zip(bases, partials, strict=True)]
-            known = _combine_known(one, bases, partials)
-            if known is not None:
-                return known
             if NULL in bases:
                 bases = [_bare(base) for base in bases]
             values = one.combine_all(bases, partials)
@@ -74,8 +71,7 @@ class Fields:
             old = [None if base is None else base[at] for base in bases]
             new = [partial[at] for partial in partials]
             if isinstance(one, NativeCombiner):
-                known = _combine_known(one, old, new)
-                columns.append(one.combine_all(old, new) if known is None else known)
+                columns.append(one.combine_all(old, new))
             else:
                 columns.append([self._join(at, a, b) for a, b in zip(old, new, strict=True)])
         return list(zip(*columns, strict=True))
@@ -195,15 +191,6 @@ class Folding:
 def shown_as(result: Any, *, is_json: bool) -> Any:
     """A result as a column holds it: text where its type is no Spark type."""
     return msgspec.json.encode(result).decode() if is_json and result is not None else result
-
-
-def _combine_known(one: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any] | None:
-    """See `NativeCombiner.combine_known`. None for a subclass that has a `combine_all` of its own and not both."""
-    kind = next(kind for kind in type(one).__mro__ if not vars(kind).keys().isdisjoint(_COMBINES))
-    return one.combine_known(stored, partials) if vars(kind).keys() >= _COMBINES else None
-
-
-_COMBINES = {"combine_all", "combine_known"}
 
 
 def _bare(value: Any) -> Any:
