@@ -7,12 +7,13 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers chaos model bench lint clean
+.PHONY: help venv demo check test test-containers chaos model bench lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
 	@echo "               WORKERS=4 runs as many files at one time; else two, or one where a server is given"
+	@echo "make check    lint, types and the tests that need no server and no JVM, without the model"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
@@ -64,6 +65,10 @@ demo: $(STAMP)
 
 test: lint
 	scripts/run python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+check: lint
+	scripts/run python -m pytest -m "not server and not slow" --ignore tests/protocol/test_model.py --quiet \
+	    --numprocesses 2 $(ARGS)
 
 # The servers stay up: docker compose down -v ends them.
 test-containers: $(STAMP)

@@ -20,6 +20,20 @@ from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
 
 pytest_plugins = ["chaos_table", "spark_fixtures", "aerospike_fixtures"]
 
+SERVERS = {
+    "aerospike_url",
+    "postgresql_url",
+    "redis_behind_socket",
+    "redis_cluster",
+    "redis_server",
+    "sentinel_pair",
+    "spark",
+    "start_cluster",
+    "start_redis",
+    "start_sentinels",
+}
+"""The fixtures that start a process which answers others, or a JVM."""
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -43,7 +57,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long even once runs in full only."""
+    """Marks the tests that start a server, and leaves out what takes long even once unless all chaos is asked for."""
+    for item in items:
+        fixtures = SERVERS.intersection(getattr(item, "fixturenames", ()))
+        if fixtures or any(map(item.get_closest_marker, ("aerospike", "local_cluster", "redis", "spark"))):
+            item.add_marker("server")
     if config.getoption("--chaos") != "full":
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
