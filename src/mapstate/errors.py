@@ -46,7 +46,7 @@ keyword-only attributes. Errors pickle, because executors send them to the drive
 from __future__ import annotations
 
 from pickle import PicklingError
-from typing import Any, Self
+from typing import Any
 
 __all__ = [
     "AggregatorError",
@@ -116,13 +116,6 @@ class MapStateError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.facts)
-
-    @classmethod
-    def because(cls, cause: BaseException, message: str, /, **facts: Any) -> Self:
-        """Make an error with ``cause`` chained, for ``raise X.because(e, "...")``."""
-        error = cls(message, **facts)
-        error.__cause__ = cause
-        return error
 
 
 def _rebuild(cls: type[MapStateError], message: str, facts: dict[str, Any]) -> MapStateError:

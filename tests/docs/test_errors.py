@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from mapstate import errors
-from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreError, StoreUnavailableError
+from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreError
 
 CLASSES = {
     name: one
@@ -77,14 +77,6 @@ def test_a_fact_that_was_not_given_is_no_attribute():
     assert not hasattr(error, "epoch")
     with pytest.raises(AttributeError, match="epoch"):
         _ = error.epoch
-
-
-def test_because_chains_its_cause():
-    cause = OSError("no route to host")
-    with pytest.raises(StoreUnavailableError) as caught:
-        raise StoreUnavailableError.because(cause, "the store cannot be reached", url="redis://h")
-    assert caught.value.__cause__ is cause
-    assert caught.value.url == "redis://h"
 
 
 def test_what_is_wrong_before_a_run_is_told_from_what_goes_wrong_in_it():
