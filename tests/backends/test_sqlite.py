@@ -882,6 +882,15 @@ def test_a_damaged_database_is_named(store, path):
     assert str(path) in str(caught.value)
 
 
+def test_a_scan_of_a_file_whose_keys_are_out_of_order_ends(store, path):
+    store.multi_put([f"k{at}" for at in range(5000)], [b"1" * 50] * 5000)
+    store.close()
+    path.write_bytes(path.read_bytes().replace(b"k49", b"a49"))
+    with pytest.raises(CorruptStoreError, match="out of order"):
+        for _ in zip(store.scan(10), range(2000), strict=False):
+            pass
+
+
 @settings(max_examples=60)
 @given(
     at=st.floats(0, 1, exclude_max=True),
@@ -889,6 +898,7 @@ def test_a_damaged_database_is_named(store, path):
     cut=st.booleans(),
 )
 @example(at=0.0, garbage=b"\xff" * 4096, cut=False)
+@example(at=0.9483024828342702, garbage=b"\x0b" * 4096, cut=False)  # a key is NULL
 def test_whatever_a_file_is_damaged_to_it_is_an_error_of_ours(whole_file, at, garbage, cut):
     data, place = whole_file
     at = int(at * len(data))
