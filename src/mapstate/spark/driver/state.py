@@ -11,11 +11,10 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
 from mapstate.errors import IncompleteBatchError, StateSchemaError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
-from mapstate.spark.driver.apply import AttemptResult, apply_on_driver, apply_on_executors
+from mapstate.spark.driver.apply import AttemptResult, Plan, apply_on_driver, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spark.driver.new_values import INSIDE, new_values_frame, new_values_type, read_back
-from mapstate.spark.driver.plan import Plan
 from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:
