@@ -19,8 +19,8 @@ from mapstate.errors import (
 )
 from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OpenRequest
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger, has_records, ledger_store, lost_ledger
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OpenRequest, encode_ledger
+from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
 
 __all__ = ["HeldLedger", "VersionedLedger", "change_all"]
 
