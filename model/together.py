@@ -118,7 +118,7 @@ class TogetherProtocol(Protocol):
     commits_one_store_at_once = True
 
     def open_one(self, ledger: int, opening: OpenRequest) -> int | Refused:
-        """See `transitions.open_ledger`."""
+        """See `open_ledger`."""
         return self._changed(lambda: self.opened(self._ledgers[ledger], opening))
 
     def begin_all(

@@ -20,6 +20,7 @@ from mapstate.errors import (
 from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OpenRequest, encode_ledger
+from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
 
 __all__ = ["HeldLedger", "VersionedLedger", "change_all"]
@@ -65,10 +66,10 @@ class HeldLedger:
         return self._cached
 
     def opening(self, opening: OpenRequest) -> Callable[[LedgerRecord | None], tuple[LedgerRecord, None]]:
-        """`transitions.open_ledger` under a session of this driver's own."""
+        """`open_ledger` under a session of this driver's own."""
         self.session = opening.session or secrets.token_hex(8)
         own = msgspec.structs.replace(opening, session=self.session)
-        return lambda before: (transitions.open_ledger(before, own), None)
+        return lambda before: (open_ledger(before, own), None)
 
     def nonce(self) -> str:
         """A random name that sorts behind this driver's earlier ones; see `FenceToken`."""

@@ -41,7 +41,7 @@ class Ledger:
     def open(cls, store: Any, opening: OpenRequest) -> Ledger:
         """Take the state for the query ``opening.owner``; this fences every driver before it.
 
-        Raises the errors of `transitions.open_ledger`, and StoreError.
+        Raises the errors of `open_ledger`, and StoreError.
         """
         self = cls(store, opening.state)
         self._change(self.held.opening(opening), may_create=True)
