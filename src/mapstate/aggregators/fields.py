@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from mapstate.aggregators import built_in
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
+from mapstate.aggregators.extremes import First, Last
 from mapstate.aggregators.retraction import BY_STORED_NAME, RetractableRows
+from mapstate.aggregators.sums import Avg
 from mapstate.errors import AggregatorError, MapStateError, cut
 from mapstate.schema import Field
 from mapstate.serializers.value_types import check_type
@@ -214,6 +215,10 @@ class _AsStored(Aggregator):
     """Stands for a user's aggregator where only the ledger is at hand: shows what is stored."""
 
 
+_SHOWN_APART: dict[str, type[Aggregator]] = {"Avg": Avg, "First": First, "Last": Last, **BY_STORED_NAME}
+"""The aggregators that show something else than they store, by the names that ledgers hold."""
+
+
 def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
     """Fields for a reader, who has the ledger but not the job.
 
@@ -223,7 +228,7 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
     known: dict[str, Aggregator] = {}
     for field in fields:
         name = field.aggregator.partition("(")[0]
-        kind: Any = getattr(built_in, name, None) or BY_STORED_NAME.get(name)
+        kind: Any = _SHOWN_APART.get(name)
         if field.name in aggregators:
             known[field.name] = aggregators[field.name]
         elif kind is not None and field.type.startswith(("struct<sum:", "struct<by:")):
