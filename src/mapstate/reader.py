@@ -8,7 +8,8 @@ from itertools import compress
 from typing import Any, Literal, NamedTuple, Self
 
 from mapstate.aggregators.aggregator import Aggregator
-from mapstate.aggregators.fields import Fields, results_of
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.results import results_of
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports

@@ -28,7 +28,8 @@ from mapstate.aggregators import (
     extremes,
     sums,
 )
-from mapstate.aggregators.fields import NULL, results_of
+from mapstate.aggregators.fields import NULL
+from mapstate.aggregators.results import results_of
 from mapstate.errors import AggregatorError, DataError, UnknownColumnError, UnsupportedTypeError, ValueOverflowError
 from mapstate.schema import Field
 
