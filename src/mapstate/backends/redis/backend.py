@@ -11,7 +11,8 @@ from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDoma
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, Access, Server, pool_of
-from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
+from mapstate.backends.redis.hash_layout import HashLayout
+from mapstate.backends.redis.layout import Layout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
