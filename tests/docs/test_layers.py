@@ -121,7 +121,7 @@ sys.meta_path.insert(0, Absent())
 
 def test_there_are_modules_to_look_at():
     assert {"mapstate", "mapstate.errors", "mapstate.maps.opaque", "mapstate.backends.sqlite"} <= set(MODULES)
-    assert "mapstate.errors" in imports(MODULES["mapstate.protocol.ledger"])
+    assert "mapstate.errors" in imports(MODULES["mapstate.protocol.held_ledger"])
     assert "pyspark.sql" not in imports(MODULES["mapstate.aggregators.sums"])
     assert "pyspark.sql" in imports(MODULES["mapstate.aggregators.sums"], lazy=True)
 
