@@ -23,7 +23,7 @@ LAYERS = [
     ("retry", "urls"),
     ("findings",),
     ("schema",),
-    ("keys", "protocol.records", "backing_map"),
+    ("keys", "distinct_keys", "protocol.records", "backing_map"),
     ("capabilities",),
     ("protocol.ledger_record",),
     ("protocol.plans",),

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan, close_if_possible
+from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
-from mapstate.keys import DistinctKeys, StoreKey
+from mapstate.keys import StoreKey
 from mapstate.maps.serialized import Room, writer_of
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
