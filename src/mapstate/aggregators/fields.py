@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
-from mapstate.aggregators.folding import Folding, called
+from mapstate.aggregators.folding import Folding, called, check_type
 from mapstate.aggregators.retraction import RetractableRows
 from mapstate.schema import Field
-from mapstate.serializers.value_types import check_type
 
 __all__ = ["NULL", "Fields", "shown_as"]
 

@@ -1,14 +1,17 @@
-"""The rows of one key, folded in plain Python: for aggregators that are not native, and where rows come one by one."""
+"""The rows of one key, folded in plain Python, by aggregators of a user's own or where rows come one by one."""
 
 from __future__ import annotations
 
 import copy
+import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
-from mapstate.errors import AggregatorError, MapStateError, cut
+from mapstate.errors import AggregatorError, MapStateError, SerializationError, cut, shown
+from mapstate.serializers.value_types import struct_parts
 
-__all__ = ["Folding", "called"]
+__all__ = ["Folding", "called", "check_type"]
 
 
 class Folding:
@@ -81,3 +84,41 @@ def called(one: Aggregator, method: Any, *args: Any) -> Any:
             f"{one}.{method.__name__} raised {type(error).__name__}: {cut(error)}; nothing of this batch counts",
             aggregator=one.describe(),
         ) from error
+
+
+_EXACT_TYPES: dict[str, type] = {
+    "double": float,
+    "float": float,
+    "string": str,
+    "boolean": bool,
+    "date": dt.date,
+    "binary": bytes,
+}
+
+
+def check_type(value: Any, name: str, who: Any) -> Any:
+    """The value, if it is one of the type that a user's aggregator says. Raises SerializationError."""
+    if value is None or name == "any" or _is_of(value, name):
+        return value
+    raise SerializationError(
+        f"{who} says that it accumulates {name}, and came to {shown(value)} ({type(value).__name__}): stored so, it "
+        "could not be read again",
+        type=name,
+    )
+
+
+def _is_of(value: Any, name: str) -> bool:
+    if name.startswith("struct<"):
+        parts = struct_parts(name)
+        return (
+            type(value) is tuple
+            and len(value) == len(parts)
+            and all(one is None or _is_of(one, part) for one, part in zip(value, parts, strict=True))
+        )
+    if name.startswith("decimal("):
+        return type(value) is Decimal and value.is_finite()
+    if name.startswith("timestamp"):
+        return type(value) is dt.datetime and (value.tzinfo is None) == (name == "timestamp_ntz")
+    if name in _EXACT_TYPES:
+        return type(value) is _EXACT_TYPES[name]
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
