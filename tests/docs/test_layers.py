@@ -28,7 +28,7 @@ LAYERS = [
     ("protocol.ledger_record",),
     ("protocol.plans",),
     ("protocol.transitions",),
-    ("protocol.joint", "protocol.opening", "protocol.upkeep"),
+    ("protocol.following", "protocol.joint", "protocol.opening", "protocol.upkeep"),
     ("batch_report",),
     ("serializers",),
     ("aggregators",),

@@ -20,7 +20,7 @@ from mapstate.errors import (
     StateSchemaError,
     UsageError,
 )
-from mapstate.protocol.joint import check_follower
+from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, encode_ledger
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.plans import BatchPlan
