@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from mapstate.capabilities import FenceToken, JointLedgers, Scan, SpreadFences, Swap
+from mapstate.capabilities import JointLedgers, Scan, SpreadFences, Swap
 from mapstate.errors import (
     FencedError,
     MissingBatchesError,
@@ -65,11 +65,11 @@ class HeldLedger:
         self._cached = None if stored is None else VersionedLedger(decode_ledger(stored[0], self.state), stored[1])
         return self._cached
 
-    def opening(self, opening: OpenRequest) -> Callable[[LedgerRecord | None], tuple[LedgerRecord, None]]:
+    def opening(self, opening: OpenRequest) -> Callable[[LedgerRecord | None], LedgerRecord]:
         """`open_ledger` under a session of this driver's own."""
         self.session = opening.session or secrets.token_hex(8)
         own = msgspec.structs.replace(opening, session=self.session)
-        return lambda before: (open_ledger(before, own), None)
+        return lambda before: open_ledger(before, own)
 
     def nonce(self) -> str:
         """A random name that sorts behind this driver's earlier ones; see `FenceToken`."""
@@ -95,8 +95,8 @@ class HeldLedger:
     def has_begun(self, result: object, *, accept_loss: bool) -> None:
         """After the ledger's write: remember the ledger for the commit, and advance fences that are apart from it."""
         self.mark_begun()
-        if isinstance(result, Attempt):
-            self.advance_fences(result.token, None if accept_loss else result.view.last)
+        if isinstance(result, Attempt) and self._fences is not None:
+            self._fences.advance_to(result.token, None if accept_loss else result.view.last)
 
     def is_stored(self, record: LedgerRecord) -> bool:
         """Whether the store holds exactly this ledger. No two drivers write equal ones."""
@@ -158,11 +158,6 @@ class HeldLedger:
                 raise
             return False
         return True
-
-    def advance_fences(self, token: FenceToken, last: int | None) -> None:
-        """After the ledger's write that begins an attempt; see `Fences.advance_to`."""
-        if self._fences is not None:
-            self._fences.advance_to(token, last)
 
     def close_fences(self) -> None:
         """Before a commit; see `Fences.close`."""

@@ -44,7 +44,8 @@ class Ledger:
         Raises the errors of `open_ledger`, and StoreError.
         """
         self = cls(store, opening.state)
-        self._change(self.held.opening(opening), may_create=True)
+        opened = self.held.opening(opening)
+        self._change(lambda before: (opened(before), None), may_create=True)
         self.held.mark_begun()
         return self
 
@@ -58,7 +59,7 @@ class Ledger:
         opened, nonce, at = held.opening(opening), held.nonce(), now()
 
         def first_write(before: LedgerRecord | None) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
-            return transitions.begin(opened(before)[0], held.session, batch_id, on_gap, nonce, at=at, plan=plan)
+            return transitions.begin(opened(before), held.session, batch_id, on_gap, nonce, at=at, plan=plan)
 
         return self, self._begin(first_write, accept_loss=on_gap == "accept", may_create=True)
 

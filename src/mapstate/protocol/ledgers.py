@@ -51,7 +51,7 @@ class Ledgers:
         self.ledgers = [HeldLedger(store, opening.state) for store, opening in zip(stores, openings, strict=True)]
         self._domains = commit_domains(stores)
         self._on_gaps = on_gaps
-        self._opens = [_opened(ledger, opening) for ledger, opening in zip(self.ledgers, openings, strict=True)]
+        self._opens = [ledger.opening(opening) for ledger, opening in zip(self.ledgers, openings, strict=True)]
 
     @classmethod
     def open_and_begin(
@@ -208,8 +208,3 @@ class Ledgers:
     def _load(self) -> list[LedgerRecord | None]:
         loaded = [ledger.load() for ledger in self.ledgers]
         return [None if stored is None else stored.record for stored in loaded]
-
-
-def _opened(ledger: HeldLedger, opening: OpenRequest) -> _Open:
-    opened = ledger.opening(opening)
-    return lambda before: opened(before)[0]
