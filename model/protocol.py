@@ -19,6 +19,7 @@ from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
 from mapstate.protocol import transitions, upkeep
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import CommitView
 from mapstate.schema import Field, OnNewOwner, StateType
@@ -113,8 +114,8 @@ class Protocol:
         return self._begun(lambda: self.begun(self.ledger(ledger), own, batch, _nonce(own, serial)))
 
     def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
-        """See `transitions.open_ledger`."""
-        return transitions.open_ledger(ledger, opening)
+        """See `open_ledger`."""
+        return open_ledger(ledger, opening)
 
     def begun(
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.protocol import joint
+from mapstate.protocol import following, joint
 from mapstate.protocol.ledger_record import AlreadyCommitted, LedgerRecord, OpenRequest
 from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnNewOwner, StateType
@@ -118,7 +118,7 @@ class TogetherProtocol(Protocol):
     commits_one_store_at_once = True
 
     def open_one(self, ledger: int, opening: OpenRequest) -> int | Refused:
-        """See `transitions.open_ledger`."""
+        """See `open_ledger`."""
         return self._changed(lambda: self.opened(self._ledgers[ledger], opening))
 
     def begin_all(
@@ -153,7 +153,7 @@ class TogetherProtocol(Protocol):
         return even
 
     def check_following(self, ledgers: Sequence[int], batch: int, plan: BatchPlan | None) -> Refused | None:
-        """See `joint.check_follower`: of each state and the one that follows it."""
+        """See `following.check_follower`: of each state and the one that follows it."""
         found = [self._ledgers[one] for one in ledgers]
         try:
             for pair in pairwise(found):
@@ -165,8 +165,8 @@ class TogetherProtocol(Protocol):
     def check_follower(
         self, pair: Sequence[LedgerRecord | None], batch: int, plan: BatchPlan | None
     ) -> BatchPlan | None:
-        """See `joint.check_follower`."""
-        return joint.check_follower(pair, "q0", ["refuse", "refuse"], batch, plan)
+        """See `following.check_follower`."""
+        return following.check_follower(pair, "q0", ["refuse", "refuse"], batch, plan)
 
 
 class TogetherSteps:

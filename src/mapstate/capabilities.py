@@ -30,7 +30,6 @@ __all__ = [
     "SpreadFences",
     "Swap",
     "close_if_possible",
-    "writer_of",
 ]
 
 
@@ -182,18 +181,6 @@ class FilteredWrites(Protocol):
         with a txid only. The writer has the ``multi_rewrite`` of `Rewrites`, and mapstate never removes with it.
         """
         ...
-
-
-def writer_of(store: Any, token: FenceToken, *, has_txids: bool = True) -> Any:
-    """Return the map that an attempt writes to, guarded as well as the store can. Once per task, and by a vacuum.
-
-    ``has_txids`` is False for a non-transactional state, whose records have no txid to filter by.
-    """
-    if isinstance(store, FencedWrites):
-        return store.writer(token)
-    if has_txids and isinstance(store, FilteredWrites):
-        return store.filtered_writer(token)
-    return store
 
 
 def close_if_possible(thing: Any) -> None:

@@ -21,7 +21,6 @@ import datetime as dt
 import math
 import re
 import struct
-from array import array
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from operator import itemgetter
@@ -31,7 +30,7 @@ from mapstate.errors import KeyEncodingError, UnsupportedTypeError, cut, shown
 from mapstate.protocol.records import contains_none
 from mapstate.schema import KeyField
 
-__all__ = ["GLOBAL_KEY", "DistinctKeys", "Key", "KeyCodec", "StoreKey"]
+__all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "StoreKey"]
 
 Key = tuple[Any, ...]
 StoreKey = str | int
@@ -47,29 +46,6 @@ _DECIMAL = re.compile(r"decimal\(\d{1,2},(\d{1,2})\)")
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
 _FLOAT = struct.Struct("f")
-
-
-class DistinctKeys:
-    """Counts keys, each once, though a scan may give one twice. Keeps 8 bytes per key; not thread-safe.
-
-    Not guaranteed: two keys whose 64-bit hashes are equal count once.
-    """
-
-    def __init__(self) -> None:
-        self._hashes = [array("q") for _ in range(_PARTS)]
-
-    def update(self, keys: Sequence[StoreKey]) -> None:
-        """Adds some keys."""
-        parts = self._hashes
-        texts = keys if set(map(type, keys)) == {str} else map(str, keys)  # of ints the hashes of -1 and -2 are equal
-        for number in map(hash, texts):
-            parts[number % _PARTS].append(number)
-
-    def __len__(self) -> int:
-        return sum(len(set(part)) for part in self._hashes)
-
-
-_PARTS = 256  # only one of them is a set at one time, which takes ten times the memory
 
 
 class KeyCodec:

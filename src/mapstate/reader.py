@@ -8,11 +8,13 @@ from itertools import compress
 from typing import Any, Literal, NamedTuple, Self
 
 from mapstate.aggregators.aggregator import Aggregator
-from mapstate.aggregators.fields import Fields, results_of
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.results import results_of
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.capabilities import LedgerReads, Scan, close_if_possible
+from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -23,7 +25,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.findings import Unreadable
-from mapstate.keys import DistinctKeys, Key, KeyCodec, StoreKey
+from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids

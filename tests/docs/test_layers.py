@@ -23,12 +23,12 @@ LAYERS = [
     ("retry", "urls"),
     ("findings",),
     ("schema",),
-    ("keys", "protocol.records", "backing_map"),
+    ("keys", "distinct_keys", "protocol.records", "backing_map"),
     ("capabilities",),
     ("protocol.ledger_record",),
     ("protocol.plans",),
     ("protocol.transitions",),
-    ("protocol.joint", "protocol.upkeep"),
+    ("protocol.following", "protocol.joint", "protocol.opening", "protocol.upkeep"),
     ("batch_report",),
     ("serializers",),
     ("aggregators",),
@@ -121,9 +121,9 @@ sys.meta_path.insert(0, Absent())
 
 def test_there_are_modules_to_look_at():
     assert {"mapstate", "mapstate.errors", "mapstate.maps.opaque", "mapstate.backends.sqlite"} <= set(MODULES)
-    assert "mapstate.errors" in imports(MODULES["mapstate.protocol.ledger"])
-    assert "pyspark.sql" not in imports(MODULES["mapstate.aggregators.built_in"])
-    assert "pyspark.sql" in imports(MODULES["mapstate.aggregators.built_in"], lazy=True)
+    assert "mapstate.errors" in imports(MODULES["mapstate.protocol.held_ledger"])
+    assert "pyspark.sql" not in imports(MODULES["mapstate.aggregators.sums"])
+    assert "pyspark.sql" in imports(MODULES["mapstate.aggregators.sums"], lazy=True)
 
 
 def test_importing_mapstate_loads_no_driver_and_no_spark():

@@ -13,13 +13,14 @@ import pytest
 
 from mapstate import CombinerAggregator
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.folding import check_type
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.errors import KeyEncodingError, MapStateError, cut, shown
 from mapstate.keys import KeyCodec
 from mapstate.operations.adopt import adopt
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.serializers.value_types import check_plain, check_type
+from mapstate.serializers.value_types import check_plain
 from mapstate.spark.executor.arrow import arrow_to_python
 
 LONG = "secret" * 50_000

@@ -27,8 +27,8 @@ from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, MapStateError
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import OpenRequest
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
+from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
+from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.schema import Field, KeyField
 
 SECRET = "s3cret-p4ssword"

@@ -16,8 +16,8 @@ from mapstate.errors import (
     StoreUnavailableError,
 )
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, encode_ledger
+from mapstate.protocol.stored_ledger import decode_ledger
 
 
 class Spread:

@@ -19,16 +19,17 @@ from states import Job, messy
 
 from mapstate import open_reader
 from mapstate.backends import memory, resolve
+from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import CorruptRecordError, MissingKeysError, RollbackError, UsageError
-from mapstate.keys import DistinctKeys
 from mapstate.maps import OpaqueMap
 from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine, recount
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import Commit, LedgerRecord
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
-from mapstate.protocol.transitions import begin, commit, open_ledger, rollback
+from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
+from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.protocol.transitions import begin, commit, rollback
 from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
 from mapstate.protocol.upkeep import recount as recounted
 from mapstate.schema import Field, KeyField

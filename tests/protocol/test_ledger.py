@@ -27,9 +27,9 @@ from mapstate.errors import (
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, OpenRequest, clock_txid, now
+from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, OpenRequest, clock_txid, encode_ledger, now
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.stored_ledger import LEDGER_KEY, decode_ledger, encode_ledger, ledger_store, read_ledger
+from mapstate.protocol.stored_ledger import LEDGER_KEY, decode_ledger, ledger_store, read_ledger
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
@@ -229,7 +229,7 @@ def test_a_driver_that_is_overtaken_between_read_and_write_changes_nothing(store
     opened(store, session="first")
     others = []
     mine = Ledger(Between(store, lambda: others.append(opened(store))), "s")
-    mine.session = "first"
+    mine.held.session = "first"
     with pytest.raises(FencedError):
         mine.begin(0)
     assert read_ledger(store, "s") == others[0].record
@@ -422,7 +422,7 @@ def test_a_ledger_that_others_change_all_the_time_gives_up(store):
 
     opened(store, session="one")
     ledger = Ledger(Contended(store, None), "s")
-    ledger.session = "one"
+    ledger.held.session = "one"
     with pytest.raises(FencedError, match="tries"):
         ledger.begin(0)
 

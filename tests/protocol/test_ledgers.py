@@ -60,7 +60,7 @@ def left_apart(stores, batch_id=0, **how):
     """A driver dies between its two commits."""
     ledgers, attempt = started(stores, batch_id, **how)
     done = commits(ledgers, attempt)
-    ledgers.ledgers[0].commit(done[0])
+    Ledger.of(ledgers.ledgers[0]).commit(done[0])
     return ledgers, done
 
 
@@ -132,7 +132,7 @@ def test_the_driver_before_commits_nothing_once_all_are_opened(apart):
     old, done = left_apart(apart)
     new, attempt = started(apart, 0)
     with pytest.raises(FencedError):
-        old.ledgers[1].commit(done[1])
+        Ledger.of(old.ledgers[1]).commit(done[1])
     new.commit(commits(new, attempt))
     assert last(new) == [0, 0]
 
@@ -141,13 +141,13 @@ def test_what_the_driver_before_has_committed_everywhere_meanwhile_stays(apart):
     """It lives until the last state is opened; here it commits just before that."""
     old, attempt = started(apart, 0)
     done = commits(old, attempt)
-    old.ledgers[0].commit(done[0])
+    Ledger.of(old.ledgers[0]).commit(done[0])
     inner = apart[1].load
 
     def load():
         apart[1].load = inner
         found = inner()
-        old.ledgers[1].commit(done[1])
+        Ledger.of(old.ledgers[1]).commit(done[1])
         return found
 
     apart[1].load = load
@@ -159,7 +159,7 @@ def test_what_the_driver_before_has_committed_everywhere_meanwhile_stays(apart):
 def test_a_store_that_was_restarted_behind_the_first_commit_has_the_batch_begun_anew_in_all(apart):
     ledgers, attempt = started(apart, 0)
     second = ledgers.ledgers[1]
-    second.held.at_begin = VersionedLedger(second.record, "another incarnation")
+    second.at_begin = VersionedLedger(second.record, "another incarnation")
     with pytest.raises(StoreRestartedError):
         ledgers.commit(commits(ledgers, attempt))
     assert last(ledgers) == [0, None]
@@ -326,7 +326,7 @@ def test_a_vacuum_beside_a_driver_that_commits_meanwhile_is_refused(urls):
     stores[0].multi_put(["k"], [b"[1000,5,null]"])
     seen = ledgers.records[0]
     attempt = ledgers.begin(1)
-    ledgers.ledgers[0].commit(commits(ledgers, attempt)[0])
+    Ledger.of(ledgers.ledgers[0]).commit(commits(ledgers, attempt)[0])
     with pytest.raises(FencedError, match="has changed"):
         Ledger(stores[0], NAMES[0]).begin_vacuum(seen=seen)
 

@@ -20,12 +20,13 @@ from mapstate.errors import (
     StateSchemaError,
     UsageError,
 )
-from mapstate.protocol.joint import check_follower
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.following import check_follower
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, encode_ledger
+from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger
-from mapstate.protocol.transitions import begin, commit, give_up, open_ledger, rollback
+from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.protocol.transitions import begin, commit, give_up, rollback
 from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
 from mapstate.schema import Field, KeyField
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapstate.aggregators.built_in import Count
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.sums import Count
 from mapstate.backing_map import IBackingMap
 from mapstate.errors import LedgerLostError, StaleBatchError, StoreUnavailableError, UsageError
 from mapstate.keys import GLOBAL_KEY

@@ -7,8 +7,9 @@ from mapstate.aggregators.aggregator import (
     ReducerAggregator,
     Row,
 )
-from mapstate.aggregators.built_in import Avg, Count, First, Last, Max, Min, Sum
+from mapstate.aggregators.extremes import First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.sums import Avg, Count, Sum
 
 __all__ = [
     "Aggregator",

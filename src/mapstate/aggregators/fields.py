@@ -7,20 +7,17 @@ that is null is ``(None,)``, because None means that the key is absent.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from mapstate.aggregators import built_in
-from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
-from mapstate.aggregators.retraction import BY_STORED_NAME, RetractableRows
-from mapstate.errors import AggregatorError, MapStateError, cut
+from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
+from mapstate.aggregators.folding import Folding, called, check_type
+from mapstate.aggregators.retraction import RetractableRows
 from mapstate.schema import Field
-from mapstate.serializers.value_types import check_type
 
-__all__ = ["NULL", "Fields", "Folding", "results_of", "shown_as"]
+__all__ = ["NULL", "Fields", "shown_as"]
 
 NULL = (None,)
 """A single field's value where it is there and null."""
@@ -87,8 +84,8 @@ class Fields:
         if value is None:
             return None
         if self._single:
-            return [_call(self.aggregators[0], self.aggregators[0].result, _bare(value))]
-        return [_call(one, one.result, own) for one, own in zip(self.aggregators, value, strict=True)]
+            return [called(self.aggregators[0], self.aggregators[0].result, _bare(value))]
+        return [called(one, one.result, own) for one, own in zip(self.aggregators, value, strict=True)]
 
     def named(self, values: Sequence[Any]) -> list[dict[str, Any] | None]:
         """What a reader sees of each value: `result` by the fields' names, None for an absent key. One pass."""
@@ -129,65 +126,6 @@ class Fields:
         return done[0] if self._single else tuple(done)
 
 
-class Folding:
-    """One aggregator taking the rows of one key in plain Python.
-
-    A combiner folds as it goes. A reducer needs what is stored first: its rows wait, at most as many as
-    `rows_waiting` tells, until `onto` or `settle` brings it.
-    """
-
-    def __init__(self, aggregator: Aggregator) -> None:
-        self._aggregator = aggregator
-        self._value: Any = None
-        self._rows: list[Row] = []
-        self._settled = False
-
-    def add(self, row: Row) -> None:
-        """Takes one row."""
-        one = self._aggregator
-        if isinstance(one, CombinerAggregator):
-            with_row = _call(one, one.init, row)
-            self._value = with_row if self._value is None else _call(one, one.combine, self._value, with_row)
-        else:
-            self._rows.append(row)
-
-    @property
-    def rows_waiting(self) -> int:
-        """Rows held back until the stored value is known."""
-        return len(self._rows)
-
-    def settle(self, base: Any) -> None:
-        """Tells a reducer what is stored, before the key's last row: the rows so far need not wait."""
-        if isinstance(self._aggregator, CombinerAggregator):
-            return  # holds no rows
-        self._value = self._reduce(self._value if self._settled else copy.deepcopy(base))
-        self._settled = True
-
-    def partial(self) -> Any:
-        """What `Fields.combine_all` takes: for a built-in aggregator the bare value, else this."""
-        return self._value if isinstance(self._aggregator, NativeCombiner) else self
-
-    def onto(self, base: Any) -> Any:
-        """The new value, from the stored one."""
-        one = self._aggregator
-        # A copy: who changes it in place must not change what the record keeps as the value before.
-        base = copy.deepcopy(base)
-        if not isinstance(one, CombinerAggregator):
-            return self._reduce(self._value if self._settled else base)
-        if base is None:
-            return self._value
-        return base if self._value is None else _call(one, one.combine, base, self._value)
-
-    def _reduce(self, acc: Any) -> Any:
-        one: Any = self._aggregator
-        rows, self._rows = self._rows, []
-        for row in rows:
-            if acc is None:  # nothing stored, or removed by a row before
-                acc = _call(one, one.init)
-            acc = _call(one, one.reduce, acc, row)
-        return acc
-
-
 def shown_as(result: Any, *, is_json: bool) -> Any:
     """A result as a column holds it: text where its type is no Spark type."""
     return msgspec.json.encode(result).decode() if is_json and result is not None else result
@@ -195,39 +133,3 @@ def shown_as(result: Any, *, is_json: bool) -> Any:
 
 def _bare(value: Any) -> Any:
     return None if value == NULL else value
-
-
-def _call(one: Aggregator, method: Any, *args: Any) -> Any:
-    """Calls a user's aggregator; what it raises becomes an AggregatorError that names it."""
-    try:
-        return method(*args)
-    except MapStateError:
-        raise
-    except Exception as error:
-        raise AggregatorError(
-            f"{one}.{method.__name__} raised {type(error).__name__}: {cut(error)}; nothing of this batch counts",
-            aggregator=one.describe(),
-        ) from error
-
-
-class _AsStored(Aggregator):
-    """Stands for a user's aggregator where only the ledger is at hand: shows what is stored."""
-
-
-def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
-    """Fields for a reader, who has the ledger but not the job.
-
-    Those built-in aggregators that show something else than they store are known by name and type; a
-    user's own show what they accumulated, unless ``aggregators`` brings them.
-    """
-    known: dict[str, Aggregator] = {}
-    for field in fields:
-        name = field.aggregator.partition("(")[0]
-        kind: Any = getattr(built_in, name, None) or BY_STORED_NAME.get(name)
-        if field.name in aggregators:
-            known[field.name] = aggregators[field.name]
-        elif kind is not None and field.type.startswith(("struct<sum:", "struct<by:")):
-            known[field.name] = kind.__new__(kind)
-        else:
-            known[field.name] = _AsStored()
-    return Fields(fields, known)

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator, column_type
-from mapstate.aggregators.built_in import Avg, Count, Max, Min, Sum
 from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.extremes import Max, Min
+from mapstate.aggregators.sums import Avg, Count, Sum
 from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverflowError
 
 if TYPE_CHECKING:

@@ -1,18 +1,20 @@
-"""Records on top, bytes below (or a store's own types): a backing map of records over a store."""
+"""Records on top, bytes below (or a store's own types): a backing map of records over a store, and its writer."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from mapstate.backing_map import IBackingMap, check_lengths
+from mapstate.capabilities import FencedWrites, FenceToken, FilteredWrites
 from mapstate.schema import Field
 from mapstate.serializers.serializer import RecordCodec
 
-__all__ = ["CHUNK_BYTES", "Room", "SerializedMap"]
+__all__ = ["CHUNK_BYTES", "Room", "SerializedMap", "writer_of"]
 
 CHUNK_BYTES = 8 * 2**20
 """What the records of a chunk, or of a page, come to at most, where nothing else is asked for."""
@@ -78,3 +80,24 @@ class SerializedMap:
         if self._room is not None:
             self._room.learn(stored)
         self._store.multi_put(keys, stored)
+
+
+@contextmanager
+def writer_of(store: Any, token: FenceToken, *, has_txids: bool = True) -> Iterator[Any]:
+    """The map that an attempt writes to, guarded as well as the store can; closed at the end, unless it is the store.
+
+    Once per task, and by a vacuum. ``has_txids`` is False for a non-transactional state, whose records have no txid to
+    filter by.
+    """
+    if isinstance(store, FencedWrites):
+        writer = store.writer(token)
+    elif has_txids and isinstance(store, FilteredWrites):
+        writer = store.filtered_writer(token)
+    else:
+        writer = store
+    try:
+        yield writer
+    finally:
+        close = None if writer is store else getattr(writer, "close", None)
+        if close is not None:
+            close()

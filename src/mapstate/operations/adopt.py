@@ -21,8 +21,8 @@ from mapstate.capabilities import Scan, close_if_possible
 from mapstate.errors import KeyEncodingError, UsageError, shown
 from mapstate.keys import KeyCodec
 from mapstate.maps.serialized import Room
-from mapstate.protocol.ledger_record import Commit, LedgerRecord, clock_txid
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger, ledger_store, record_pages
+from mapstate.protocol.ledger_record import Commit, LedgerRecord, clock_txid, encode_ledger
+from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named

@@ -16,8 +16,8 @@ from mapstate.capabilities import Drops, Scan, SpreadFences, close_if_possible
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
 from mapstate.findings import named_in
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.ledger_record import LedgerRecord, clock_txid, now
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger, has_records, ledger_store
+from mapstate.protocol.ledger_record import LedgerRecord, clock_txid, encode_ledger, now
+from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
 from mapstate.protocol.upkeep import begin_drop
 from mapstate.spec import check_state_name
 

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan, close_if_possible, writer_of
+from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan, close_if_possible
+from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
-from mapstate.keys import DistinctKeys, StoreKey
-from mapstate.maps.serialized import Room
+from mapstate.keys import StoreKey
+from mapstate.maps.serialized import Room, writer_of
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
@@ -118,11 +119,10 @@ def _vacuum(
     begun = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
     codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.field_counts)
-    writer = writer_of(store, begun.token)
     done, held_keys, unreadable = Vacuumed(0, 0, 0, begun.txid), DistinctKeys(), Unreadable(state)
     room = Room(record.fields)
-    read = _reading(store, writer, record, begun.txid, room)
-    try:
+    with writer_of(store, begun.token) as writer:
+        read = _reading(store, writer, record, begun.txid, room)
         # Not before the begin: a store may list its keys at once.
         for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
             readable, records = unreadable.read(read, part)
@@ -136,8 +136,6 @@ def _vacuum(
             )
             if on_page is not None:
                 on_page(done)
-    finally:
-        close_if_possible(writer)
     held = None if unreadable.count else len(held_keys)
     ledger.commit_vacuum(begun.txid, fenced=fenced, held=held)
     _say_missing(record, held)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from mapstate.capabilities import FenceToken, JointLedgers, Scan, SpreadFences, Swap
+import msgspec
+
+from mapstate.capabilities import JointLedgers, Scan, SpreadFences, Swap
 from mapstate.errors import (
     FencedError,
     MissingBatchesError,
@@ -14,9 +17,11 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
 )
+from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.stored_ledger import decode_ledger, encode_ledger, has_records, ledger_store, lost_ledger
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OpenRequest, encode_ledger
+from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
 
 __all__ = ["HeldLedger", "VersionedLedger", "change_all"]
 
@@ -35,26 +40,41 @@ class VersionedLedger(NamedTuple):
 class HeldLedger:
     """The ledger of one state and its fences, for one driver. It keeps the last ledger that it read or wrote.
 
-    ``at_begin`` is the ledger after the begin of the driver's attempt, None before the first attempt.
+    ``session`` is the driver's own, see `LedgerRecord`; "" before the driver opens the state. ``at_begin`` is the
+    ledger after the begin of the driver's attempt, None before the first attempt.
     """
 
     def __init__(self, store: Any, state: str) -> None:
         self.state = state
+        self.session = ""
         self.at_begin: VersionedLedger | None = None
         self._records = store
         self._store = ledger_store(store)
         self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
         self._cached: VersionedLedger | None = None
+        self._attempts = 0
 
-    def current(self) -> VersionedLedger:
-        """Return the cached ledger; without one, load it. Raises StoreLostError where there is none."""
-        return self._cached or self.load() or self.raise_lost()
+    @property
+    def record(self) -> LedgerRecord:
+        """The ledger as this driver last read or wrote it. Raises StoreLostError where there is none."""
+        return (self._cached or self.load() or self.raise_lost()).record
 
     def load(self) -> VersionedLedger | None:
         """Read the ledger from the store; None where there is none."""
         stored = self._store.load()
         self._cached = None if stored is None else VersionedLedger(decode_ledger(stored[0], self.state), stored[1])
         return self._cached
+
+    def opening(self, opening: OpenRequest) -> Callable[[LedgerRecord | None], LedgerRecord]:
+        """`open_ledger` under a session of this driver's own."""
+        self.session = opening.session or secrets.token_hex(8)
+        own = msgspec.structs.replace(opening, session=self.session)
+        return lambda before: open_ledger(before, own)
+
+    def nonce(self) -> str:
+        """A random name that sorts behind this driver's earlier ones; see `FenceToken`."""
+        self._attempts += 1
+        return f"{self._attempts:08x}{secrets.token_hex(8)}"
 
     def take(self, *, may_create: bool) -> VersionedLedger | None:
         """Return the cached ledger and clear the cache, because the next write may change the ledger."""
@@ -71,6 +91,12 @@ class HeldLedger:
     def mark_begun(self) -> None:
         """Remember the cached ledger as that of the driver's attempt; the commit compares with it."""
         self.at_begin = self._cached
+
+    def has_begun(self, result: object, *, accept_loss: bool) -> None:
+        """After the ledger's write: remember the ledger for the commit, and advance fences that are apart from it."""
+        self.mark_begun()
+        if isinstance(result, Attempt) and self._fences is not None:
+            self._fences.advance_to(result.token, None if accept_loss else result.view.last)
 
     def is_stored(self, record: LedgerRecord) -> bool:
         """Whether the store holds exactly this ledger. No two drivers write equal ones."""
@@ -90,6 +116,35 @@ class HeldLedger:
             state=self.state,
         )
 
+    def check_not_put_back(self, ledger: LedgerRecord, batch_id: int | None = None) -> None:
+        """Refuse a ledger from a copy of the store that is older than this driver's attempt.
+
+        ``batch_id`` is that of a begin. Where the copy is of this driver's own time, the begin itself says what is
+        missing. Raises StoreRestartedError, and MissingBatchesError where the copy lacks batches.
+        """
+        known = None if self.at_begin is None else self.at_begin.record
+        if known is None or not transitions.is_older(ledger, known):
+            return
+        if batch_id is not None:
+            if ledger.session == self.session:
+                return
+            due = ledger.owners.get(known.owner, batch_id)
+            if due < batch_id:
+                raise transitions.missing_batches(ledger, batch_id, due)
+        raise StoreRestartedError(
+            f"the store of state {ledger.state!r} was put back to an older copy under a running driver: its ledger is "
+            f"of epoch {ledger.epoch} with next txid {ledger.next_txid}, and this driver had epoch {known.epoch} and "
+            f"{known.next_txid}. Nothing of this attempt counts. Start the query again: it goes on, or says what the "
+            "copy lacks.",
+            state=ledger.state,
+        )
+
+    def say_what_fenced(self) -> None:
+        """After a FencedError: raises the store's own trouble, if that and no other driver fenced this one."""
+        stored = self.load() or self.raise_lost()
+        attempt = None if self.at_begin is None else self.at_begin.record.in_flight
+        self.check_not_put_back(stored.record, None if attempt is None else attempt.batch_id)
+
     def verify_fences(self, before: LedgerRecord | None, after: LedgerRecord, *, accept_loss: bool) -> bool:
         """False if the ledger has changed since ``before``. Raises as `Fences.verify` does."""
         if self._fences is None:
@@ -103,11 +158,6 @@ class HeldLedger:
                 raise
             return False
         return True
-
-    def advance_fences(self, token: FenceToken, last: int | None) -> None:
-        """After the ledger's write that begins an attempt; see `Fences.advance_to`."""
-        if self._fences is not None:
-            self._fences.advance_to(token, last)
 
     def close_fences(self) -> None:
         """Before a commit; see `Fences.close`."""

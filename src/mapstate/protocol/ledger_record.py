@@ -1,4 +1,4 @@
-"""The ledger's record, and the small values that its events take and return.
+"""The ledger's record and its JSON, and the small values that its events take and return.
 
 Nothing here does I/O or decides anything; `mapstate.protocol.transitions` has the rules.
 """
@@ -26,6 +26,7 @@ __all__ = [
     "OpenRequest",
     "PlanDigest",
     "clock_txid",
+    "encode_ledger",
     "is_time",
     "now",
 ]
@@ -171,6 +172,14 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
             return FenceToken(self.epoch, attempt.txid, nonce=attempt.nonce)
         below = self.next_txid if attempt is None else attempt.txid  # a transactional txid may be begun again
         return FenceToken(self.epoch, below - 1, closed=True)
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_ledger(record: LedgerRecord) -> bytes:
+    """Encode a ledger as JSON, which can be read in the store's own shell."""
+    return _encoder.encode(record)
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,6 @@ from mapstate.capabilities import JointLedgers
 from mapstate.errors import MissingBatchesError
 from mapstate.protocol import joint, transitions
 from mapstate.protocol.held_ledger import HeldLedger, change_all
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnGap
@@ -49,10 +48,10 @@ class Ledgers:
     """
 
     def __init__(self, stores: Sequence[Any], openings: Sequence[OpenRequest], on_gaps: Sequence[OnGap]) -> None:
-        self.ledgers = [Ledger(store, opening.state) for store, opening in zip(stores, openings, strict=True)]
+        self.ledgers = [HeldLedger(store, opening.state) for store, opening in zip(stores, openings, strict=True)]
         self._domains = commit_domains(stores)
         self._on_gaps = on_gaps
-        self._opens = [_opened(ledger, opening) for ledger, opening in zip(self.ledgers, openings, strict=True)]
+        self._opens = [ledger.opening(opening) for ledger, opening in zip(self.ledgers, openings, strict=True)]
 
     @classmethod
     def open_and_begin(
@@ -78,7 +77,7 @@ class Ledgers:
         except MissingBatchesError:
             for ledger, record in zip(self.ledgers, records, strict=True):
                 if record is None:
-                    ledger.held.was_created_meanwhile()
+                    ledger.was_created_meanwhile()
             raise
         for domain in self._domains:
             change_all(self._of(domain), partial(self._opened, domain), may_create=True)
@@ -103,7 +102,7 @@ class Ledgers:
         Raises as `Ledger.commit` does. Then some domains may have committed, and the next `begin` rolls them back.
         """
         for ledger in self.ledgers:
-            ledger.held.close_fences()
+            ledger.close_fences()
         done = [
             msgspec.structs.replace(commit, apart_from=self._apart_from(index)) for index, commit in enumerate(done)
         ]
@@ -111,7 +110,7 @@ class Ledgers:
             change_all(self._of(domain), partial(self._committed, domain, done), same_incarnation=True)
 
     def say_what_fenced(self) -> None:
-        """See `Ledger.say_what_fenced`."""
+        """See `HeldLedger.say_what_fenced`."""
         for ledger in self.ledgers:
             ledger.say_what_fenced()
 
@@ -204,13 +203,8 @@ class Ledgers:
         return tuple(ledger.record.state for other, ledger in enumerate(self.ledgers) if other not in own)
 
     def _of(self, domain: Sequence[int]) -> list[HeldLedger]:
-        return [self.ledgers[index].held for index in domain]
+        return [self.ledgers[index] for index in domain]
 
     def _load(self) -> list[LedgerRecord | None]:
         loaded = [ledger.load() for ledger in self.ledgers]
         return [None if stored is None else stored.record for stored in loaded]
-
-
-def _opened(ledger: Ledger, opening: OpenRequest) -> _Open:
-    opened = ledger.opening(opening)
-    return lambda before: opened(before)[0]

@@ -1,4 +1,4 @@
-"""The ledger in its store: its JSON, where a store keeps it, and how readers and tools read it."""
+"""The ledger in its store: where a store keeps it, and how it is read and checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ __all__ = [
     "UnconditionalLedger",
     "check_page_size",
     "decode_ledger",
-    "encode_ledger",
     "has_records",
     "ledger_store",
     "lost_ledger",
@@ -43,13 +42,7 @@ LEDGER_KEY = "\\ledger"
 _NO_NUMBER = 1 << 63
 _PAGE = 10_000  # keys
 
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(LedgerRecord)
-
-
-def encode_ledger(record: LedgerRecord) -> bytes:
-    """Encode a ledger as JSON, which can be read in the store's own shell."""
-    return _encoder.encode(record)
 
 
 def decode_ledger(data: bytes, state: str) -> LedgerRecord:

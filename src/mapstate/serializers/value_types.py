@@ -16,7 +16,7 @@ import msgspec
 
 from mapstate.errors import SerializationError, UnsupportedTypeError, shown
 
-__all__ = ["Array", "Convert", "WireForm", "check_plain", "check_type", "each", "from_wire", "to_wire", "wire_type"]
+__all__ = ["Array", "Convert", "WireForm", "check_plain", "each", "from_wire", "struct_parts", "to_wire", "wire_type"]
 
 _SCALARS: dict[str, Any] = {
     "bigint": int,
@@ -194,41 +194,3 @@ def check_plain(value: Any, *, float_words: bool) -> Any:
         "accumulate None, bool, str, int of 64 bits, finite float, list, and dict with str keys"
         f"{'' if float_words else ', and bytes'}",
     )
-
-
-_EXACT_TYPES: dict[str, type] = {
-    "double": float,
-    "float": float,
-    "string": str,
-    "boolean": bool,
-    "date": dt.date,
-    "binary": bytes,
-}
-
-
-def check_type(value: Any, name: str, who: Any) -> Any:
-    """The value, if it is one of the type that a user's aggregator says. Raises SerializationError."""
-    if value is None or name == "any" or _is_of(value, name):
-        return value
-    raise SerializationError(
-        f"{who} says that it accumulates {name}, and came to {shown(value)} ({type(value).__name__}): stored so, it "
-        "could not be read again",
-        type=name,
-    )
-
-
-def _is_of(value: Any, name: str) -> bool:
-    if name.startswith("struct<"):
-        parts = struct_parts(name)
-        return (
-            type(value) is tuple
-            and len(value) == len(parts)
-            and all(one is None or _is_of(one, part) for one, part in zip(value, parts, strict=True))
-        )
-    if name.startswith("decimal("):
-        return type(value) is Decimal and value.is_finite()
-    if name.startswith("timestamp"):
-        return type(value) is dt.datetime and (value.tzinfo is None) == (name == "timestamp_ntz")
-    if name in _EXACT_TYPES:
-        return type(value) is _EXACT_TYPES[name]
-    return type(value) is int and -(1 << 63) <= value < 1 << 63

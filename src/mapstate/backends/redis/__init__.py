@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mapstate.backends.redis.backend import RedisBackend, RedisSentinelBackend, RedisUnixBackend
+from mapstate.backends.redis.backend import RedisBackend
+from mapstate.backends.redis.sentinel_backend import RedisSentinelBackend
 from mapstate.backends.redis.store import RedisStore
+from mapstate.backends.redis.unix_backend import RedisUnixBackend
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend

@@ -1,24 +1,23 @@
-"""Backends for one Redis server: at an address, behind a socket, or found by sentinels."""
+"""The backend for one Redis server at an address, and what all backends of one server have in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
-from urllib.parse import quote
 
-from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.connection import Connection, ConnectionPool, SSLConnection
 
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, Access, Server, pool_of
-from mapstate.backends.redis.layout import HashLayout, Layout, StringLayout
+from mapstate.backends.redis.hash_layout import HashLayout
+from mapstate.backends.redis.layout import Layout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.errors import ConfigurationError
-from mapstate.urls import Address, Parameters, Url, boolean, shown_address
+from mapstate.urls import Parameters, Url, shown_address
 
-__all__ = ["OneServer", "RedisBackend", "RedisSentinelBackend", "RedisUnixBackend"]
+__all__ = ["OneServer", "RedisBackend"]
 
 _MOST_HASHES = 10**9
 
@@ -147,109 +146,4 @@ class RedisBackend(OneServer):
             socket_keepalive=True,
             **self.connection_options(),
             **self.tls_options(),
-        )
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class RedisUnixBackend(OneServer):
-    """A Redis server on this machine, behind a socket: ``unix://user:password@/run/redis.sock?db=0``."""
-
-    path: str = ""
-
-    PARAMETERS: ClassVar[Parameters] = {**OneServer.PARAMETERS, "db": int}
-    EXAMPLE: ClassVar[str] = "unix://user:password@/path/to/redis.sock"
-    SCHEMES: ClassVar[tuple[str, ...]] = ("unix", "redis+unix")
-
-    def _rules(self) -> list[tuple[str, object, str]]:
-        absolute = self.path.startswith("/") and len(self.path) > 1
-        return [*super()._rules(), ("path", absolute, "a whole one, from / on: unix:///run/redis.sock")]
-
-    @classmethod
-    def _place(cls, url: Url) -> dict[str, Any]:
-        if url.hosts != (("", None),):
-            raise ValueError("a host")
-        return {"path": url.path}
-
-    def _url(self, user: str) -> str:
-        return f"unix://{user}{quote(self.path)}"
-
-    @property
-    def address(self) -> str:
-        """The socket's path, for messages."""
-        return self.path
-
-    def _new_pool(self) -> ConnectionPool:
-        return ConnectionPool(
-            connection_class=UnixDomainSocketConnection,
-            max_connections=MOST_CONNECTIONS,
-            path=self.path,
-            db=self.db,
-            **self.connection_options(),
-        )
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class RedisSentinelBackend(OneServer):
-    """A primary with replicas. Sentinels name it each time that a connection is made.
-
-    ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/db?parameter=value``, and ``rediss+sentinel://``
-    for TLS, to the sentinels too. User and password are those of the servers.
-
-    ``sentinel_login``  the sentinels ask for the same user and password
-    ``retries``         is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
-    """
-
-    sentinels: tuple[Address, ...] = ()
-    master: str = ""
-    sentinel_login: bool = False
-    retries: int = 20
-
-    PARAMETERS: ClassVar[Parameters] = {
-        **OneServer.PARAMETERS,
-        "sentinel_login": boolean,
-    }
-    EXAMPLE: ClassVar[str] = "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db"
-    SCHEMES: ClassVar[tuple[str, ...]] = ("redis+sentinel", "rediss+sentinel")
-
-    def _rules(self) -> list[tuple[str, object, str]]:
-        ports = all(host and 0 < port < 2**16 for host, port in self.sentinels)
-        return [
-            *super()._rules(),
-            ("sentinels", self.sentinels and ports, "one or more hosts, with ports from 1 to 65535"),
-            ("master", self.master, "the name by which the sentinels know the primary: .../mymaster/0"),
-        ]
-
-    @classmethod
-    def _place(cls, url: Url) -> dict[str, Any]:
-        master, _, db = url.path.strip("/").partition("/")
-        hosts = tuple((host, 26379 if port is None else port) for host, port in url.hosts)
-        return {"sentinels": hosts, "master": master, "db": int(db or 0)}
-
-    def _url(self, user: str) -> str:
-        return f"{'rediss' if self.tls else 'redis'}+sentinel://{user}{self._hosts}/{quote(self.master)}/{self.db}"
-
-    @property
-    def _hosts(self) -> str:
-        return ",".join(map(shown_address, self.sentinels))
-
-    @property
-    def address(self) -> str:
-        """The primary's name and its sentinels, for messages."""
-        return f"{self.master} (sentinels {self._hosts})"
-
-    def _new_pool(self) -> ConnectionPool:
-        options = self.connection_options()
-        tls = {"ssl": True, **self.tls_options()} if self.tls else {}
-        plain = {name: value for name, value in options.items() if name != "credential_provider"}
-        sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
-            self.sentinels, sentinel_kwargs=(options if self.sentinel_login else plain) | tls
-        )
-        return SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            self.master,
-            sentinel,
-            max_connections=MOST_CONNECTIONS,
-            db=self.db,
-            socket_keepalive=True,
-            **options,
-            **tls,
         )

@@ -21,10 +21,12 @@ from redis.crc import key_slot
 from mapstate.backends.redis.checkup import judge
 from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply, Request
 from mapstate.backends.redis.cluster_writer import ClusterWriter
+from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import escaped, not_listed, texts_of
+from mapstate.backends.redis.removal import overtaken, removed
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
 from mapstate.backends.redis.slot_groups import SlotGroup, by_slot_group, in_chunk_order
-from mapstate.backends.redis.store import Version, allowed, facts_of, overtaken, removed, sampled
+from mapstate.backends.redis.store import Version
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from mapstate.backends.redis.checkup import RedisFacts, judge
+from mapstate.backends.redis.checkup import judge
 from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import Layout, not_listed
+from mapstate.backends.redis.removal import overtaken, removed
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
-from mapstate.capabilities import FenceToken, Scan, Swap, close_if_possible
-from mapstate.errors import (
-    ConfigurationError,
-    CorruptRecordError,
-    FencedError,
-    StoreError,
-    StoreFullError,
-    StoreUnavailableError,
-)
-from mapstate.findings import Finding, Unreadable
+from mapstate.capabilities import FenceToken, Swap
+from mapstate.errors import ConfigurationError, StoreUnavailableError
+from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 
-__all__ = ["KEY_ENDS", "RedisStore", "Version", "allowed", "facts_of", "overtaken", "removed", "sampled"]
+__all__ = ["KEY_ENDS", "RedisStore", "Version"]
 
 Version = tuple[bytes, bytes | None]
 """The ledger, and the incarnation of the server that it was read from."""
 
-_REMOVED = 1000  # records on a page of a state that is dropped
 _FEW = 128  # keys of a read up to which EXISTS is sent along: it costs less than another round trip for an absent key
-_SAMPLE = 20  # records that a checkup looks at
-_LOOK = 10_000  # keys of the server that one request walks through to find them
 _log = logging.getLogger("mapstate")
 KEY_ENDS = ("!ledger", "!fence", "!claims", "!reports", "!layout")
 """What the Redis keys beside the records end with."""
@@ -272,63 +262,3 @@ class RedisStore:
     def close(self) -> None:
         """Close this process's idle connections to the server. The store stays usable."""
         self._server.access.pool().disconnect(inuse_connections=False)
-
-
-def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, Unreadable]:
-    """Remove all records under an open fence. Yields the number of each page, returns the keys that are no records."""
-    writer: Any = store.writer(token)
-    foreign = Unreadable(state)
-    try:
-        for page in foreign.listed(store.scan(_REMOVED)):
-            keys, _ = foreign.read(store.multi_get, page)  # which raises for keys of another type
-            writer.multi_rewrite(keys, [None] * len(keys))
-            yield len(keys)
-    finally:
-        close_if_possible(writer)
-    return foreign
-
-
-def overtaken(state: str, token: FenceToken) -> FencedError:
-    """The error for a ledger that changed while its state is dropped."""
-    return FencedError(
-        f"the ledger of state {state!r} has changed: the removal with txid {token.txid} ends here. Run it again.",
-        state=state,
-        txid=token.txid,
-    )
-
-
-def allowed(ask: Callable[[], Any]) -> Any:
-    """Return what ``ask`` returns, None where this user may not run the command or the server lacks it."""
-    try:
-        return ask()
-    except (StoreUnavailableError, StoreFullError):
-        raise
-    except StoreError:
-        return None
-
-
-def sampled(store: Scan) -> list[str]:
-    """Some keys of a state; none where there are none, or where the user may not list them."""
-    with suppress(CorruptRecordError):  # a whole scan reports names that are no keys
-        return (allowed(lambda: next(store.scan(_LOOK), [])) or [])[:_SAMPLE]
-    return []
-
-
-def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:
-    """The facts that a server tells. ``ttls`` are commands for the ttl of the ledger, and of some records."""
-    before = time.time()
-    clock = ask(command(b"TIME"))
-    middle = (before + time.time()) / 2
-    found = [ask(one) for one in ttls]
-    info = (ask(command(b"INFO")) or b"").decode().splitlines()
-    config: list[bytes] = []
-    for name in (b"maxmemory*", b"save", b"append*", b"min-*-to-write"):
-        config += ask(command(b"CONFIG", b"GET", name)) or []
-    texts = [text.decode() for text in config]
-    return RedisFacts(
-        info=dict(line.split(":", 1) for line in info if ":" in line),
-        config=dict(zip(texts[::2], texts[1::2], strict=True)),
-        clock=None if clock is None else int(clock[0]) + int(clock[1]) / 1e6 - middle,
-        ledger_ttl=found[0] if found else None,
-        ttls=[ttl for ttl in found[1:] if ttl is not None],
-    )

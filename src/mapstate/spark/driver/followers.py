@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mapstate.capabilities import close_if_possible
 from mapstate.errors import StateSchemaError
-from mapstate.protocol.joint import check_follower
+from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.plans import BatchPlan

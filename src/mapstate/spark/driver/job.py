@@ -74,11 +74,6 @@ class Branch:
     downstream: list[Downstream | Follower] = field(default_factory=list)
     on_batch: list[OnBatch] = field(default_factory=list)
 
-    @property
-    def retracts(self) -> bool:
-        """Whether a follower needs the old values."""
-        return any(isinstance(function, Follower) and function.retracts for function in self.downstream)
-
 
 @dataclass(frozen=True)
 class Behind:

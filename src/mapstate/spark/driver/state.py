@@ -11,11 +11,10 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
 from mapstate.errors import IncompleteBatchError, StateSchemaError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
-from mapstate.spark.driver.apply import AttemptResult, apply_on_driver, apply_on_executors
+from mapstate.spark.driver.apply import AttemptResult, Plan, apply_on_driver, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spark.driver.new_values import INSIDE, new_values_frame, new_values_type, read_back
-from mapstate.spark.driver.plan import Plan
 from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class StateDriver:
         if self._plan is None or not self._plan.fits(frame, fields):
             self._plan = Plan(frame, self.job.keys, fields, list(self.job.columns))
         cached = self._cached_attempt
-        retracts = self.branch.retracts
+        retracts = self._retracts()
         new_values = None
         if self.branch.downstream:
             new_values = new_values_type(frame, self.job.keys, fields, old=retracts)
@@ -122,6 +121,10 @@ class StateDriver:
             committed=cached[1] if cached is not None and cached[0] == attempt.view.last else None,
         )
         return task, self._plan
+
+    def _retracts(self) -> bool:
+        """Whether a follower needs the old values."""
+        return any(map(_wants_old, self.branch.downstream))
 
     def _check(self, result: AttemptResult, batch_id: int) -> None:
         """Raises the first error that a task reported, and IncompleteBatchError unless every row is accounted for."""
@@ -199,8 +202,7 @@ class StateDriver:
             return
         plain = new_values.drop(*(name for name in new_values.columns if name.startswith(INSIDE)))
         for function in self.branch.downstream:
-            wants_old = isinstance(function, Follower) and function.retracts
-            self.pass_on(function, new_values if wants_old else plain, batch_id)
+            self.pass_on(function, new_values if _wants_old(function) else plain, batch_id)
 
     def emit_nothing(self, empty: DataFrame, record: LedgerRecord, batch_id: int) -> None:
         """Lets the states that follow this one commit the batch as an empty one. ``empty`` has the state's columns."""
@@ -232,7 +234,7 @@ class StateDriver:
                 *(self.spec.state, done.batch_id),
             )
         fields = Fields(record.fields, self.job.aggregators)
-        retracts = self.branch.retracts
+        retracts = self._retracts()
         new_values, missing = read_back(frame, self.spec, fields, record, done.commit, old=retracts)
         if done.commit is None or missing:
             self._check_complete(done, missing)
@@ -246,7 +248,7 @@ class StateDriver:
                 f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, or the batch "
                 "removed them and a vacuum came since, or a later attempt wrote them"
             )
-        if self.branch.retracts:
+        if self._retracts():
             raise IncompleteBatchError(
                 f"state {self.spec.state!r}: the new values of batch {done.batch_id}, which is committed already, "
                 f"{lost}. A state that follows this one would be wrong without them; it got nothing. Restore both "
@@ -256,3 +258,7 @@ class StateDriver:
             )
         if done.commit is not None:
             _log.warning("state %s: the new values of batch %d %s", self.spec.state, done.batch_id, lost)
+
+
+def _wants_old(function: Downstream | Follower) -> bool:
+    return isinstance(function, Follower) and function.retracts

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, NativeCombiner, Sum
-from mapstate.aggregators.fields import Folding, shown_as
+from mapstate.aggregators.fields import shown_as
+from mapstate.aggregators.folding import Folding
 from mapstate.errors import UsageError
 from mapstate.schema import Field
 from mapstate.spark.executor.arrow import arrow_to_python

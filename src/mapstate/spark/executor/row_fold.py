@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from mapstate.aggregators.aggregator import Row
-from mapstate.aggregators.fields import Fields, Folding
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.folding import Folding
 from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mapstate.aggregators.fields import Fields
-from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead, close_if_possible, writer_of
+from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead
 from mapstate.errors import MapStateError, SerializationError, cut
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
-from mapstate.maps.serialized import Room, SerializedMap
+from mapstate.maps.serialized import Room, SerializedMap, writer_of
 from mapstate.protocol.records import CommitView, contains_none
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import KeyField
@@ -103,8 +103,7 @@ class BatchTask:
             report.lost_claim = not self._claimed(store, report)
             if report.lost_claim:
                 return
-        writer = writer_of(store, self.token, has_txids=self.spec.type != "non-transactional")
-        try:
+        with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
             room = Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
             with self._records(writer, room, report) as records:
                 state = self._map_state(records)
@@ -131,9 +130,6 @@ class BatchTask:
                 # Whether a key that an earlier try has written was there before it, nothing tells but an opaque record.
                 wrote_before = self.spec.type == "non-transactional" and _is_later_try()
                 report.keys_delta = None if report.skipped or wrote_before else delta
-        finally:
-            if writer is not store:
-                close_if_possible(writer)
 
     def _claimed(self, store: Any, report: TaskReport) -> bool:
         """Whether this try of its task is the one that may write."""

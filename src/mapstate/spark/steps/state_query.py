@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
-from mapstate.aggregators.fields import Fields, results_of
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.results import results_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError
 from mapstate.reader import Consistency, StateReader
 from mapstate.schema import KeyField

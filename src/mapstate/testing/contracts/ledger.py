@@ -233,7 +233,7 @@ class LedgerContract(BackendContract):
         stores = [store, closing(opened, backend.open(f"{self.state}2"))]
         states = [opening(name, "opaque", self.serializer) for name in (self.state, f"{self.state}2")]
         first, attempt = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
-        self._committed(first.ledgers[0], attempt[0])
+        self._committed(Ledger.of(first.ledgers[0]), attempt[0])
         second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
         assert [one.last_commit for one in second.records] == [None, None]
         assert all(one.in_flight is not None for one in second.records)

@@ -1,9 +1,9 @@
-"""The aggregators that come with mapstate.
+"""Count, Sum and Avg: the built-in aggregators that add up.
 
-Each is a native Spark expression for the partial, so that Catalyst does the map-side work, and a
-combine in Python for what is stored. Nulls are treated as Spark SQL treats them: only `Count()`
-counts them, `First` and `Last` return them, every other aggregate passes over them, and an aggregate
-of nothing but nulls is null.
+Each built-in aggregator, those of `mapstate.aggregators.extremes` too, is a native Spark expression for the partial, so
+that Catalyst does the map-side work, and a combine in Python for what is stored. Nulls are treated as Spark SQL treats
+them: only `Count()` counts them, `First` and `Last` return them, every other aggregate passes over them, and an
+aggregate of nothing but nulls is null.
 
 Where a column is asked for, its name does, or an expression such as ``F.col("a") * 2``. The ledger then holds the
 expression's text.
@@ -11,7 +11,6 @@ expression's text.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
 from operator import add
@@ -19,16 +18,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
 from mapstate.aggregators.columns import column_of
-from mapstate.errors import ConfigurationError, UnsupportedTypeError, ValueOverflowError
+from mapstate.errors import UnsupportedTypeError, ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["Avg", "Count", "First", "Last", "Max", "Min", "Sum"]
+__all__ = ["FLOATS", "INTEGERS", "Avg", "Count", "Sum", "unsupported"]
 
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_FLOATS = ("float", "double")
-_ORDERED = (*_INTEGERS, *_FLOATS, "string", "boolean", "date", "timestamp", "timestamp_ntz", "binary")
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+FLOATS = ("float", "double")
 _MAX_LONG = (1 << 63) - 1
 _MIN_LONG = -(1 << 63)
 _EXACT = Context(prec=80)
@@ -86,13 +84,13 @@ class Sum(NativeCombiner):
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`."""
         found = column_type(columns, self.column, self)
-        if found in _INTEGERS:
+        if found in INTEGERS:
             return "bigint"
-        if found in _FLOATS:
+        if found in FLOATS:
             return "double"
         if found.startswith("decimal("):
             return f"decimal(38,{_scale(found)})"
-        raise _unsupported(self, self.column, found, "a number")
+        raise unsupported(self, self.column, found, "a number")
 
     def partials(self, value_type: str) -> list[Column]:
         """See `NativeCombiner.partials`."""
@@ -139,13 +137,13 @@ class Avg(NativeCombiner):
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`."""
         found = column_type(columns, self.column, self)
-        if found in _INTEGERS:
+        if found in INTEGERS:
             return "struct<sum:decimal(38,0),count:bigint>"
-        if found in _FLOATS:
+        if found in FLOATS:
             return "struct<sum:double,count:bigint>"
         if found.startswith("decimal("):
             return f"struct<sum:decimal(38,{_scale(found)}),count:bigint>"
-        raise _unsupported(self, self.column, found, "a number")
+        raise unsupported(self, self.column, found, "a number")
 
     def partials(self, value_type: str) -> list[Column]:
         """See `NativeCombiner.partials`."""
@@ -205,158 +203,12 @@ class Avg(NativeCombiner):
         return f"decimal(38,{min(scale + 4, 38)})" if scale else "double"
 
 
-class _Extreme(NativeCombiner):
-    """The least or the greatest value of a column, in Spark's order: NaN above all numbers."""
-
-    _greatest: bool
-
-    def __init__(self, column: str | Column) -> None:
-        self.column = cast("str", column)
-
-    def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
-        return (self.column,)
-
-    def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
-        return _check_ordered(self, self.column, columns)
-
-    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
-        """See `NativeCombiner.partials`."""
-        from pyspark.sql import functions as F
-
-        return [(F.max if self._greatest else F.min)(column_of(self.column))]
-
-    def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
-        return row[self.column]
-
-    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
-        out = []
-        for old, new in zip(stored, partials, strict=True):
-            if old is None or new is None:
-                out.append(new if old is None else old)
-            else:
-                out.append(new if (_order(new) > _order(old)) is self._greatest else old)
-        return out
-
-
-class Min(_Extreme):
-    """The least value of a column."""
-
-    _greatest = False
-
-
-class Max(_Extreme):
-    """The greatest value of a column."""
-
-    _greatest = True
-
-
-class _AtEnd(NativeCombiner):
-    """The value of a column in the row where another column is least or greatest."""
-
-    _greatest: bool
-
-    def __init__(self, column: str | Column, by: str | Column | None = None) -> None:
-        if by is None:
-            who = type(self).__name__
-            raise ConfigurationError(
-                f"{who} needs the column that orders the rows, because rows of a batch come in any order: "
-                f"{who}({column!r}, by='time')"
-            )
-        self.column = cast("str", column)
-        self.by = cast("str", by)
-
-    def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
-        return (self.column, self.by)
-
-    def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
-        by = _check_ordered(self, self.by, columns)
-        return f"struct<by:{by},value:{_check_ordered(self, self.column, columns)}>"
-
-    def describe(self) -> str:
-        """See `Aggregator.describe`."""
-        return f"{type(self).__name__}({self.column} by {self.by})"
-
-    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the columns' own types
-        """See `NativeCombiner.partials`."""
-        from pyspark.sql import functions as F
-
-        by = column_of(self.by)
-        # A struct, and not min_by: rows of one instant must give one answer, whatever their order.
-        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), column_of(self.column).alias("value")))
-        end = (F.max if self._greatest else F.min)(pair)
-        return [end["by"], end["value"]]
-
-    def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`."""
-        return list(zip(*columns, strict=True))
-
-    def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
-        by = row[self.by]
-        return (None, None) if by is None else (by, row[self.column])
-
-    def zero(self) -> Any:
-        """No rows."""
-        return (None, None)
-
-    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
-        out = []
-        for old, new in zip(stored, partials, strict=True):
-            if new is None or new[0] is None:
-                out.append(old or new)
-            elif old is None or old[0] is None:
-                out.append(new)
-            else:
-                ahead = (_order(new[0]), _order(new[1])) > (_order(old[0]), _order(old[1]))
-                out.append(new if ahead is self._greatest else old)
-        return out
-
-    def result(self, value: Any) -> Any:
-        """The value, without what it is ordered by."""
-        return None if value is None else value[1]
-
-    def result_type(self, value_type: str) -> str:
-        """See `Aggregator.result_type`."""
-        return value_type[value_type.index(",value:") + len(",value:") : -1]
-
-
-class First(_AtEnd):
-    """The value of ``column`` in the row with the least ``by``.
-
-    Rows where ``by`` is null do not take part. Of several with the same ``by``, the least value.
-    """
-
-    _greatest = False
-
-
-class Last(_AtEnd):
-    """The value of ``column`` in the row with the greatest ``by``.
-
-    Rows where ``by`` is null do not take part. Of several with the same ``by``, the greatest value.
-    """
-
-    _greatest = True
-
-
 def _scale(decimal_type: str) -> int:
     return int(decimal_type.removesuffix(")").partition(",")[2])
 
 
-def _check_ordered(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
-    found = column_type(columns, column, who)
-    if found in _ORDERED or found.startswith("decimal("):
-        return found
-    raise _unsupported(who, column, found, "a value with an order")
-
-
-def _unsupported(who: NativeCombiner, column: str, found: str, wanted: str) -> UnsupportedTypeError:
+def unsupported(who: NativeCombiner, column: str, found: str, wanted: str) -> UnsupportedTypeError:
+    """The error of a column whose type an aggregator does not take."""
     return UnsupportedTypeError(
         f"{who} needs {wanted}, but the column {column!r} is a {found}", column=column, type=found
     )
@@ -394,12 +246,3 @@ def _overflow(who: NativeCombiner) -> ValueOverflowError:
         "Cast the column to double or to a decimal with room, and give the state another name.",
         aggregator=who.describe(),
     )
-
-
-def _order(value: Any) -> tuple[Any, ...]:
-    """A sort key in Spark's order: null below everything, NaN above every number."""
-    if value is None:
-        return (0,)
-    if isinstance(value, float) and math.isnan(value):
-        return (2,)
-    return (1, value)

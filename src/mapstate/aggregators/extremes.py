@@ -1,0 +1,178 @@
+"""Min, Max, First and Last: the built-in aggregators that keep one of the values, in Spark's order.
+
+See `mapstate.aggregators.sums` for what all built-in aggregators have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.sums import FLOATS, INTEGERS, unsupported
+from mapstate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["First", "Last", "Max", "Min"]
+
+_ORDERED = (*INTEGERS, *FLOATS, "string", "boolean", "date", "timestamp", "timestamp_ntz", "binary")
+
+
+class _Extreme(NativeCombiner):
+    """The least or the greatest value of a column, in Spark's order: NaN above all numbers."""
+
+    _greatest: bool
+
+    def __init__(self, column: str | Column) -> None:
+        self.column = cast("str", column)
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column,)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        return _check_ordered(self, self.column, columns)
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        return [(F.max if self._greatest else F.min)(column_of(self.column))]
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        return row[self.column]
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        out = []
+        for old, new in zip(stored, partials, strict=True):
+            if old is None or new is None:
+                out.append(new if old is None else old)
+            else:
+                out.append(new if (_order(new) > _order(old)) is self._greatest else old)
+        return out
+
+
+class Min(_Extreme):
+    """The least value of a column."""
+
+    _greatest = False
+
+
+class Max(_Extreme):
+    """The greatest value of a column."""
+
+    _greatest = True
+
+
+class _AtEnd(NativeCombiner):
+    """The value of a column in the row where another column is least or greatest."""
+
+    _greatest: bool
+
+    def __init__(self, column: str | Column, by: str | Column | None = None) -> None:
+        if by is None:
+            who = type(self).__name__
+            raise ConfigurationError(
+                f"{who} needs the column that orders the rows, because rows of a batch come in any order: "
+                f"{who}({column!r}, by='time')"
+            )
+        self.column = cast("str", column)
+        self.by = cast("str", by)
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column, self.by)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        by = _check_ordered(self, self.by, columns)
+        return f"struct<by:{by},value:{_check_ordered(self, self.column, columns)}>"
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`."""
+        return f"{type(self).__name__}({self.column} by {self.by})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the columns' own types
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        by = column_of(self.by)
+        # A struct, and not min_by: rows of one instant must give one answer, whatever their order.
+        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), column_of(self.column).alias("value")))
+        end = (F.max if self._greatest else F.min)(pair)
+        return [end["by"], end["value"]]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `NativeCombiner.assemble`."""
+        return list(zip(*columns, strict=True))
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        by = row[self.by]
+        return (None, None) if by is None else (by, row[self.column])
+
+    def zero(self) -> Any:
+        """No rows."""
+        return (None, None)
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        out = []
+        for old, new in zip(stored, partials, strict=True):
+            if new is None or new[0] is None:
+                out.append(old or new)
+            elif old is None or old[0] is None:
+                out.append(new)
+            else:
+                ahead = (_order(new[0]), _order(new[1])) > (_order(old[0]), _order(old[1]))
+                out.append(new if ahead is self._greatest else old)
+        return out
+
+    def result(self, value: Any) -> Any:
+        """The value, without what it is ordered by."""
+        return None if value is None else value[1]
+
+    def result_type(self, value_type: str) -> str:
+        """See `Aggregator.result_type`."""
+        return value_type[value_type.index(",value:") + len(",value:") : -1]
+
+
+class First(_AtEnd):
+    """The value of ``column`` in the row with the least ``by``.
+
+    Rows where ``by`` is null do not take part. Of several with the same ``by``, the least value.
+    """
+
+    _greatest = False
+
+
+class Last(_AtEnd):
+    """The value of ``column`` in the row with the greatest ``by``.
+
+    Rows where ``by`` is null do not take part. Of several with the same ``by``, the greatest value.
+    """
+
+    _greatest = True
+
+
+def _check_ordered(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
+    found = column_type(columns, column, who)
+    if found in _ORDERED or found.startswith("decimal("):
+        return found
+    raise unsupported(who, column, found, "a value with an order")
+
+
+def _order(value: Any) -> tuple[Any, ...]:
+    """A sort key in Spark's order: null below everything, NaN above every number."""
+    if value is None:
+        return (0,)
+    if isinstance(value, float) and math.isnan(value):
+        return (2,)
+    return (1, value)

@@ -1,0 +1,184 @@
+"""The ledger's rules for opening a state: its schema, its owner, and the epoch that fences earlier drivers.
+
+Pure, as `mapstate.protocol.transitions`. A driver opens its states once in each run of a query, with its first batch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
+from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest
+from mapstate.protocol.transitions import after_failed_attempt
+from mapstate.schema import Field, KeyField
+
+__all__ = ["open_ledger"]
+
+
+def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+    """Give the state to a driver, under a new epoch that fences every driver before it.
+
+    ``ledger`` is None for a new state. Raises StateSchemaError, StateOwnershipError, and UsageError for the reset of a
+    non-transactional state.
+    """
+    if ledger is None:
+        return LedgerRecord(
+            state=opening.state,
+            type=opening.type,
+            serializer=opening.serializer,
+            keys=opening.keys,
+            fields=opening.fields,
+            field_counts=((opening.clock_txid, len(opening.fields)),),
+            owner=opening.owner,
+            owners={opening.owner: 0},
+            epoch=1,
+            session=opening.session,
+            first_txid=opening.clock_txid,
+            next_txid=opening.clock_txid,
+            initial_keys=0,
+            has_had_ttl=opening.has_ttl,
+        )
+    if ledger.owner == DROPPER:
+        raise StateOwnershipError(
+            f"state {ledger.state!r} is being removed, or its removal was interrupted: some of its records are gone. "
+            "Nothing was written. Run mapstate drop again until it ends, and then start the job.",
+            state=ledger.state,
+            owner=ledger.owner,
+        )
+    ledger = _with_fields(ledger, opening)
+    if ledger.owner != opening.owner:
+        ledger = _with_owner(ledger, opening)
+    return msgspec.structs.replace(
+        ledger, epoch=ledger.epoch + 1, session=opening.session, has_had_ttl=ledger.has_had_ttl or opening.has_ttl
+    )
+
+
+def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
+    """Check the schema, and append new fields."""
+    for part, stored, requested in (
+        ("type", ledger.type, opening.type),
+        ("serializer", ledger.serializer, opening.serializer),
+        ("key schema", _schema(ledger.keys), _schema(opening.keys)),
+    ):
+        if stored != requested:
+            raise _schema_error(ledger.state, part, stored, requested)
+    names = {field.name for field in ledger.fields}
+    new = {field.name: field for field in opening.fields}
+    for field in ledger.fields:
+        if new.get(field.name) != field:
+            changed = [new[field.name]] if field.name in new else []
+            raise _schema_error(ledger.state, "field", _schema([field]), _schema(changed))
+    added = tuple(field for field in opening.fields if field.name not in names)
+    if not added:
+        return ledger
+    if ledger.type == "non-transactional":
+        raise _schema_error(
+            ledger.state,
+            "fields (a non-transactional record has no txid, which would tell old records from wider ones)",
+            _schema(ledger.fields),
+            _schema(opening.fields),
+        )
+    if ledger.type == "transactional" and ledger.in_flight is not None:
+        raise StateSchemaError(
+            f"state {ledger.state!r}: {_schema(added)} cannot be added while txid {ledger.in_flight.txid} is in "
+            "flight, because a transactional attempt has to be repeated as it was. Nothing was written. Run the job "
+            "once with the old fields, then add the new ones.",
+            state=ledger.state,
+        )
+    fields = ledger.fields + added
+    return msgspec.structs.replace(
+        ledger, fields=fields, field_counts=(*ledger.field_counts, (ledger.next_txid, len(fields)))
+    )
+
+
+def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
+    """Hand the state to another streaming query, if its spec says so or the present owner holds nothing in it."""
+    owners = {opening.owner: 0} | ledger.owners
+    holds_nothing = _holds_nothing(ledger)
+    if opening.on_new_owner == "adopt" and not holds_nothing:
+        if ledger.type == "transactional" and ledger.in_flight is not None:
+            raise StateOwnershipError(
+                f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid {ledger.in_flight.txid} "
+                f"(batch {ledger.in_flight.batch_id}) in flight, and only that query can finish a transactional "
+                "attempt. Nothing was written. Run it once more from its own checkpoint, or start empty with "
+                "on_new_owner='reset'.",
+                state=ledger.state,
+                owner=ledger.owner,
+            )
+        # The attempt in flight is left behind. It is above last_txid, so it never counts.
+        return msgspec.structs.replace(after_failed_attempt(ledger), owner=opening.owner, owners=owners, in_flight=None)
+    if opening.on_new_owner == "reset" or holds_nothing:
+        if ledger.type == "non-transactional" and not holds_nothing:
+            raise UsageError(
+                f"state {ledger.state!r} is non-transactional and cannot be reset: its records carry no txid, which "
+                "would tell old from new. Nothing was written. Remove it (mapstate drop), or give the state another "
+                "name."
+            )
+        # Nothing is deleted, because a late writer or a reader may still be at work below the floor.
+        return msgspec.structs.replace(
+            ledger,
+            owner=opening.owner,
+            owners=owners,
+            in_flight=None,
+            floor=ledger.next_txid,
+            last_txid=None,
+            last_commit=None,
+            previous=None,
+            dead=(),
+            initial_keys=0,
+            has_had_ttl=False,
+        )
+    raise _owned_by_another(ledger, opening)
+
+
+def _owned_by_another(ledger: LedgerRecord, opening: OpenRequest) -> StateOwnershipError:
+    last, attempt = ledger.last_commit, ledger.in_flight
+    facts = {"state": ledger.state, "owner": ledger.owner, "asked_by": opening.owner}
+    if ledger.last_txid is None and not any(ledger.owners.values()):
+        began = "its batches were rolled back"
+        if attempt is not None:
+            began = f"txid {attempt.txid} is in flight since {attempt.at or '?'}"
+        way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
+        if ledger.type == "non-transactional":
+            way_out = "remove the state (mapstate drop --force), because its records count"
+        return StateOwnershipError(
+            f"state {ledger.state!r} belongs to streaming query {ledger.owner}, which has not committed a batch "
+            f"({began}); this is query {opening.owner}. Nothing was written. If that query runs, give this job a state "
+            f"of its own. If its driver is gone, {way_out}.",
+            **facts,
+        )
+    held = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
+    return StateOwnershipError(
+        f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({held}); this is query {opening.owner}. "
+        "Its checkpoint is new or another one, or a second job uses the state. Nothing was written. Restore the old "
+        "checkpoint, or name another state, or choose: on_new_owner='adopt' counts on above the present values, "
+        "'reset' starts empty.",
+        **facts,
+    )
+
+
+def _holds_nothing(ledger: LedgerRecord) -> bool:
+    """Whether no batch of any owner counts, and no attempt in flight can still be committed.
+
+    Then the next owner may take the state: the records of failed attempts are below its floor. Records without a txid
+    have no floor, so in a non-transactional state nothing may have begun.
+    """
+    if ledger.last_txid is not None or any(ledger.owners.values()):
+        return False
+    if ledger.type == "non-transactional":
+        return ledger.next_txid == ledger.first_txid
+    return ledger.in_flight is None or ledger.in_flight.epoch != ledger.epoch
+
+
+def _schema(fields: tuple[KeyField, ...] | tuple[Field, ...] | list[Field]) -> str:
+    return "(" + ", ".join(" ".join(field) for field in fields) + ")"
+
+
+def _schema_error(state: str, part: str, stored: str, requested: str) -> StateSchemaError:
+    return StateSchemaError(
+        f"state {state!r}: its ledger has the {part} {stored}, the job asks for {requested}. Nothing was written. Open "
+        "the state as it was made (fields may only be added), or name another state.",
+        state=state,
+        found=stored,
+        expected=requested,
+    )
