@@ -286,6 +286,7 @@ def committed(url: str) -> int:
     return 0 if last is None else last.batch_id + 1
 
 
+@pytest.mark.slow
 def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds, tally):
     """SIGKILL of the writer at any place, and another in its place at once.
 

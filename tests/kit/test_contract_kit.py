@@ -155,6 +155,7 @@ def outcomes(tmp_path_factory):
     """Of each class in broken_stores.py: its tests, and those that failed."""
     report = tmp_path_factory.mktemp("broken") / "report.xml"
     command = [sys.executable, "-m", "pytest", "broken_stores.py", "-q", "--tb=no", "-p", "no:cacheprovider"]
+    command += ["--numprocesses=6"]  # most of the time they wait: for a ttl, for another writer, for a ledger
     ran = subprocess.run(
         [*command, f"--junitxml={report}"],
         cwd=TESTS / "fixtures",

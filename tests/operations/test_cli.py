@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -417,9 +418,10 @@ def _damaged(draw: Any, ledger: bytes) -> bytes:
     return json.dumps(whole).encode()
 
 
+@patch("mapstate.reader.time.sleep")  # a reader waits for a ledger that may still come
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says_so(data, tmp_path_factory):
+def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says_so(_, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged")
     url = f"memory://{folder.name}"
     messy(url)
