@@ -41,8 +41,8 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--chaos full`` runs the tests in tests/chaos again and again, ``subset`` most of them once or so."""
-    what = "how often the chaos tests try each thing"
-    parser.addoption("--chaos", choices=["none", "subset", "full"], default="subset", help=what)
+    meaning = "how often the chaos tests try each thing"
+    parser.addoption("--chaos", choices=["none", "subset", "full"], default="subset", help=meaning)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -141,8 +141,8 @@ def redis_cluster() -> Iterator[RedisCluster]:
         try:
             given = GivenCluster(url)
         except RedisError as error:
-            what = f"MAPSTATE_TEST_REDIS_CLUSTER_URL names a cluster that does not answer: {error!r}"
-            pytest.fail(what, pytrace=False)
+            trouble = f"MAPSTATE_TEST_REDIS_CLUSTER_URL names a cluster that does not answer: {error!r}"
+            pytest.fail(trouble, pytrace=False)
         yield given
     else:
         _need_binary("a cluster needs")

@@ -203,7 +203,7 @@ class StateReader:
     def _counted(self, count: _KeyCount) -> CountedKeys:
         found = len(count.keys)
         if count.held is not None and count.held != found:
-            count.look(self.ledger())  # what is read latest may be of a batch that has begun behind the last page
+            count.verify(self.ledger())  # what is read latest may be of a batch that has begun behind the last page
         return CountedKeys(found, count.held, count.ledger, settled=count.settled)
 
     def close(self) -> None:
@@ -351,14 +351,14 @@ class _KeyCount:
         self.settled = comparable
         self._contents = ledger.contents()
         self._held = ledger.keys_held()
-        self.look(ledger)
+        self.verify(ledger)
 
     @property
     def held(self) -> int | None:
         """The ledger's number, as long as it can be compared."""
         return self._held if self.settled else None
 
-    def look(self, ledger: LedgerRecord) -> None:
+    def verify(self, ledger: LedgerRecord) -> None:
         """One more ledger under which was read."""
         if ledger is self.ledger and ledger.type == "opaque":
             return
@@ -367,7 +367,7 @@ class _KeyCount:
 
     def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
         """One more page."""
-        self.look(ledger)
+        self.verify(ledger)
         self.keys.update(
             list(compress(page, [value is not None for value in values])) if contains_none(values) else page
         )

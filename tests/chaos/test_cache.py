@@ -56,8 +56,8 @@ class Scenario:
     def _driver(self, *, cached: bool) -> Any:
         backend = FaultyBackend(resolve(self._url), str(self._folder), FAULTS)
         stream = newStream("visits", self._spark.createDataFrame([], "user_id string, bytes bigint"))
-        recipe = opaque(backend, cache_size=30 if cached else 0, chunk_size=7, patience=0)
-        return stream.groupBy("user_id").persistentAggregate(recipe, visits=Count(), bytes=Sum("bytes"))
+        spec = opaque(backend, cache_size=30 if cached else 0, chunk_size=7, patience=0)
+        return stream.groupBy("user_id").persistentAggregate(spec, visits=Count(), bytes=Sum("bytes"))
 
     def _disarm(self, name: str) -> None:
         (self._folder / name).touch()

@@ -101,9 +101,9 @@ def test_two_drivers_on_one_checkpoint_double_nothing_and_the_loser_says_why(
         for batch in range(3):
             visits.put(f"{batch}", [(f"u{n % 23}", n) for n in range(batch, batch + 40)])
         options = {"url": url, "input": str(visits.input), "checkpoint": str(visits.checkpoint), "folder": str(place)}
-        begun = ["Mark", {"method": "swap", "where": ["Begins", 1], "after": True, "name": "begun"}]
+        mark = ["Mark", {"method": "swap", "where": ["Begins", 1], "after": True, "name": "begun"}]
         stall = ["Wait", {"since": "begun", "call": 2, "until": "go", "name": "stall", "seconds": 240}]
-        faults = {"faults": [begun, stall]} if mode == "stalled" else {}
+        faults = {"faults": [mark, stall]} if mode == "stalled" else {}
         logs = place / "first.log", place / "second.log"
         with job(FIXTURES / "visits_job.py", options | faults, logs[0]) as first:
             if mode == "stalled":

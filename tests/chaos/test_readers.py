@@ -80,27 +80,27 @@ def write_for_ever(url: str, seed: int) -> None:
         while chance.random() < 0.3:
             some = chance.sample([*USERS, *GUESTS], chance.randrange(1, len(USERS)))
             garbage = [(user, chance.choice([None, 10**6 + chance.randrange(10**6)])) for user in some]
-            attempt(backend, ledger, ledger.begin(batch_id), garbage)
-        begun, batch = ledger.begin(batch_id), changes(batch_id)
-        attempt(backend, ledger, begun, chance.sample(batch, len(batch)))
-        ledger.commit(Commit(batch_id=batch_id, txid=begun.txid, owner="query"))
+            run_attempt(backend, ledger, ledger.begin(batch_id), garbage)
+        attempt, batch = ledger.begin(batch_id), changes(batch_id)
+        run_attempt(backend, ledger, attempt, chance.sample(batch, len(batch)))
+        ledger.commit(Commit(batch_id=batch_id, txid=attempt.txid, owner="query"))
         if batch_id % VACUUM_EVERY == VACUUM_EVERY - 1:
             vacuum(backend, STATE, page_size=CHUNK)
 
 
-def attempt(backend: Any, ledger: Ledger, begun: Attempt, batch: list[Change]) -> None:
+def run_attempt(backend: Any, ledger: Ledger, attempt: Attempt, batch: list[Change]) -> None:
     """All tasks of an attempt, chunk by chunk by turns."""
-    tasks = [task(backend, ledger.record, begun, at, batch[at::TASKS]) for at in range(TASKS)]
+    tasks = [task(backend, ledger.record, attempt, at, batch[at::TASKS]) for at in range(TASKS)]
     for _ in itertools.zip_longest(*tasks):
         pass
 
 
-def task(backend: Any, record: LedgerRecord, begun: Attempt, partition: int, batch: list[Change]) -> Iterator[None]:
+def task(backend: Any, record: LedgerRecord, attempt: Attempt, partition: int, batch: list[Change]) -> Iterator[None]:
     store = backend.open(STATE)
-    assert store.claim(begun.txid, partition, "holder") == "holder"
-    writer = store.writer(begun.token)
-    state = OpaqueMap(SerializedMap(writer, codec(record)), begun.view, written_once=True)
-    state.begin_commit(begun.txid)
+    assert store.claim(attempt.txid, partition, "holder") == "holder"
+    writer = store.writer(attempt.token)
+    state = OpaqueMap(SerializedMap(writer, codec(record)), attempt.view, written_once=True)
+    state.begin_commit(attempt.txid)
     keys = KeyCodec(USER)
     for start in range(0, len(batch), CHUNK):
         users, amounts = zip(*batch[start : start + CHUNK], strict=True)
@@ -176,7 +176,7 @@ class SlowStore:
 
 
 def read_for_ever(
-    backend: Any, users: list[str], guests: list[str], stop: Any, counted: Any, seen: Any, told: Any
+    backend: Any, users: list[str], guests: list[str], stop: Any, counted: Any, seen: Any, counts_read: Any
 ) -> None:
     """Reads all keys again and again, or a user and a guest where it is slow; tells what was wrong, or None.
 
@@ -205,7 +205,7 @@ def read_for_ever(
                 counted.value += len(values)
     except Exception as error:  # noqa: BLE001  whatever it is, the test has to hear of it
         wrong = repr(error)
-    told.put(wrong)
+    counts_read.put(wrong)
 
 
 class Readers:
@@ -254,10 +254,10 @@ class Readers:
     def end(self) -> None:
         """AssertionError where one saw what never was."""
         self._stop.set()
-        told = [self._told.get(timeout=60) for _ in self._all]
+        counts_read = [self._told.get(timeout=60) for _ in self._all]
         for one in self._all:
             one.join(60)
-        assert told == [None] * len(told)
+        assert counts_read == [None] * len(counts_read)
 
 
 @contextmanager

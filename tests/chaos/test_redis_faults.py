@@ -248,8 +248,8 @@ def test_a_server_killed_in_mid_write_keeps_what_it_acknowledged(
         proxy.disarm()
         assert contents(server.url) == truth(visits, 2 + batches)
         assert kills >= batches - 1
-    what = "SIGKILL of Redis in mid-batch, append-only file"
-    tally(what, kills=kills, batches_compared=stream.checks, queries_failed=failures)
+    row = "SIGKILL of Redis in mid-batch, append-only file"
+    tally(row, kills=kills, batches_compared=stream.checks, queries_failed=failures)
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "started again"])

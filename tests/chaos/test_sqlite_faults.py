@@ -63,7 +63,7 @@ def stored(path: Path) -> list[Any]:
 
 
 class Disk:
-    """A small one. ``options`` of a recipe that it needs."""
+    """A small one. ``options`` of a spec that it needs."""
 
     def __init__(self, folder: Path, fill: Callable[[], object], free: Callable[[], object], **options: Any) -> None:
         self.url = f"sqlite:///{folder}/state.db"
@@ -212,7 +212,7 @@ def delete_ledger(url: str, redis_server: GivenRedis | None, path: Path) -> None
 def test_records_of_an_earlier_life_are_never_counted_on_whatever_the_clock_says(
     back, url, request, spark, tmp_path, monkeypatch, tally
 ):
-    """The ledger deleted, another query, a clock set back: by less than the first life lasted, or by more."""
+    """The ledger deleted, another query, a clock set back: by less than the first incarnation lasted, or by more."""
     first = 10**9 + 100
     monkeypatch.setattr("mapstate.spark.driver.state.clock_txid", lambda: first)
     one = Driver(spark, url)

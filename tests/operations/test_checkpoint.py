@@ -260,24 +260,24 @@ def test_a_batch_that_was_rolled_back_is_repeated_after_a_rewind_and_a_reader_se
     seen = []
     with open_reader(url, "visits") as reader:
 
-        def look() -> Any:
+        def examined() -> Any:
             found = dict(zip(after, reader.multi_get(list(after)), strict=True))
             seen.append({key: value for key, value in found.items() if value is not None})
             return seen[-1]
 
-        assert look() == after
+        assert examined() == after
         store = resolve(url).open("visits")
         Ledger(store, "visits").rollback()
         store.close()
-        assert look() == before
+        assert examined() == before
         assert rewind(url, "visits", visits.checkpoint).batch_id == 2
-        assert look() == before
-        job = counts(visits, spark, url, chunk_size=1).on_batch(lambda _: look())
+        assert examined() == before
+        job = counts(visits, spark, url, chunk_size=1).on_batch(lambda _: examined())
         query = job.start(visits.checkpoint, trigger=AVAILABLE)
         while query.isActive:
-            look()
+            examined()
         query.awaitTermination(120)
         assert job.last_error is None
-        assert look() == after
+        assert examined() == after
     assert all(one in (before, after) for one in seen)
     assert contents(url) == visits.truth()

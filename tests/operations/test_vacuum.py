@@ -137,11 +137,11 @@ def test_a_reader_beside_it_sees_the_values_at_every_moment(url):
 
     assert seen() == expected
 
-    def look(_: Any) -> None:
+    def examined(_: Any) -> None:
         assert seen() == expected
         assert contents(url) == truth
 
-    vacuum(url, "s", page_size=1, on_page=look)
+    vacuum(url, "s", page_size=1, on_page=examined)
     assert seen() == expected
     old.close()
 

@@ -461,7 +461,7 @@ def test_an_own_aggregator_may_take_its_type_from_its_column():
 
 
 def test_what_a_users_aggregator_raises_is_named_and_chained():
-    for one, base, rows, what in (
+    for one, base, rows, words in (
         (Failing(), None, [{"x": 0}], "Failing.init raised ZeroDivisionError"),
         (Failing(), None, [{"x": 1}, {"x": 2}], "Failing.combine raised RuntimeError: no"),
         (Failing(), 5, [{"x": 1}], "Failing.combine raised RuntimeError: no"),
@@ -470,7 +470,7 @@ def test_what_a_users_aggregator_raises_is_named_and_chained():
     ):
         with pytest.raises(AggregatorError) as caught:
             new_values(fields_of(one=one), base, rows)
-        assert what in str(caught.value)
+        assert words in str(caught.value)
         assert caught.value.__cause__ is not None
         assert caught.value.aggregator == one.describe()
 

@@ -765,7 +765,7 @@ def test_a_single_value_that_is_null_is_shown_as_null():
 
 
 def test_a_backend_travels_and_finds_the_same_state():
-    backend = MemoryBackend("travels")
+    backend = MemoryBackend("pickled")
     Job(backend).batch({"a": 1})
     with reading(pickle.loads(pickle.dumps(backend))) as reader:
         assert isinstance(reader, StateReader)

@@ -608,7 +608,7 @@ class Ledgers(RuleBasedStateMachine):
         self.ledger = open_ledger(None, opening(self.kind, "query-1", "s0"))
         self.openings = 1
         self.sessions = ["s0"]
-        self.begun = {}  # txid -> batch id, of those whose records may be in the store
+        self.attempts = {}  # txid -> batch id, of those whose records may be in the store
         self.counts = set()
         self.due = {"query-1": 0}
         self.ever = set()
@@ -642,7 +642,7 @@ class Ledgers(RuleBasedStateMachine):
         self.due.setdefault(owner, 0)
         gave_way = not self.counts and self.ledger.floor == self.ledger.next_txid
         if not same and (how == "reset" or gave_way):
-            self.begun, self.counts = {}, set()
+            self.attempts, self.counts = {}, set()
             assert self.ledger.floor == self.ledger.next_txid
 
     @rule(step=st.integers(-2, 2), gap=st.sampled_from(["refuse", "accept"]), old=st.booleans())
@@ -661,18 +661,18 @@ class Ledgers(RuleBasedStateMachine):
         assert batch_id == self.due[self.ledger.owner] or gap == "accept" or self.kind == "transactional"
         assert result.txid not in self.counts
         if self.kind == "transactional":
-            assert self.begun.get(result.txid, batch_id) == batch_id
+            assert self.attempts.get(result.txid, batch_id) == batch_id
         else:
             assert result.txid not in self.ever
         assert result.view == self.ledger.view()
         self.ever.add(result.txid)
-        self.begun[result.txid] = batch_id
+        self.attempts[result.txid] = batch_id
 
     @rule(old=st.booleans(), back=st.integers(0, 2))
     def commit(self, old, back):
         session = self.sessions[0] if old else self.ledger.session
         txid = self.ledger.next_txid - 1 - back
-        batch_id = self.begun.get(txid)
+        batch_id = self.attempts.get(txid)
         if batch_id is None:
             return
         in_flight = self.ledger.in_flight
@@ -710,8 +710,8 @@ class Ledgers(RuleBasedStateMachine):
         if finishes:
             self.attempt(lambda: commit_vacuum(self.ledger, txid))
             assert self.ledger.last_txid == txid
-            # Records of dead attempts are gone; those that count stay.
-            self.begun = {one: batch for one, batch in self.begun.items() if one in self.counts}
+            # Records of orphaned attempts are gone; those that count stay.
+            self.attempts = {one: batch for one, batch in self.attempts.items() if one in self.counts}
 
     @invariant()
     def the_fence_never_moves_down_and_never_reopens(self):
@@ -725,7 +725,7 @@ class Ledgers(RuleBasedStateMachine):
     @invariant()
     def exactly_what_was_committed_counts(self):
         view = self.ledger.view()
-        assert {txid for txid in self.begun if txid in view} == self.counts & set(self.begun)
+        assert {txid for txid in self.attempts if txid in view} == self.counts & set(self.attempts)
 
     @invariant()
     def the_record_is_well_formed(self):

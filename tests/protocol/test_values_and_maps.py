@@ -464,14 +464,14 @@ calls = st.one_of(
 def test_a_cache_reads_as_its_delegate_does_whatever_fails(max_entries, script):
     backing = DictMap()
     cache = CachedMap(backing, max_entries)
-    for kind, what in script:
+    for kind, records in script:
         if kind == "get":
-            assert cache.multi_get(what) == [backing.records.get(key) for key in what]
+            assert cache.multi_get(records) == [backing.records.get(key) for key in records]
             continue
-        keys, values = [key for key, _ in what], [value for _, value in what]
+        keys, values = [key for key, _ in records], [value for _, value in records]
         backing.fails = kind != "put"
         if kind == "lost put":
-            backing.records.update(what)
+            backing.records.update(records)
         if backing.fails:
             with pytest.raises(StoreUnavailableError):
                 cache.multi_put(keys, values)

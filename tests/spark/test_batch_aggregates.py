@@ -31,10 +31,10 @@ def rows_of(stream: Any) -> list[tuple[Any, ...]]:
 
 def test_tridents_word_count_numbers(spark, tmp_path):
     """hello the man said, the; the man on the moon, where are you; empty batches in between change nothing."""
-    recipe = opaque(f"memory://{tmp_path.name}", name="words")
+    spec = opaque(f"memory://{tmp_path.name}", name="words")
     feeder = newStream("words", sentences(spark)).transform(split)
-    words = feeder.groupBy("word").persistentAggregate(recipe, count=Count())
-    state = newStaticState(recipe)
+    words = feeder.groupBy("word").persistentAggregate(spec, count=Count())
+    state = newStaticState(spec)
 
     def asked(args: str) -> list[Any]:
         request = newStream("request", sentences(spark, args)).transform(split)

@@ -60,7 +60,7 @@ class Job:
         self.next = 0
 
     def batch(self, values: pa.Array) -> None:
-        begun = self.ledger.begin(self.next)
+        attempt = self.ledger.begin(self.next)
         columns = {"k": [f"k{at}" for at in range(len(values))], "x": values}
         task = BatchTask(
             spec=self.spec,
@@ -68,14 +68,14 @@ class Job:
             field_counts=self.ledger.record.field_counts,
             keys=self.ledger.record.keys,
             partials=[1] if self.native else None,
-            attempt=begun,
+            attempt=attempt,
             new_values=None,
             rows_of=("x",),
         )
         whole = pa.RecordBatch.from_pydict(columns | ({"n": [1] * len(values)} if self.native else {}))
         report = json.loads(list(task(iter([whole])))[-1].column(0)[0].as_py())
         assert (report["error"], report["rows_in"], report["rows_done"]) == (None, len(values), len(values))
-        self.ledger.commit(Commit(batch_id=self.next, txid=begun.txid, owner="q", keys=len(values)))
+        self.ledger.commit(Commit(batch_id=self.next, txid=attempt.txid, owner="q", keys=len(values)))
         self.next += 1
 
 

@@ -46,14 +46,14 @@ def contents(url: str, state: str) -> dict[Any, Any]:
         return dict(reader.scan())
 
 
-def counts_of(visits: Visits, spark: SparkSession, recipe: Any) -> Any:
+def counts_of(visits: Visits, spark: SparkSession, spec: Any) -> Any:
     stream = newStream("visits", visits.stream(spark)).groupBy("user_id")
-    return stream.persistentAggregate(recipe, visits=Count(), bytes=Sum("bytes"))
+    return stream.persistentAggregate(spec, visits=Count(), bytes=Sum("bytes"))
 
 
-def counts_of_counts(counts: Any, recipe: Any) -> Any:
+def counts_of_counts(counts: Any, spec: Any) -> Any:
     by_visits = counts.newValuesStream().groupBy("visits")
-    return by_visits.persistentAggregate(recipe, users=Count(), bytes=Sum("bytes"), mean=Avg("bytes"))
+    return by_visits.persistentAggregate(spec, users=Count(), bytes=Sum("bytes"), mean=Avg("bytes"))
 
 
 def truth(visits: Visits) -> dict[Any, Any]:
@@ -272,8 +272,8 @@ def test_states_that_are_apart_are_not_taken_over_together(spark, tmp_path):
     def job(query: str, second: Any = url, **options: Any) -> Any:
         grouped = newStream(query, frame()).groupBy("user_id")
         first = grouped.persistentAggregate(opaque(url, "first", on_new_owner="adopt"), n=Count())
-        recipe = opaque(second, "second", on_new_owner="adopt", **options)
-        return first.newValuesStream().groupBy("n").persistentAggregate(recipe, users=Count())
+        spec = opaque(second, "second", on_new_owner="adopt", **options)
+        return first.newValuesStream().groupBy("n").persistentAggregate(spec, users=Count())
 
     job("q1")(frame(("a", 1), ("a", 1), ("b", 1), ("c", 1)), 0)
     with pytest.raises(errors.StoreFullError):
@@ -317,10 +317,10 @@ def test_new_values_that_cannot_all_be_read_back_stop_the_query_and_not_the_coun
     assert "lack 1 of 2 keys" in caplog.text
 
 
-def behind(spark: SparkSession, recipe: Any = None, **options: Any) -> Any:
+def behind(spark: SparkSession, spec: Any = None, **options: Any) -> Any:
     frame = spark.createDataFrame([], "k string, i bigint")
     grouped = newStream("first", frame).groupBy("k")
-    return grouped.persistentAggregate(recipe or opaque("memory://"), n=Count()).newValuesStream(**options)
+    return grouped.persistentAggregate(spec or opaque("memory://"), n=Count()).newValuesStream(**options)
 
 
 NEXT = opaque("memory://", "next")

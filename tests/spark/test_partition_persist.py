@@ -35,9 +35,9 @@ class FileState:
         self._path.write_text(json.dumps(self._kept))
         self._say(f"commit {txid}")
 
-    def _say(self, what: str) -> None:
+    def _say(self, call: str) -> None:
         with self._log.open("a") as log:
-            log.write(f"{what}\n")
+            log.write(f"{call}\n")
 
 
 class Files:
@@ -101,7 +101,7 @@ def test_each_partition_begins_updates_and_commits_also_an_empty_one_and_its_emi
     assert got == [(0, [("a", 4), ("b", 2)]), (1, []), (2, [("a", 5), ("c", 1)]), (2, [("a", 9)])]
     assert files.contents() == {"a": 9, "b": 2}
     assert files.calls() == {
-        f"{at}-of-3": [f"{what} {txid}" for txid in (0, 1, 2, 2) for what in ("begin", "commit")] for at in range(3)
+        f"{at}-of-3": [f"{call} {txid}" for txid in (0, 1, 2, 2) for call in ("begin", "commit")] for at in range(3)
     }
     asking = spark.createDataFrame([("b",), ("a",), ("z",)], "k string")
     for state in (persisted.static, newStaticState(files, partitions=3)):

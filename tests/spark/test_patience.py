@@ -1,4 +1,4 @@
-"""A store that is away for a while: a job asks again, with growing pauses, and ends when its patience is over."""
+"""A store that is away for a while: a job retries, with growing pauses, and ends when its patience is over."""
 
 from __future__ import annotations
 

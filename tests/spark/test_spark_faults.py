@@ -50,12 +50,12 @@ def contents(url: str, consistency: Any = "committed") -> dict[Any, Any]:
         return dict(reader.scan())
 
 
-def count(visits: Visits, spark: SparkSession, backend: Any, recipe: Any = opaque, **options: Any) -> Any:
+def count(visits: Visits, spark: SparkSession, backend: Any, spec_of: Any = opaque, **options: Any) -> Any:
     options = {"chunk_size": 1} | options
     return (
         newStream("visits", visits.stream(spark))
         .groupBy("user_id")
-        .persistentAggregate(recipe(backend, **options), visits=Count(), bytes=Sum("bytes"))
+        .persistentAggregate(spec_of(backend, **options), visits=Count(), bytes=Sum("bytes"))
     )
 
 
@@ -260,18 +260,18 @@ def test_a_ledger_deleted_by_itself_is_noticed_and_nothing_is_counted_on(start_r
     client.close()
 
 
-@pytest.mark.parametrize("recipe", [opaque, transactional])
+@pytest.mark.parametrize("spec_of", [opaque, transactional])
 def test_a_first_run_that_failed_on_the_executors_leaves_the_state_to_a_new_checkpoint(
-    recipe, url, spark, visits, tmp_path
+    spec_of, url, spark, visits, tmp_path
 ):
     visits.put("0", [(f"u{n}", n) for n in range(20)])
     visits.put("1", [("u1", 1)])
     faults = (Fail(method="multi_put", call=2, name="no-luck", error=errors.TooLargeError),)
     backend = FaultyBackend(resolve(url), str(tmp_path), faults)
     with pytest.raises(StreamingQueryException, match="TooLargeError"):
-        run(count(visits, spark, backend, recipe=recipe), visits)
+        run(count(visits, spark, backend, spec_of=spec_of), visits)
     visits.checkpoint = tmp_path / "new"
-    run(count(visits, spark, url, recipe=recipe), visits)
+    run(count(visits, spark, url, spec_of=spec_of), visits)
     assert contents(url) == visits.truth()
 
 
@@ -332,8 +332,8 @@ def test_a_second_driver_on_the_same_checkpoint_fences_the_first(url, spark, vis
     assert contents(url) == {("a",): {"visits": 3, "bytes": 3}, ("b",): {"visits": 3, "bytes": 6}}
 
 
-@pytest.mark.parametrize("recipe", [opaque, transactional])
-def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(recipe, url, spark, visits, caplog):
+@pytest.mark.parametrize("spec_of", [opaque, transactional])
+def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(spec_of, url, spark, visits, caplog):
     """Two workers, three partitions: partitions move between workers; another driver writes in between."""
     spark.conf.set("spark.sql.shuffle.partitions", "3")
     try:
@@ -341,9 +341,9 @@ def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(recipe, url,
             for start in range(3):
                 for batch in range(4):
                     visits.put(f"{start}-{batch}", [(f"u{n}", n) for n in range(batch, 60)])
-                run(count(visits, spark, url, recipe, cache_size=50, chunk_size=7), visits)
+                run(count(visits, spark, url, spec_of, cache_size=50, chunk_size=7), visits)
                 visits.put(f"{start}-x", [(f"u{n}", n) for n in range(0, 60, 2)])
-                run(count(visits, spark, url, recipe), visits)  # a driver without a cache
+                run(count(visits, spark, url, spec_of), visits)  # a driver without a cache
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", "2")
     assert contents(url) == visits.truth()
@@ -353,7 +353,7 @@ def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(recipe, url,
 
 
 def test_a_cache_does_not_outlive_a_store_that_went_back(spark, tmp_path):
-    """A store restored from a copy gives out the same txids again; what was cached is of another life."""
+    """A store restored from a copy gives out the same txids again; what was cached is of another incarnation."""
     path = tmp_path / "state.db"
     url = f"sqlite:///{path}"
     one, hundred = (spark.createDataFrame([("a", n)], "user_id string, bytes bigint") for n in (1, 100))

@@ -37,9 +37,9 @@ def frame(spark: SparkSession, keys: Any, number: int = 1) -> DataFrame:
     return spark.createDataFrame([(str(key), number) for key in keys], "k string, n bigint")
 
 
-def counts(spark: SparkSession, recipe: Any) -> Any:
+def counts(spark: SparkSession, spec: Any) -> Any:
     grouped = newStream("s", frame(spark, ["none"])).groupBy("k")
-    return grouped.persistentAggregate(recipe, rows=Count(), n=Sum("n"))
+    return grouped.persistentAggregate(spec, rows=Count(), n=Sum("n"))
 
 
 def held(url: Any, state: str = "s") -> int | None:
@@ -52,11 +52,11 @@ def held(url: Any, state: str = "s") -> int | None:
 
 
 @pytest.mark.parametrize("options", [{}, {"cache_size": 1000, "chunk_size": 3}, {"apply_on": "driver"}], ids=str)
-@pytest.mark.parametrize("recipe", [opaque, transactional, non_transactional])
-def test_each_batch_says_how_many_keys_it_adds(recipe, options, each_url, spark):
+@pytest.mark.parametrize("spec_of", [opaque, transactional, non_transactional])
+def test_each_batch_says_how_many_keys_it_adds(spec_of, options, each_url, spark):
     if "cache_size" in options and each_url.startswith("memory"):
         options = {"chunk_size": 3}
-    job = counts(spark, recipe(each_url, **options))
+    job = counts(spark, spec_of(each_url, **options))
     seen = []
     for batch_id, keys in enumerate([range(20), range(10, 30), range(5), [], ["more"]]):
         job(frame(spark, keys), batch_id)
@@ -105,15 +105,15 @@ def failing(url: str, tmp_path: Path, number: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "expected"),
+    ("spec_of", "expected"),
     [(opaque, 13), (transactional, None), (non_transactional, None)],
     ids=["opaque", "transactional", "non-transactional"],
 )
-def test_after_a_failed_attempt_only_an_opaque_state_knows(recipe, expected, url, spark, tmp_path):
-    job = counts(spark, recipe(failing(url, tmp_path, 3), chunk_size=2, patience=0))
-    first = [3, 4] if recipe is opaque else range(13)  # a transactional replay is identical
+def test_after_a_failed_attempt_only_an_opaque_state_knows(spec_of, expected, url, spark, tmp_path):
+    job = counts(spark, spec_of(failing(url, tmp_path, 3), chunk_size=2, patience=0))
+    first = [3, 4] if spec_of is opaque else range(13)  # a transactional replay is identical
     with pytest.raises(errors.StoreUnavailableError):
-        job(frame(spark, range(30) if recipe is opaque else first), 0)
+        job(frame(spark, range(30) if spec_of is opaque else first), 0)
     job(frame(spark, range(13)), 0)
     assert held(url) == expected
     job(frame(spark, range(12, 15)), 1)

@@ -50,19 +50,19 @@ def url(each_url: str) -> str:
     return each_url
 
 
-def counts_of(visits: Visits, spark: SparkSession, recipe: Any) -> Any:
+def counts_of(visits: Visits, spark: SparkSession, spec: Any) -> Any:
     return (
         newStream("visits", visits.stream(spark))
         .groupBy("user_id")
-        .persistentAggregate(recipe, visits=Count(), bytes=Sum("bytes"))
+        .persistentAggregate(spec, visits=Count(), bytes=Sum("bytes"))
     )
 
 
-@pytest.mark.parametrize("recipe", [opaque, transactional, non_transactional])
-def test_every_key_is_right_after_several_batches(recipe, url, spark, visits):
+@pytest.mark.parametrize("spec_of", [opaque, transactional, non_transactional])
+def test_every_key_is_right_after_several_batches(spec_of, url, spark, visits):
     for batch in range(4):
         visits.put(f"{batch}", [(f"user-{n % (7 + batch)}", n) for n in range(50)])
-    finish(counts_of(visits, spark, recipe(url, chunk_size=3)).start(visits.checkpoint, trigger=AVAILABLE))
+    finish(counts_of(visits, spark, spec_of(url, chunk_size=3)).start(visits.checkpoint, trigger=AVAILABLE))
     assert contents(url, "visits") == visits.truth()
     with open_reader(url, "visits") as reader:
         assert reader.ledger().last_commit.batch_id == 3
@@ -381,8 +381,8 @@ def test_a_reducer_that_works_in_place_does_not_change_the_value_before(url, spa
 def test_a_key_that_a_reducer_removes_can_come_back_in_the_same_batch(url, spark):
     rows = [("a", 1), ("a", -1), ("a", 2)]
     frame = spark.createDataFrame(rows, "k string, i int").coalesce(1)
-    for state, recipe in (("one", opaque(url, "one")), ("many", opaque(url, "many"))):
-        job = newStream("s", frame).groupBy("k").persistentAggregate(recipe, n=InPlace())
+    for state, spec in (("one", opaque(url, "one")), ("many", opaque(url, "many"))):
+        job = newStream("s", frame).groupBy("k").persistentAggregate(spec, n=InPlace())
         if state == "one":
             job(frame, 0)
         else:
@@ -485,11 +485,11 @@ def test_new_values_come_after_the_commit_and_using_them_twice_writes_once(url, 
     assert contents(url, "visits") == visits.truth()
 
 
-@pytest.mark.parametrize("recipe", [opaque, transactional])
-def test_a_batch_that_is_committed_already_is_not_redone_but_its_new_values_come_again(recipe, url, spark, visits):
+@pytest.mark.parametrize("spec_of", [opaque, transactional])
+def test_a_batch_that_is_committed_already_is_not_redone_but_its_new_values_come_again(spec_of, url, spark, visits):
     got: list[dict[str, int]] = []
     job = (
-        counts_of(visits, spark, recipe(url))
+        counts_of(visits, spark, spec_of(url))
         .newValuesStream()
         .foreachBatch(lambda frame, _: got.append({row["user_id"]: row["visits"] for row in frame.collect()}))
     )
@@ -723,8 +723,8 @@ def test_a_password_out_of_the_environment_is_not_in_what_py4j_logs(
     visits.put("0", [("a", 1), ("b", 2)])
     url = f"redis://default@127.0.0.1:{server.port}/0?password_env=MAPSTATE_TEST_PASSWORD"
 
-    def run(recipe: Any, checkpoint: str) -> Any:
-        counts = counts_of(visits, spark, recipe)
+    def run(spec: Any, checkpoint: str) -> Any:
+        counts = counts_of(visits, spark, spec)
         with suppress(StreamingQueryException):
             finish(counts.start(str(tmp_path / checkpoint), trigger=AVAILABLE))
         return counts

@@ -47,20 +47,20 @@ def visits_of(spark: SparkSession, rows: list[tuple[Any, Any]]) -> DataFrame:
     return spark.createDataFrame(rows, "user_id string, bytes bigint")
 
 
-def kept(spark: SparkSession, recipe: Any, rows: list[tuple[Any, Any]]) -> Any:
+def kept(spark: SparkSession, spec: Any, rows: list[tuple[Any, Any]]) -> Any:
     frame = visits_of(spark, rows)
     job = (
         newStream("visits", frame)
         .groupBy("user_id")
-        .persistentAggregate(recipe, visits=Count(), mean=Avg("bytes"), seen=Seen())
+        .persistentAggregate(spec, visits=Count(), mean=Avg("bytes"), seen=Seen())
     )
     job(frame, 0)
     return job
 
 
 def test_rows_get_the_fields_of_their_keys_and_nulls_where_there_are_none(url, spark):
-    recipe = opaque(url, name="visits", chunk_size=2)
-    job = kept(spark, recipe, [("a", 1), ("a", 2), ("b", None), (None, 5)])
+    spec = opaque(url, name="visits", chunk_size=2)
+    job = kept(spark, spec, [("a", 1), ("a", 2), ("b", None), (None, 5)])
     asking = spark.createDataFrame(
         [(1, "a"), (2, "nobody"), (3, "a"), (4, None), (5, "b")], "n int, user_id string"
     ).coalesce(1)
@@ -71,13 +71,13 @@ def test_rows_get_the_fields_of_their_keys_and_nulls_where_there_are_none(url, s
         (4, None, 1, 5.0, '{"sizes":[5]}'),
         (5, "b", 1, None, '{"sizes":[null]}'),
     }
-    for state in (recipe, newStaticState(recipe), job):
+    for state in (spec, newStaticState(spec), job):
         found = stateQuery(asking, state, "user_id")
         assert found.columns == ["n", "user_id", "visits", "mean", "seen"]
         if state is not job and url.startswith("redis"):
             assert dict(found.dtypes)["mean"] == "double"
         assert {tuple(row) for row in found.collect()} == expected
-    renamed = stateQuery(asking, recipe, ["user_id"], {"visits": "n_visits"})
+    renamed = stateQuery(asking, spec, ["user_id"], {"visits": "n_visits"})
     assert {tuple(row) for row in renamed.collect()} == {row[:3] for row in expected}
     assert renamed.columns == ["n", "user_id", "n_visits"]
 
@@ -193,7 +193,7 @@ def test_a_stream_asks_the_state_that_it_updates_before_each_batch_also_on_a_rep
             rows = step(rows, batch_id)
         before = sorted(tuple(row)[::2] for row in rows.collect())
         counts(batch_df, batch_id)
-        # asked again, behind the commit, the same frame says the same
+        # repeated, behind the commit, the same frame says the same
         assert url.startswith("memory") or sorted(tuple(row)[::2] for row in rows.collect()) == before
         told.append((batch_id, before))
 
@@ -228,10 +228,10 @@ def test_a_state_that_aggregates_what_it_said_before_is_exact(url, spark, visits
 
 def asked_while_kept_in_one(spark: SparkSession, visits: Visits, url: str) -> Any:
     stream = newStream("visits", visits.stream(spark))
-    recipe = opaque(url, name="visits")
-    plain = stream.groupBy("user_id").persistentAggregate(recipe, visits=Count())
+    spec = opaque(url, name="visits")
+    plain = stream.groupBy("user_id").persistentAggregate(spec, visits=Count())
     asks = stream.stateQuery(plain, "user_id", {"visits": "before"})
-    return asks.groupBy("user_id").persistentAggregate(recipe, visits=Count(), said=Sum("before"))
+    return asks.groupBy("user_id").persistentAggregate(spec, visits=Count(), said=Sum("before"))
 
 
 def test_new_values_ask_another_state(url, spark, visits):
@@ -254,15 +254,15 @@ def test_new_values_ask_another_state(url, spark, visits):
 
 
 def test_a_state_that_starts_empty_is_asked_empty(url, spark):
-    recipe = opaque(url, name="visits", on_new_owner="reset")
+    spec = opaque(url, name="visits", on_new_owner="reset")
     frame = visits_of(spark, [("a", 1)])
     for name in ("old", "new"):
         stream = newStream(name, frame)
-        plain = stream.groupBy("user_id").persistentAggregate(recipe, visits=Count(), said=Sum("bytes"))
+        plain = stream.groupBy("user_id").persistentAggregate(spec, visits=Count(), said=Sum("bytes"))
         asks = stream.stateQuery(plain, "user_id", {"visits": "before"}).transform(
             lambda rows: rows.withColumn("bytes", F.col("before"))
         )
-        job = asks.groupBy("user_id").persistentAggregate(recipe, visits=Count(), said=Sum("bytes"))
+        job = asks.groupBy("user_id").persistentAggregate(spec, visits=Count(), said=Sum("bytes"))
         for batch_id in range(2):
             job(frame, batch_id)
         found = stateQuery(frame, job, "user_id").collect()[0]
@@ -287,11 +287,11 @@ def test_called_by_hand_new_values_ask_as_it_was_before_too(url, spark):
 
 @pytest.mark.redis
 def test_a_plain_streaming_frame_asks_while_it_runs(redis_url, spark, visits, tmp_path):
-    recipe = opaque(redis_url, name="visits")
-    kept(spark, recipe, [("a", 1), ("a", 2)])
+    spec = opaque(redis_url, name="visits")
+    kept(spark, spec, [("a", 1), ("a", 2)])
     visits.put("0", [("a", 1), ("z", 1)])
     out = str(tmp_path / "out")
-    asking = stateQuery(visits.stream(spark), recipe, "user_id", ["visits"])
+    asking = stateQuery(visits.stream(spark), spec, "user_id", ["visits"])
     writer = asking.writeStream.format("json").option("path", out).option("checkpointLocation", f"{tmp_path}/c")
     writer.trigger(**AVAILABLE).start().awaitTermination()
     rows = {json.dumps(row.asDict(), sort_keys=True) for row in spark.read.json(out).collect()}

@@ -118,7 +118,7 @@ def vacuum(
         ),
     ] = None,
 ) -> None:
-    """Rewrites dead records, drops empty ones; exit code 1 where something is no record. No value changes.
+    """Rewrites orphaned records, drops empty ones; exit code 1 where something is no record. No value changes.
 
     Run it between two batches.
     """

@@ -26,7 +26,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def _shown(text: str) -> str:
-    """The text without what a terminal would obey: control characters are escaped, as in Python's own literals."""
+    """The text without work a terminal would obey: control characters are escaped, as in Python's own literals."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -102,10 +102,10 @@ def _keys_held(ledger: LedgerRecord) -> str:
 def _in_flight(ledger: LedgerRecord) -> str:
     at = ledger.in_flight
     assert at is not None  # noqa: S101  asked by the caller
-    what = "a vacuum" if at.batch_id is None else f"batch {at.batch_id}"
-    begun = f", begun at {at.at}" if at.at else ""
+    work = "a vacuum" if at.batch_id is None else f"batch {at.batch_id}"
+    since = f", begun at {at.at}" if at.at else ""
     left = "" if at.epoch == ledger.epoch else ", of an earlier epoch: left behind"
-    return f"{what} as txid {at.txid}{begun}{left}"
+    return f"{work} as txid {at.txid}{since}{left}"
 
 
 def _dead(dead: tuple[tuple[int, int], ...]) -> str:

@@ -101,11 +101,11 @@ def _first_offsets(checkpoint: str) -> list[Path]:
     folder = Path(unquote(urlsplit(checkpoint).path) if checkpoint.startswith("file:") else checkpoint)
     try:
         left = sorted((folder / "offsets").iterdir())
-        begun = [*_numbers(folder / "offsets"), *_numbers(folder / "commits")]
+        batches = [*_numbers(folder / "offsets"), *_numbers(folder / "commits")]
     except (OSError, ValueError):
         return []
     # Spark does not see checksums by themselves.
-    return [] if begun or all(path.name.endswith(".crc") for path in left) else left
+    return [] if batches or all(path.name.endswith(".crc") for path in left) else left
 
 
 def _rewound(ledger: LedgerRecord, folder: Path, *, dry_run: bool) -> Rewound:

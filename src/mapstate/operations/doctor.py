@@ -98,16 +98,16 @@ def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
     expected = "nothing in flight, or a driver at work"
     if at is None or at.epoch != ledger.epoch:
         return Finding("ok", "in flight", "nothing", expected)
-    what = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
+    attempt = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
     since = at.at or (ledger.last_commit.at if ledger.last_commit is not None else "")
     if not since:
-        return Finding("ok", "in flight", f"{what}; nothing tells since when", expected)
+        return Finding("ok", "in flight", f"{attempt}; nothing tells since when", expected)
     age = (dt.datetime.now(dt.UTC) - _time(since)).total_seconds()
     times = [_time(one.at) for one in reports if one.at]
     gaps = [(after - before).total_seconds() for after, before in pairwise(times)]
     longest = max([*gaps, *(one.milliseconds / 1000 for one in reports)], default=0.0)
     began = f"begun {age:.0f} s ago" if at.at else f"the last commit was {age:.0f} s ago"
-    found = f"{what}; {began}, and of late the longest pause between two commits was {longest:.0f} s"
+    found = f"{attempt}; {began}, and of late the longest pause between two commits was {longest:.0f} s"
     if age <= max(_PATIENCE, 3 * longest):
         return Finding("ok", "in flight", found, expected)
     advice = "Is the job running? Where its driver is gone, start it again: it carries on by itself."
@@ -210,13 +210,13 @@ def _records(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
         if ledger.type != "non-transactional":
             _look_at_txids(store, ledger, there, newer, older)
     yield Finding("ok", "records", f"{count} records were read", expected)
-    for what, found, advice in (
+    for trouble, found, advice in (
         ("cannot be read", unreadable, "Delete them, or restore what was there."),
         ("are newer than the ledger", newer, "Restore ledger and records from one backup, or delete these records."),
         ("are older than the ledger", older, "Restore ledger and records from one backup, or delete these records."),
     ):
         if found.count:
-            text = f"{found.count} keys {what}: {found.names()}. The first: {found.first}"
+            text = f"{found.count} keys {trouble}: {found.names()}. The first: {found.first}"
             yield Finding("error", "records", text, expected, advice)
 
 

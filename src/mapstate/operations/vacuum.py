@@ -95,7 +95,7 @@ def _vacuum(
     for able, why in (
         (
             fenced or isinstance(store, FilteredWrites),
-            "refuse late writers, and one that comes after a vacuum would bring dead records back to life",
+            "refuse late writers, and one that comes after a vacuum would bring orphaned records back",
         ),
         (isinstance(store, Scan), "list its keys, so what is dead there cannot be found"),
     ):
@@ -116,28 +116,28 @@ def _vacuum(
             return done
     _check_beside(seen, beside)
     apart = seen.last_commit is not None and seen.last_commit.apart_from
-    begun = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
+    attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
     codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.field_counts)
-    done, held_keys, unreadable = Vacuumed(0, 0, 0, begun.txid), DistinctKeys(), Unreadable(state)
+    done, held_keys, unreadable = Vacuumed(0, 0, 0, attempt.txid), DistinctKeys(), Unreadable(state)
     room = Room(record.fields)
-    with writer_of(store, begun.token) as writer:
-        read = _reading(store, writer, record, begun.txid, room)
+    with writer_of(store, attempt.token) as writer:
+        read = _reading(store, writer, record, attempt.txid, room)
         # Not before the begin: a store may list its keys at once.
         for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
             readable, records = unreadable.read(read, part)
-            keys, values, there = _due(readable, records or [], begun.view, begun.txid, everything=not fenced)
+            keys, values, there = _due(readable, records or [], attempt.view, attempt.txid, everything=not fenced)
             held_keys.update(there)
             if keys:
-                _write(writer, codec, keys, values, begun.txid, removing=fenced)
+                _write(writer, codec, keys, values, attempt.txid, removing=fenced)
             dropped = sum(value is None for value in values) if fenced else 0
             done = Vacuumed(
-                done.scanned + len(part), done.rewritten + len(keys) - dropped, done.dropped + dropped, begun.txid
+                done.scanned + len(part), done.rewritten + len(keys) - dropped, done.dropped + dropped, attempt.txid
             )
             if on_page is not None:
                 on_page(done)
     held = None if unreadable.count else len(held_keys)
-    ledger.commit_vacuum(begun.txid, fenced=fenced, held=held)
+    ledger.commit_vacuum(attempt.txid, fenced=fenced, held=held)
     _say_missing(record, held)
     return done._replace(unreadable=unreadable.count, unreadable_keys=tuple(unreadable.keys))
 
