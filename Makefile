@@ -68,7 +68,7 @@ test: lint
 
 check: lint
 	scripts/run python -m pytest -m "not server and not slow" --ignore tests/protocol/test_model.py --quiet \
-	    --numprocesses 4 $(ARGS)
+	    --numprocesses 3 $(ARGS)
 
 # The servers stay up: docker compose down -v ends them.
 test-containers: $(STAMP)

@@ -40,6 +40,7 @@ OF_THE_STATE = {"store", "batch reports", "in flight", "dead", "records", "keys"
 
 SETS = {folder.name: read_set(folder.name) for folder in sorted(STATES.iterdir())}
 MARKS = {store: [pytest.mark.redis] if store.startswith("redis") else [] for store in PLACES}
+MARKS["postgresql"] = [pytest.mark.server]
 CASES = [
     pytest.param(store, name, scenario, id=f"{name}-{store}-{scenario}", marks=MARKS[store])
     for name, (expected, _) in SETS.items()

@@ -418,6 +418,7 @@ def _damaged(draw: Any, ledger: bytes) -> bytes:
     return json.dumps(whole).encode()
 
 
+@pytest.mark.slow
 @patch("mapstate.reader.time.sleep")  # a reader waits for a ledger that may still come
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
