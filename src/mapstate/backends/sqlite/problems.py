@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mapstate.errors import (
     CorruptStoreError,
@@ -16,7 +18,7 @@ from mapstate.errors import (
     cut,
 )
 
-__all__ = ["DRIVER_ERRORS", "problem_of"]
+__all__ = ["DRIVER_ERRORS", "in_order", "problem_of"]
 
 DRIVER_ERRORS = (sqlite3.Error, OSError, UnicodeError)
 """All that a transaction can raise by itself."""
@@ -68,3 +70,20 @@ def problem_of(error: Exception, *, path: str, state: str, timeout: float) -> Ma
         state=state,
         waited=code & 0xFF in _WAITED,
     )
+
+
+def in_order(after: Any, rows: Iterable[tuple[Any]]) -> list[Any]:
+    """A page of keys. Raises DatabaseError where it ends before ``after``: a scan of a damaged file would never end."""
+    keys = [key for (key,) in rows]
+    if keys and _place(keys[-1]) <= _place(after):
+        problem = sqlite3.DatabaseError("its keys are out of order")
+        problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise problem
+    return keys
+
+
+def _place(key: Any) -> tuple[Any, ...]:
+    """A sort key in SQLite's order: NULL, which no key is, numbers, text, bytes."""
+    if key is None:
+        return (0,)
+    return (2 if isinstance(key, str) else 3 if isinstance(key, bytes) else 1, key)

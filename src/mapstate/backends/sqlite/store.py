@@ -10,6 +10,7 @@ from typing import Any
 
 from mapstate.backends.sqlite.checkup import judge
 from mapstate.backends.sqlite.connection import Connection, Database
+from mapstate.backends.sqlite.problems import in_order
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import CorruptRecordError, FencedError, TooLargeError, shown
@@ -269,17 +270,7 @@ class SqliteStore:
         where, known = ("", (self._state,)) if after is None else (" AND key > ?", (self._state, after))
         ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
         values = (*known, page_size)
-
-        def read(db: sqlite3.Connection) -> list[str]:
-            page = [key for (key,) in db.execute(ask, values)]
-            if page and not _is_ahead(page[-1], after):
-                # A scan that goes on behind such a key comes round again, and never ends.
-                problem = sqlite3.DatabaseError("its keys are out of order")
-                problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-                raise problem
-            return page
-
-        return self._database.transaction("BEGIN", read) or []
+        return self._database.transaction("BEGIN", lambda db: in_order(after, db.execute(ask, values))) or []
 
 
 class _Writer:
@@ -294,15 +285,6 @@ class _Writer:
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
         """See `Rewrites.multi_rewrite`."""
         self._store.rewrite_fenced(self._token, keys, values)
-
-
-def _is_ahead(key: Any, other: Any) -> bool:
-    """Whether SQLite puts a key behind the other: NULL, which no key is, before numbers, text and bytes."""
-    rank, other_rank = (
-        0 if value is None else 2 if isinstance(value, str) else 3 if isinstance(value, bytes) else 1
-        for value in (key, other)
-    )
-    return bool(rank > other_rank or (rank == other_rank > 0 and key > other))
 
 
 def _put(db: sqlite3.Connection, rows: list[tuple[str, str, bytes]]) -> None:
