@@ -358,7 +358,7 @@ def test_a_transactional_attempt_that_was_cut_short_cannot_be_taken_back(redis_u
     attempt = job.ledger.begin(1)
     store.writer(attempt.token).multi_put(["a"], [b"[%d,2]" % attempt.txid])
     lose_ledger(redis_url, redis_server)
-    with pytest.raises(UsageError, match="cut short"):
+    with pytest.raises(UsageError, match="of an orphaned attempt"):
         adopt_lost(redis_url, type="transactional")
     store.multi_put(["a"], [b"[%d,1]" % whole.last_txid])
     adopt_lost(redis_url, type="transactional")

@@ -188,7 +188,7 @@ def test_refusals_change_nothing(url, tmp_path):
     purged = checkpoint(tmp_path / "purged", range(4, 9), range(4, 8))
     refused(purged, MissingBatchesError, "goes back to batch 4")
     half = checkpoint(tmp_path / "half", range(3, 9), range(3, 8))
-    refused(half, MissingBatchesError, "purged what batch 2 held")
+    refused(half, MissingBatchesError, "purged the offsets of batch 2")
     refused(checkpoint(tmp_path / "other", range(9), range(8), "z"), StateOwnershipError, "never owned")
     refused(purged, StateNotFoundError, "no state", state="t")
     Job(url, owner="new", on_new_owner="adopt")

@@ -1,10 +1,10 @@
-"""Taking over records that have no ledger: they stay where they are, and get one.
+"""Give a ledger to records without one. The records stay as they are.
 
-storm-redis keeps ``[txid,curr,prev]``, ``[txid,val]`` or the bare value as JSON, which are mapstate's own records; what
-it lacks is the ledger. For an operator, once, with the topology stopped.
+storm-redis keeps ``[txid,curr,prev]``, ``[txid,val]`` or the bare value as JSON, which are mapstate's own records. Only
+the ledger is missing. An operator runs this once, with the topology stopped.
 
-A state of mapstate whose ledger was lost has batch reports beside its records. They say which of the last attempts were
-committed, so an attempt that was cut short does not count, and its batch is done anew.
+A state of mapstate that lost its ledger has batch reports beside its records. They tell which of the last attempts were
+committed. So an orphaned attempt does not count, and its batch is done anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMER_OWNER = "storm-redis"
 
 
 class Adopted(NamedTuple):
-    """What an adoption found, or has found so far: records, and the highest txid; None where records have none."""
+    """The number of records found so far, and their highest txid; None if records have no txid."""
 
     records: int
     last_txid: int | None
@@ -54,57 +54,71 @@ def adopt(
     dry_run: bool = False,
     on_page: Callable[[Adopted], None] | None = None,
 ) -> Adopted:
-    """Reads every record, and makes a ledger above the highest txid.
+    """Read every record, and make a ledger above the highest txid. No record is written.
 
-    Of a topology of storm-redis all that was found counts as committed: it has to be stopped, and its last batch
-    complete. Of a state of mapstate that lost its ledger, ``owner`` is the id of its query (`query_of` its checkpoint).
-    Then that counts which the batch reports say, and what is older than they are; the query starts again as it was.
-    What is written afterwards does not count. The records are read only. ``dry_run`` makes no ledger. ``on_page`` is
-    called after each page.
+    All records of a storm-redis topology count as committed. The topology has to be stopped, with its last batch
+    complete. In a state of mapstate, the attempts that the batch reports name count, and all older ones; its query
+    starts again without a change. Later writes of an old writer do not count.
 
-    Not found out: attempts cut short before the oldest report, a reset, and fields that were added since.
+    Args:
+        backend_or_url: The store of the records.
+        state: The state's name.
+        type: The type of the records.
+        keys: The grouping columns.
+        fields: The aggregates.
+        owner: For a state of mapstate that lost its ledger: the id of its query, see `query_of`.
+        serializer: The format of the records.
+        page_size: Keys read at a time.
+        dry_run: Check everything, and make no ledger.
+        on_page: Called after each page with the counts so far.
 
-    Raises UsageError where there is a ledger already, where the reports do not say which records count, where the store
-    cannot list its keys, or where it holds no record; CorruptRecordError for what is no record of this type,
-    KeyEncodingError for what is no key of these columns as mapstate writes it; StoreError.
+    Raises:
+        UsageError: There is a ledger already, or no record; the reports do not tell which records count; or the store
+            cannot list its keys.
+        CorruptRecordError: A record is not of this type.
+        KeyEncodingError: A key is not one of these columns as mapstate writes it.
+        StoreError: The store failed.
+
+    Not guaranteed: orphaned attempts before the oldest report, a reset, and fields added since are not noticed.
+
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         can_scan = isinstance(store, Scan)
         if not can_scan:
-            raise UsageError(f"the store of state {state!r} cannot list its keys, so it cannot be adopted")
+            raise UsageError(f"the store of state {state!r} cannot list its keys, so it cannot be adopted.")
         if ledger_store(store).load() is not None:
             raise _has_ledger(state)
         form = serializer_named(serializer)
         codec = RecordCodec(form, state, type, fields, [(0, len(fields))])
         history = _history(read_reports(store, state), state, owner)
-        found = Adopted(0, None)
+        adopted = Adopted(0, None)
         key_codec = KeyCodec(keys, native=form.native)
         room = Room(fields)
         for part in (part for page in record_pages(store, page_size) for part in room.parts(page)):
             stored = store.multi_get(part)
             room.learn(stored)
             records = codec.loads(part, stored)
-            found = _with_page(found, part, records, key_codec, type)
+            adopted = _with_page(adopted, part, records, key_codec, type)
             if history is not None:
                 _check_decided(history, state, type, records)
             if on_page is not None:
-                on_page(found)
-        if not found.records:
+                on_page(adopted)
+        if not adopted.records:
             raise UsageError(
-                f"there is no record of state {state!r} here, so there is nothing to adopt: look at the database "
-                "number, and at `layout` and `records` in the URL"
+                f"there is no record of state {state!r} here, so there is nothing to adopt. Check the database number, "
+                "and `layout` and `records` in the URL."
             )
         if not dry_run:
-            ledger = _ledger(state, type, tuple(keys), tuple(fields), found)
+            ledger = _ledger(state, type, tuple(keys), tuple(fields), adopted)
             _make_ledger(store, msgspec.structs.replace(_with_history(ledger, history), serializer=serializer))
-        return found
+        return adopted
     finally:
         close_if_possible(store)
 
 
 class _History(NamedTuple):
-    """What batch reports say of a state. ``dead`` and ``open`` are ranges of txids: not committed, and not known."""
+    """A state by its batch reports. ``dead`` and ``open`` are ranges of txids: orphaned, and unknown."""
 
     owner: str
     last: BatchReport
@@ -113,38 +127,38 @@ class _History(NamedTuple):
 
 
 def _history(reports: Sequence[BatchReport], state: str, owner: str | None) -> _History | None:
-    """None without an owner. Of a batch that was rolled back and done anew the newest report counts."""
+    """None without an owner. The newest report of a batch counts, because the batch may have been rolled back."""
     if owner is None:
         if reports:
             raise UsageError(
-                f"state {state!r} has batch reports, so it is a state of mapstate that lost its ledger: say which "
-                "query owned it (owner=..., --checkpoint DIRECTORY), or attempts that were cut short would count. "
-                "Nothing was written."
+                f"state {state!r} has batch reports, so it is a state of mapstate that lost its ledger. Nothing was "
+                "written. Name the query that owned it (owner=..., --checkpoint DIRECTORY), or orphaned attempts would "
+                "count."
             )
         return None
     if not reports:
         raise UsageError(
-            f"state {state!r} has no batch reports, so nothing says which attempts were committed. Nothing was "
+            f"state {state!r} has no batch reports, so nothing tells which attempts were committed. Nothing was "
             "written. Restore ledger and records from one backup; or remove the state (mapstate drop), and replay the "
-            "source with a new checkpoint."
+            "source with a new checkpoint. See docs/operating.md#a-lost-ledger"
         )
     last, dead, undecided = reports[0], list[tuple[int, int]](), list[tuple[int, int]]()
     newer, skipped = last, last.txid
-    for one in reports[1:]:
-        if one.batch_id >= newer.batch_id:
-            skipped = one.txid  # rolled back, and done anew; or of another owner
+    for report in reports[1:]:
+        if report.batch_id >= newer.batch_id:
+            skipped = report.txid  # rolled back and done anew, or of another owner
             continue
-        if one.txid + 1 < newer.txid:
-            between = (one.txid + 1, newer.txid - 1)
-            (dead if one.batch_id == newer.batch_id - 1 else undecided).append(between)
-        newer, skipped = one, one.txid
+        if report.txid + 1 < newer.txid:
+            between = (report.txid + 1, newer.txid - 1)
+            (dead if report.batch_id == newer.batch_id - 1 else undecided).append(between)
+        newer, skipped = report, report.txid
     if skipped < newer.txid:
         undecided.append((skipped, newer.txid - 1))
     return _History(owner, last, tuple(reversed(dead)), tuple(undecided))
 
 
 def _check_decided(history: _History, state: str, state_type: StateType, records: Sequence[Any]) -> None:
-    """The reports say of each record whether it counts, and the record has the value that does. Raises UsageError."""
+    """Raise UsageError for a record of which the reports do not tell the committed value."""
     if state_type == "non-transactional":
         return
     for record in records:
@@ -154,11 +168,11 @@ def _check_decided(history: _History, state: str, state_type: StateType, records
         unknown = any(low <= txid <= high for low, high in history.open)
         orphaned = txid > history.last.txid or any(low <= txid <= high for low, high in history.dead)
         if unknown or (orphaned and state_type == "transactional"):
-            why = "between two reports of which one is missing" if unknown else "of an attempt that was cut short"
+            why = "between two reports of which one is missing" if unknown else "of an orphaned attempt"
             raise UsageError(
-                f"state {state!r} has a record with txid {txid}, {why}: which value counts cannot be told. Nothing was "
-                "written. Restore ledger and records from one backup; or remove the state (mapstate drop), and replay "
-                "the source with a new checkpoint."
+                f"state {state!r} has a record with txid {txid}, {why}: the value that counts cannot be told. Nothing "
+                "was written. Restore ledger and records from one backup; or remove the state (mapstate drop), and "
+                "replay the source with a new checkpoint."
             )
 
 
@@ -179,10 +193,12 @@ def _with_history(ledger: LedgerRecord, history: _History | None) -> LedgerRecor
     )
 
 
-def _with_page(found: Adopted, page: list[str], records: list[Any], codec: KeyCodec, state_type: StateType) -> Adopted:
-    count, last = found
+def _with_page(
+    adopted: Adopted, page: list[str], records: list[Any], codec: KeyCodec, state_type: StateType
+) -> Adopted:
+    count, last = adopted
     for text, record in zip(page, records, strict=True):
-        if record is None:  # it expired between scan and read; a removed value is no None here
+        if record is None:  # it expired between scan and read; a removed key has a record
             continue
         _check_key(codec, text)
         count += 1
@@ -192,13 +208,12 @@ def _with_page(found: Adopted, page: list[str], records: list[Any], codec: KeyCo
 
 
 def _check_key(codec: KeyCodec, text: str) -> None:
-    """The key reads back as it is written: another text would never be found by its job."""
+    """Refuse a key in another form than mapstate writes: the job would never find it."""
     written = codec.encode(codec.decode(text))
     if written != text:
         raise KeyEncodingError(
             f"the store holds the key {shown(text)}, which mapstate would write as {shown(written)}, so the job would "
-            "begin it anew from nothing. Nothing was written. Rename it in the store, or give the key column another "
-            "type.",
+            "not find it. Nothing was written. Rename the key in the store, or give the key column another type.",
             key=text,
         )
 
@@ -208,9 +223,9 @@ def _ledger(
     state_type: StateType,
     keys: tuple[KeyField, ...],
     fields: tuple[Field, ...],
-    found: Adopted,
+    adopted: Adopted,
 ) -> LedgerRecord:
-    after = 0 if found.last_txid is None else found.last_txid + 1
+    after = 0 if adopted.last_txid is None else adopted.last_txid + 1
     return LedgerRecord(
         state=state,
         type=state_type,
@@ -223,14 +238,14 @@ def _ledger(
         epoch=1,
         session=FORMER_OWNER,
         first_txid=0,
-        next_txid=max(after, clock_txid()),  # far above what the topology would give out if it still ran
-        last_txid=found.last_txid,
+        next_txid=max(after, clock_txid()),  # above all txids of a topology that may still run
+        last_txid=adopted.last_txid,
     )
 
 
 def _make_ledger(store: Any, ledger: LedgerRecord) -> None:
     data = encode_ledger(ledger)
-    decode_ledger(data, ledger.state)  # never one that nobody could read
+    decode_ledger(data, ledger.state)  # refuses a ledger that readers could not decode
     if ledger_store(store).swap(data, None, ledger.fence()) is None:
         raise _has_ledger(ledger.state)
 

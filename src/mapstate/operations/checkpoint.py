@@ -1,8 +1,7 @@
-"""A streaming checkpoint, put back to where the ledger is.
+"""Rewind a streaming checkpoint to its state's ledger.
 
-After a store came back from a snapshot, or a batch was rolled back, Spark's checkpoint is ahead of the state.
-Spark's own logs say what each batch holds, so the batches that the state lacks can be repeated exactly, as
-long as Spark keeps those logs.
+After a restore of the store, or the rollback of a batch, Spark's checkpoint is ahead of the state. Spark's logs say
+what each batch holds. So the missing batches can be repeated exactly, as long as Spark keeps those logs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Rewound", "check_first_offsets", "clear_first_offsets", "query_of", 
 
 
 class Rewound(NamedTuple):
-    """What was done: ``batch_id`` comes next; the files ``moved`` are below ``to`` now, None if there were none."""
+    """The result: ``batch_id`` comes next. The files ``moved`` are now below ``to``, which is None without any."""
 
     batch_id: int
     moved: tuple[str, ...]
@@ -34,18 +33,25 @@ class Rewound(NamedTuple):
 
 
 def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *, dry_run: bool = False) -> Rewound:
-    """Puts the checkpoint of a stopped query back, so that its next batch is the one that the state waits for.
+    """Rewind the checkpoint of a stopped query, so that its next batch is the one that the state waits for.
 
-    By an operator, with the query stopped. Spark then repeats that batch exactly, and what comes after it
-    anew. Nothing is deleted: what goes is moved to ``CHECKPOINT.rewound-<time>``, beside the directory itself
-    where ``checkpoint`` is a link, and within it where nothing can be moved out of it, as with a mount point.
-    If it is interrupted, run it again. ``dry_run`` only says what would be moved. ``checkpoint`` is a local
-    directory. States of Spark's own operators in front of foreachBatch go back only as far as Spark keeps their
+    Spark then repeats that batch exactly, and plans later ones anew. Files are not deleted: they move to
+    ``CHECKPOINT.rewound-<time>``. That lies beside the directory, or within it if it is a mount point. Run an
+    interrupted rewind again.
+
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        checkpoint: A local directory, or a link to one.
+        dry_run: Only return what would be moved.
+
+    Not guaranteed: states of Spark's own operators in front of foreachBatch go back only as far as Spark keeps their
     versions.
 
     Raises, before anything is changed: UsageError for what is no checkpoint; StateOwnershipError where it is not
     the owner's; StaleBatchError where it is behind the ledger; MissingBatchesError where Spark no longer has
     the batch; StateNotFoundError, StoreError. CheckpointError where its files cannot be read or moved.
+
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
@@ -58,8 +64,8 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
         raise
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint of state {state!r} cannot be rewound: {error}. What went aside before that stays there. "
-            "Mend it, and run it again: it goes on where it ended. Do not start the query before it is done.",
+            f"the checkpoint of state {state!r} cannot be rewound: {error}. Files that were moved before stay moved. "
+            "Repair the cause, and run it again: it goes on from there. Do not start the query before it is done.",
             state=state,
         ) from error
 
@@ -70,25 +76,26 @@ def query_of(checkpoint: str | Path) -> str:
 
 
 def check_first_offsets(checkpoint: str) -> None:
-    """Before a query is started: a driver that died as it wrote ``offsets/0`` left what Spark refuses to start over.
+    """Refuse, before a query starts, the files of a driver that died while it wrote ``offsets/0``.
 
-    Raises CheckpointError with what to delete. Looks at a local directory only, and changes nothing.
+    Spark refuses to start over such files. Raises CheckpointError with the files to delete. Reads local directories
+    only, and changes nothing.
     """
     left = _first_offsets(checkpoint)
     if left:
         raise CheckpointError(
             f"a driver died while it wrote the first offsets of the checkpoint {checkpoint!r}, and Spark refuses to "
-            "start over what is left (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun there, and "
-            f"nothing was written. Delete {', '.join(map(str, left))} and start again; or call clear_first_offsets of "
+            "start over its files (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun there, and nothing "
+            f"was written. Delete {', '.join(map(str, left))} and start again; or call clear_first_offsets of "
             "mapstate.operations.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
         )
 
 
 def clear_first_offsets(checkpoint: str | Path) -> list[Path]:
-    """Deletes what a driver left in a checkpoint that died as it wrote ``offsets/0``; returns the files.
+    """Delete the files of a driver that died while it wrote ``offsets/0``; return them.
 
-    For a program that starts a query again by itself. Nothing is deleted where a batch has begun, nor where the
-    checkpoint is no local directory. Not while another driver starts the same query. Raises OSError.
+    For a program that starts a query again by itself. Nothing is deleted if a batch has begun, or if the checkpoint is
+    no local directory. Never call it while another driver starts the same query. Raises OSError.
     """
     left = _first_offsets(str(checkpoint))
     for path in left:
@@ -97,14 +104,14 @@ def clear_first_offsets(checkpoint: str | Path) -> list[Path]:
 
 
 def _first_offsets(checkpoint: str) -> list[Path]:
-    """Files in ``offsets`` where no batch has begun; none where there is no such local directory."""
+    """The files in ``offsets`` if no batch has begun; none without such a local directory."""
     folder = Path(unquote(urlsplit(checkpoint).path) if checkpoint.startswith("file:") else checkpoint)
     try:
         left = sorted((folder / "offsets").iterdir())
         batches = [*_numbers(folder / "offsets"), *_numbers(folder / "commits")]
     except (OSError, ValueError):
         return []
-    # Spark does not see checksums by themselves.
+    # Spark ignores checksums without their file.
     return [] if batches or all(path.name.endswith(".crc") for path in left) else left
 
 
@@ -112,32 +119,32 @@ def _rewound(ledger: LedgerRecord, folder: Path, *, dry_run: bool) -> Rewound:
     due = _due(ledger, _query_id(folder))
     offsets, commits = _numbers(folder / "offsets"), _numbers(folder / "commits")
     _check(ledger, folder, due, offsets)
-    # Commits first, from the last one down: at every moment Spark finds logs that it can read, and the state
-    # refuses whatever batch that makes, until all is done.
-    moving = [folder / "commits" / str(one) for one in reversed(commits) if one >= due]
-    moving += [folder / "offsets" / str(one) for one in reversed(offsets) if one > due]
+    # Commits first, from the last one down. Then Spark can read its logs at every moment, and the state refuses the
+    # batch that they make, until all files are moved.
+    moving = [folder / "commits" / str(batch) for batch in reversed(commits) if batch >= due]
+    moving += [folder / "offsets" / str(batch) for batch in reversed(offsets) if batch > due]
     moved = tuple(str(path.relative_to(folder)) for path in moving)
     if dry_run or not moving:
         return Rewound(due, moved, None)
     aside = _aside(folder)
-    places = [aside / name for name in ("commits", "offsets")]
+    targets = [aside / name for name in ("commits", "offsets")]
     try:
-        for place in places:
-            place.mkdir()
+        for target in targets:
+            target.mkdir()
         for path in moving:
             _move(path, aside / path.parent.name)
     finally:
-        for empty in (*places, aside):
-            with suppress(OSError):  # it is not empty
+        for empty in (*targets, aside):
+            with suppress(OSError):  # a directory with files stays
                 empty.rmdir()
     return Rewound(due, moved, aside)
 
 
-def _move(path: Path, place: Path) -> None:
+def _move(path: Path, target: Path) -> None:
     checksum = path.with_name(f".{path.name}.crc")
-    if checksum.exists():  # before its file: one without a checksum is read, one with a wrong one is not
-        checksum.rename(place / checksum.name)
-    path.rename(place / path.name)
+    if checksum.exists():  # before its file: Spark reads a file without a checksum, but not one with a wrong checksum
+        checksum.rename(target / checksum.name)
+    path.rename(target / path.name)
 
 
 def _local(checkpoint: str | Path) -> Path:
@@ -146,12 +153,12 @@ def _local(checkpoint: str | Path) -> Path:
         text = unquote(urlsplit(text).path)
     elif "://" in text:
         raise UsageError(
-            f"a checkpoint can be rewound in a local directory, not in a {text.partition('://')[0]}:// store: copy it "
-            "here, rewind it, and copy it back"
+            f"a checkpoint can be rewound in a local directory, not in a {text.partition('://')[0]}:// store. Nothing "
+            "was changed. Copy it here, rewind it, and copy it back."
         )
     folder = Path(text).resolve()
     if not (folder / "metadata").is_file():
-        raise UsageError(f"{str(folder)!r} is no checkpoint of a streaming query: it has no file 'metadata'")
+        raise UsageError(f"{str(folder)!r} is no checkpoint of a streaming query: it has no file 'metadata'.")
     return folder
 
 
@@ -159,28 +166,28 @@ def _query_id(folder: Path) -> str:
     try:
         return str(json.loads((folder / "metadata").read_text())["id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"the file 'metadata' in {str(folder)!r} holds no query id") from error
+        raise UsageError(f"the file 'metadata' in {str(folder)!r} holds no query id.") from error
 
 
 def _due(ledger: LedgerRecord, query_id: str) -> int:
-    """The batch that this query has to bring next."""
+    """The batch that the query has to bring next."""
     if query_id not in ledger.owners:
         raise StateOwnershipError(
             f"the checkpoint is of query {query_id}, which never owned state {ledger.state!r}; its owner is "
-            f"{ledger.owner}. Nothing was changed: look for that query's checkpoint.",
+            f"{ledger.owner}. Nothing was changed. Look for that query's checkpoint.",
             state=ledger.state,
             owner=ledger.owner,
         )
     if query_id != ledger.owner:
         raise StateOwnershipError(
             f"the checkpoint is of query {query_id}, which owned state {ledger.state!r} before {ledger.owner} did. "
-            "Nothing was changed: rewind the owner's checkpoint, or start with on_new_owner='adopt'.",
+            "Nothing was changed. Rewind the owner's checkpoint, or start with on_new_owner='adopt'.",
             state=ledger.state,
             owner=ledger.owner,
         )
-    at = ledger.in_flight
-    if ledger.type == "transactional" and at is not None and at.batch_id is not None:
-        return at.batch_id  # it has to be finished first
+    attempt = ledger.in_flight
+    if ledger.type == "transactional" and attempt is not None and attempt.batch_id is not None:
+        return attempt.batch_id  # it has to be finished first
     return ledger.owners[query_id]
 
 
@@ -190,18 +197,18 @@ def _check(ledger: LedgerRecord, folder: Path, due: int, offsets: list[int]) -> 
         raise StaleBatchError(
             f"state {ledger.state!r} waits for batch {due}, but the checkpoint {str(folder)!r} ends with "
             f"{'nothing' if newest < 0 else f'batch {newest}'}: it is behind the state, and batches {newest + 1} to "
-            f"{due - 1} are missing there. Nothing was changed: put the newer checkpoint back.",
+            f"{due - 1} are missing there. Nothing was changed. Put the newer checkpoint back.",
             state=ledger.state,
             found=newest,
             expected=due,
         )
-    needed = [one for one in (due - 1, due) if 0 <= one <= newest]  # Spark starts from the end of the one before
-    purged = [one for one in needed if one not in offsets]
+    needed = [batch for batch in (due - 1, due) if 0 <= batch <= newest]  # Spark starts where the batch before ended
+    purged = [batch for batch in needed if batch not in offsets]
     if purged:
         raise MissingBatchesError(
-            f"state {ledger.state!r} waits for batch {due}, and Spark has purged what batch {purged[0]} held: the "
-            f"checkpoint goes back to batch {offsets[0]} (spark.sql.streaming.minBatchesToRetain). Nothing was "
-            "changed: restore a newer copy of the store, or reset the state and replay.",
+            f"state {ledger.state!r} waits for batch {due}, and Spark has purged the offsets of batch {purged[0]}: the "
+            f"checkpoint goes back to batch {offsets[0]} (spark.sql.streaming.minBatchesToRetain). Nothing was changed."
+            " Restore a newer copy of the store, or reset the state and replay the source.",
             state=ledger.state,
             found=offsets[0],
             expected=due,
@@ -214,7 +221,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _aside(folder: Path) -> Path:
-    """A new directory to which the checkpoint's files can be renamed: beside it, or within it where they cannot."""
+    """Make a directory for the moved files: beside the checkpoint, or within it if a rename cannot leave it."""
     time = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     within = folder / f"{folder.name}.rewound-{time}"
     within.mkdir()

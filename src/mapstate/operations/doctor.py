@@ -1,4 +1,4 @@
-"""What may be wrong with a state and its store, before it goes wrong: for an operator, without Spark."""
+"""Examine a state and its store for trouble ahead: for an operator, without Spark."""
 
 from __future__ import annotations
 
@@ -41,33 +41,45 @@ _COUNTS = 3
 def examine(
     backend_or_url: Backend | str, state: str, *, replay_horizon: float = 86_400.0, count_keys: bool = True
 ) -> list[Finding]:
-    """Looks at the ledger, the last batch reports, every record, and the store; what is well is told too.
+    """Examine the ledger, the last batch reports, every record, and the store. It only reads.
 
-    ``replay_horizon`` in seconds: how long after a batch it may have to be repeated. Reads only: a page of records
-    after the other, and a few small requests; SQLite's own check reads the whole file. ``count_keys`` reads all records
-    once more to count them, and again if batches are committed meanwhile, at most three times. Reports and records that
-    cannot be read are a finding. Raises StateNotFoundError, CorruptRecordError for a ledger, StoreError.
+    It reads all records page by page, with a few small requests. SQLite's own check reads the whole file.
+
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        replay_horizon: Seconds after a batch for which it may have to be repeated.
+        count_keys: Read all records once more to count them, at most three times if batches are committed meanwhile.
+
+    Returns:
+        The findings, also those that need no action. Reports and records that cannot be read are findings.
+
+    Raises:
+        StateNotFoundError: There is no such state.
+        CorruptRecordError: The ledger cannot be read.
+        StoreError: The store failed.
+
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         ledger = read_ledger(store, state)
-        found = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
+        findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
         if isinstance(store, Scan):
             records = list(_records(store, ledger))
-            found += records
-            if count_keys and all(one.severity == "ok" for one in records):
-                found.append(_keys(backend_or_url, state))
+            findings += records
+            if count_keys and all(finding.severity == "ok" for finding in records):
+                findings.append(_keys(backend_or_url, state))
         if isinstance(store, Checkup):
-            found += store.checkup(replay_horizon)
-        return found
+            findings += store.checkup(replay_horizon)
+        return findings
     finally:
         close_if_possible(store)
 
 
 def _capabilities(store: Any) -> Iterator[Finding]:
     for capability, missing in (
-        (LedgerStore, "two drivers that open the state at the same moment are not told apart"),
-        (FencedWrites, "what a task writes after its attempt was given up is not refused"),
+        (LedgerStore, "of two drivers that open the state at the same moment, both may go on"),
+        (FencedWrites, "writes of an orphaned attempt's tasks are not refused"),
         (Claims, "two tries of one task can mix their writes in one attempt"),
         (Scan, "the state cannot be scanned or vacuumed"),
     ):
@@ -78,7 +90,7 @@ def _capabilities(store: Any) -> Iterator[Finding]:
                 "store",
                 f"the store offers no {capability.__name__}: {missing}",
                 "all that docs/guarantees.md lists per store",
-                "Run one driver at a time, without speculation; or take another store.",
+                "Run one driver at a time, without speculation; or use another store.",
             )
 
 
@@ -87,57 +99,63 @@ def _reports(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
         reports = read_reports(store, ledger.state)
     except (CorruptRecordError, StoreError) as error:
         reports = []
-        advice = "Delete what something else wrote there, or let this user read them (on Redis: LRANGE)."
+        advice = "Delete reports that another program wrote, or let this user read them (on Redis: LRANGE)."
         yield Finding("warning", "batch reports", error.message, "reports of this state", advice)
     yield _in_flight(ledger, reports)
 
 
 def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
-    """Whether an attempt has been in flight for longer than the batches before it would explain."""
-    at = ledger.in_flight
+    """Whether an attempt is in flight for longer than the last batches explain."""
+    attempt = ledger.in_flight
     expected = "nothing in flight, or a driver at work"
-    if at is None or at.epoch != ledger.epoch:
+    if attempt is None or attempt.epoch != ledger.epoch:
         return Finding("ok", "in flight", "nothing", expected)
-    attempt = f"txid {at.txid} ({'a vacuum' if at.batch_id is None else f'batch {at.batch_id}'})"
-    since = at.at or (ledger.last_commit.at if ledger.last_commit is not None else "")
+    name = f"txid {attempt.txid} ({'a vacuum' if attempt.batch_id is None else f'batch {attempt.batch_id}'})"
+    since = attempt.at or (ledger.last_commit.at if ledger.last_commit is not None else "")
     if not since:
-        return Finding("ok", "in flight", f"{attempt}; nothing tells since when", expected)
+        return Finding("ok", "in flight", f"{name}; the time of its begin is unknown", expected)
     age = (dt.datetime.now(dt.UTC) - _time(since)).total_seconds()
-    times = [_time(one.at) for one in reports if one.at]
+    times = [_time(report.at) for report in reports if report.at]
     gaps = [(after - before).total_seconds() for after, before in pairwise(times)]
-    longest = max([*gaps, *(one.milliseconds / 1000 for one in reports)], default=0.0)
-    began = f"begun {age:.0f} s ago" if at.at else f"the last commit was {age:.0f} s ago"
-    found = f"{attempt}; {began}, and of late the longest pause between two commits was {longest:.0f} s"
+    longest = max([*gaps, *(report.milliseconds / 1000 for report in reports)], default=0.0)
+    began = f"begun {age:.0f} s ago" if attempt.at else f"the last commit was {age:.0f} s ago"
+    observed = f"{name}; {began}. The longest recent pause between two commits was {longest:.0f} s"
     if age <= max(_PATIENCE, 3 * longest):
-        return Finding("ok", "in flight", found, expected)
-    advice = "Is the job running? Where its driver is gone, start it again: it carries on by itself."
-    if at.batch_id is None:
+        return Finding("ok", "in flight", observed, expected)
+    advice = "Is the job running? If its driver is gone, start it again: it goes on by itself."
+    if attempt.batch_id is None:
         advice = "Was a vacuum killed? The next batch leaves it behind, and so does mapstate vacuum --take-over."
-    return Finding("warning", "in flight", f"{found}: it looks orphaned", expected, advice)
+    return Finding("warning", "in flight", f"{observed}: the attempt seems orphaned", expected, advice)
 
 
 def _dead(ledger: LedgerRecord) -> Finding:
-    found = f"{sum(high - low + 1 for low, high in ledger.dead)} dead txids in {len(ledger.dead)} ranges"
+    observed = f"{sum(high - low + 1 for low, high in ledger.dead)} dead txids in {len(ledger.dead)} ranges"
     expected = f"at most {_MOST_DEAD} ranges: every reader reads them"
     if len(ledger.dead) <= _MOST_DEAD:
-        return Finding("ok", "dead", found, expected)
-    return Finding("warning", "dead", found, expected, "Run mapstate vacuum between two batches.")
+        return Finding("ok", "dead", observed, expected)
+    return Finding("warning", "dead", observed, expected, "Run mapstate vacuum between two batches.")
 
 
 def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False) -> CountedKeys:
-    """Counts all keys, and writes the number into the ledger: keys that are missing are accepted as lost.
+    """Count all keys and write the number into the ledger: missing keys are accepted as lost.
 
-    For an operator, from any process, between two batches of the stream. ``dry_run`` writes nothing. Raises UsageError
-    if a batch or a vacuum was at work, for a state with a ttl, and for a store that cannot list its keys;
-    StateNotFoundError, CorruptRecordError, LedgerLostError, StoreError.
+    An operator runs it from any process, between two batches of the stream. ``dry_run`` writes nothing.
+
+    Raises:
+        UsageError: A batch or a vacuum was at work, the state has a ttl, or the store cannot list its keys.
+        StateNotFoundError: There is no such state.
+        CorruptRecordError: A record or the ledger cannot be read.
+        LedgerLostError: There are records without a ledger.
+        StoreError: The store failed.
+
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
-        read_ledger(store, state)  # says what is wrong where there is none
+        read_ledger(store, state)  # raises the better error if there is no ledger
         ledger = Ledger(store, state)
         ledger.remember()
         counted = _count(backend_or_url, state)
-        upkeep.recount(counted.ledger, counted.ledger, counted.found)  # says what is in the way
+        upkeep.recount(counted.ledger, counted.ledger, counted.found)  # refuses before it writes
         if not dry_run:
             ledger.recount(counted.ledger, counted.found)
     finally:
@@ -151,7 +169,7 @@ def _count(backend_or_url: Backend | str, state: str) -> CountedKeys:
 
 
 def _keys(backend_or_url: Backend | str, state: str) -> Finding:
-    """Whether all keys are there that the ledger counts."""
+    """Whether the state has as many keys as its ledger says."""
     expected = "as many keys as the ledger says"
     try:
         counted = _count(backend_or_url, state)
@@ -159,7 +177,7 @@ def _keys(backend_or_url: Backend | str, state: str) -> Finding:
             if not counted.settled:
                 counted = _count(backend_or_url, state)
     except MapStateError as error:
-        advice = "Repair what the message names, and run this again; --no-count-keys leaves it out."
+        advice = "Repair the cause, and run this again; --no-count-keys skips the count."
         return Finding("warning" if isinstance(error, StoreError) else "error", "keys", error.message, expected, advice)
     found = f"{counted.found} keys"
     if counted.ledger.has_had_ttl:
@@ -168,23 +186,23 @@ def _keys(backend_or_url: Backend | str, state: str) -> Finding:
         why = f"{found}, not compared: batches were at work during each of {_COUNTS} counts"
         return Finding("warning", "keys", why, expected, "Run this again between two batches.")
     if counted.held is None:
-        advice = "Run mapstate recount, or mapstate vacuum, between two batches: from then on it is known."
+        advice = "Run mapstate recount, or mapstate vacuum, between two batches."
         return Finding("warning", "keys", f"{found}; the ledger does not know how many", expected, advice)
     if counted.found == counted.held:
         return Finding("ok", "keys", found, expected)
     both = f"{found}, and the ledger says {counted.held}"
     if counted.found > counted.held:
-        advice = "Did something else write records? If they are right, run mapstate recount."
+        advice = "Did another program write records? If they are right, run mapstate recount."
         return Finding("warning", "keys", f"{both}: {counted.found - counted.held} too many", expected, advice)
     advice = (
-        "Something else deleted records, or the store evicted or lost them. Restore the store from a copy and rewind "
+        "Another program deleted records, or the store evicted or lost them. Restore the store from a copy and rewind "
         "the checkpoint; or accept the loss: mapstate recount."
     )
     return Finding("error", "keys", f"{both}: {counted.held - counted.found} missing", expected, advice)
 
 
 def _records(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
-    """One pass over all records: what is no record, and whose txids cannot be."""
+    """One pass over all records: those that cannot be read, and those with impossible txids."""
     key_codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
     unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
     expected = "records of this state, with txids that its ledger has given out"
@@ -195,33 +213,33 @@ def _records(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
             page = next(pages, None)
         except StoreAuthError as error:
             advice = "Let this user list the keys (on Redis: SCAN)."
-            yield Finding("warning", "records", f"they were not looked at: {error.message}", expected, advice)
+            yield Finding("warning", "records", f"they were not examined: {error.message}", expected, advice)
             return
         if page is None:
             break
         keys, records = unreadable.read(lambda some: _read(store, ledger, some), page)
-        there = {key: record for key, record in zip(keys, records or [], strict=True) if record is not None}
-        count += len(there)
-        for key in there:
+        present = {key: record for key, record in zip(keys, records or [], strict=True) if record is not None}
+        count += len(present)
+        for key in present:
             try:
                 key_codec.decode(key)
             except KeyEncodingError as error:
                 unreadable.add([str(key)], error)
         if ledger.type != "non-transactional":
-            _look_at_txids(store, ledger, there, newer, older)
+            _check_txids(store, ledger, present, newer, older)
     yield Finding("ok", "records", f"{count} records were read", expected)
-    for trouble, found, advice in (
-        ("cannot be read", unreadable, "Delete them, or restore what was there."),
+    for fault, keys_of_fault, advice in (
+        ("cannot be read", unreadable, "Delete them, or restore the records."),
         ("are newer than the ledger", newer, "Restore ledger and records from one backup, or delete these records."),
         ("are older than the ledger", older, "Restore ledger and records from one backup, or delete these records."),
     ):
-        if found.count:
-            text = f"{found.count} keys {trouble}: {found.names()}. The first: {found.first}"
+        if keys_of_fault.count:
+            text = f"{keys_of_fault.count} keys {fault}: {keys_of_fault.names()}. The first: {keys_of_fault.first}"
             yield Finding("error", "records", text, expected, advice)
 
 
 def _read(store: Any, ledger: LedgerRecord, keys: list[StoreKey]) -> list[Any]:
-    """Records as the ledger has them, or as it has them now: a field may have been added meanwhile."""
+    """Records under the ledger, or under the present one: a field may have been added meanwhile."""
     data = store.multi_get(keys)
     try:
         return _codec(ledger).loads(keys, data)
@@ -233,11 +251,11 @@ def _codec(ledger: LedgerRecord) -> RecordCodec:
     return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.field_counts)
 
 
-def _look_at_txids(
+def _check_txids(
     store: Any, ledger: LedgerRecord, records: dict[Any, Any], newer: Unreadable, older: Unreadable
 ) -> None:
     if newer_txids(records, records.values(), ledger.next_txid - 1):
-        newest = read_ledger(store, ledger.state).next_txid - 1  # as of now: a batch may have begun meanwhile
+        newest = read_ledger(store, ledger.state).next_txid - 1  # read again, because a batch may have begun meanwhile
         unknown = newer_txids(records, records.values(), newest)
         if unknown:
             newer.note(newer_than_ledger(ledger.state, unknown, newest))

@@ -1,7 +1,7 @@
-"""Removing a state whole: its records, and all that lies beside them.
+"""Remove a whole state: its records, and all that is stored beside them.
 
-To be run by an operator, with the query stopped. The ledger is taken first and goes last: a driver that lives is
-fenced, no query can open what is half gone, and a removal that was interrupted is done again.
+An operator runs it with the query stopped. The removal takes the ledger first and removes it last. So a living driver
+is fenced, no query can open a half-removed state, and an interrupted removal can be repeated.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ __all__ = ["Dropped", "drop"]
 
 
 class Dropped(NamedTuple):
-    """What is there to be removed, or was: the ledger, None where it was lost; and how many records.
+    """The counts of a removal, at its end or so far.
 
-    ``foreign`` keys under the state's name are no records of it, and were left; ``foreign_keys`` are the first ten.
+    ``ledger``        as it was before, None if it was lost
+    ``records``       the number of records removed
+    ``foreign``       keys under the state's name that are no records of it; they are left
+    ``foreign_keys``  the first ten of them
     """
 
     ledger: LedgerRecord | None
@@ -44,23 +47,32 @@ def drop(
     dry_run: bool = False,
     on_page: Callable[[Dropped], None] | None = None,
 ) -> Dropped:
-    """Removes a state: records, ledger, fences, claims, reports. It cannot be undone.
+    """Remove a state: records, ledger, fences, claims, reports. It cannot be undone.
 
-    By an operator, with the query stopped. A driver between two batches cannot be told from one that is gone: it
-    finds its state gone at its next batch and stops. If it is interrupted, run it again. ``force`` also removes a state
-    with an attempt in flight, or with a ledger that cannot be read. ``dry_run`` only looks. ``on_page`` is called
-    after each page of records.
+    Stop the query first. A driver between two batches cannot be told from a dead one: at its next batch it finds the
+    state gone, and stops. Run an interrupted removal again.
 
-    Raises UsageError with an attempt in flight, and for a store without `Drops`; StateNotFoundError where there is
-    neither ledger nor record; CorruptRecordError; FencedError where somebody else opens or drops the state meanwhile;
-    StoreError.
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        force: Also remove a state with an attempt in flight, or with a ledger that cannot be read.
+        dry_run: Check everything, and remove nothing.
+        on_page: Called after each page of records with the counts so far.
+
+    Raises:
+        UsageError: An attempt is in flight, or the store has no `Drops`.
+        StateNotFoundError: There is neither a ledger nor a record.
+        CorruptRecordError: The ledger cannot be read.
+        FencedError: Another driver or operator changed the ledger meanwhile.
+        StoreError: The store failed.
+
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         if not isinstance(store, Drops) or store.drop is None:
             raise UsageError(
                 f"the store of state {state!r} offers no Drops, so it cannot remove a state. Nothing was removed. "
-                "Remove what is under the state's name with the store's own tools."
+                "Remove the keys under the state's name with the store's own tools."
             )
         return _drop(store, state, force=force, dry_run=dry_run, on_page=on_page)
     finally:
@@ -68,17 +80,17 @@ def drop(
 
 
 def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callable[[Dropped], None] | None) -> Dropped:
-    found = ledger_store(store).load()
+    stored = ledger_store(store).load()
     try:
-        ledger = None if found is None else decode_ledger(found[0], state)
+        ledger = None if stored is None else decode_ledger(stored[0], state)
     except CorruptRecordError:
         if not force:
             raise
         ledger = None
-    if found is None and isinstance(store, Scan) and not has_records(store):
+    if stored is None and isinstance(store, Scan) and not has_records(store):
         raise StateNotFoundError(
-            f"there is no state {state!r} here, neither a ledger nor a record: look at the name, the database number, "
-            "the key prefix and the layout.",
+            f"there is no state {state!r} here, neither a ledger nor a record. Nothing was removed. Check the name, "
+            "the database number, the key prefix and the layout.",
             state=state,
         )
     after = begin_drop(ledger, state, secrets.token_hex(8), clock_txid(), force=force, at=now())
@@ -88,11 +100,11 @@ def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callab
     fences = Fences(store, state) if isinstance(store, SpreadFences) else None
     if fences is not None:
         fences.verify(after.next_txid, None)
-    version = ledger_store(store).swap(encode_ledger(after), None if found is None else found[1], after.fence())
+    version = ledger_store(store).swap(encode_ledger(after), None if stored is None else stored[1], after.fence())
     if version is None:
         raise FencedError(
             f"the ledger of state {state!r} has changed meanwhile: a driver or another operator is at work. Nothing "
-            "was removed. Stop it, and run this again.",
+            "was removed. Stop it, and run the removal again.",
             state=state,
         )
     if fences is not None:

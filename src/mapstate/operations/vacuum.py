@@ -1,11 +1,11 @@
-"""Vacuum: rewrites what does not count, drops what is empty, and leaves a ledger without dead txids.
+"""Vacuum: rewrites orphaned records, drops empty ones, and leaves a ledger without dead txids.
 
-It reads first. Where nothing has to be rewritten it begins no attempt and uses no txid. Otherwise it is an attempt like
-any other, with a txid of its own and through the fence. No value changes, for no reader at no moment. To be run by an
-operator, from any process, between two batches of the stream.
+An operator runs it from any process, between two batches of the stream. It reads first. If no record has to be
+rewritten, it begins no attempt and uses no txid. Else it is an attempt like any other, with a txid of its own and
+through the fence. No reader sees a value change at any moment.
 
-Where the store has no fence and filters each record instead, a late writer may still come: so there every record is
-written anew, tombstones stay, and the floor rises to the vacuum's txid.
+A store that filters each record, instead of having a fence, may still take a late write. There the vacuum rewrites
+every record, keeps tombstones, and lifts the floor to its txid.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ _log = logging.getLogger("mapstate")
 
 
 class Vacuumed(NamedTuple):
-    """What a vacuum has done, or has done so far. ``scanned`` may count a key twice, as a scan may give it twice.
+    """The counts of a vacuum, at its end or so far.
 
-    ``txid`` is None where there was nothing to rewrite: then no attempt was begun. ``unreadable`` keys hold what is no
-    record of this state, and were left as they are; ``unreadable_keys`` are the first ten of them.
+    ``scanned``          keys listed; a scan may list a key twice
+    ``rewritten``        records that were written anew
+    ``dropped``          records without a value that were removed
+    ``txid``             of the vacuum's attempt; None if no record had to be rewritten
+    ``unreadable``       keys that hold no record of this state; they are left as they are
+    ``unreadable_keys``  the first ten of them
     """
 
     scanned: int
@@ -60,20 +64,29 @@ def vacuum(
     beside: Sequence[tuple[Backend | str, str]] = (),
     on_page: Callable[[Vacuumed], None] | None = None,
 ) -> Vacuumed:
-    """Cleans up an opaque state; returns what it did.
+    """Clean up an opaque state, and return the counts.
 
-    ``take_over`` leaves an attempt in flight behind, where its driver is gone for good: a driver that lives
-    is fenced. ``beside`` names the states of the same topology that are committed apart from this one, each with its
-    store: without them a vacuum that has to rewrite something is refused, because the last batch may have to be rolled
-    back. ``on_page`` is called after each page.
+    A batch that begins meanwhile fences the vacuum without harm: run it again. After a crash, the next batch or a
+    vacuum with ``take_over`` leaves the interrupted one behind. The vacuum reads every record, with 8 bytes of memory
+    per key. So a ledger with an unknown number of keys learns it. A known number stays, and missing keys are logged.
 
-    A batch that begins meanwhile fences the vacuum: FencedError, nothing is lost, run it again. The same
-    after a crash: the next vacuum leaves the dead one behind with ``take_over``, or a batch has by then.
-    It reads every record, so a ledger that does not know how many keys the state holds knows it from here on. Of a
-    known number it changes nothing: keys that are missing are logged. 8 bytes of memory per key.
-    Raises StateNotFoundError; UsageError for other state types, with an attempt in flight, where a state of
-    ``beside`` lacks the last batch, and for stores without fenced (or filtered) writes or without scan;
-    LedgerLostError, StoreError.
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        page_size: Keys read at a time.
+        take_over: Leave an attempt in flight behind, whose driver is gone for good. A living driver is fenced.
+        beside: The states of the topology that are committed apart from this one, each with its store. Without them a
+            vacuum that has to rewrite records is refused, because the last batch may have to be rolled back.
+        on_page: Called after each page with the counts so far.
+
+    Raises:
+        StateNotFoundError: There is no such state.
+        UsageError: The state is not opaque; an attempt is in flight; a state of ``beside`` lacks the last batch; or the
+            store has neither fenced nor filtered writes, or cannot list its keys.
+        FencedError: A batch began meanwhile.
+        LedgerLostError: There are records without a ledger.
+        StoreError: The store failed.
+
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
@@ -95,22 +108,22 @@ def _vacuum(
     for able, why in (
         (
             fenced or isinstance(store, FilteredWrites),
-            "refuse late writers, and one that comes after a vacuum would bring orphaned records back",
+            "refuse late writers, so an orphaned record that comes after the vacuum would count",
         ),
-        (isinstance(store, Scan), "list its keys, so what is dead there cannot be found"),
+        (isinstance(store, Scan), "list its keys, so orphaned records cannot be found"),
     ):
         if not able:
-            raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}")
+            raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}. Nothing was written.")
     check_page_size(page_size)
-    read_ledger(store, state)  # says what is wrong where there is none
+    read_ledger(store, state)  # raises the better error if there is no ledger
     ledger = Ledger(store, state)
     seen = ledger.remember()
-    begin_vacuum(seen, "", take_over=take_over)  # says what is wrong before anything is read
-    # Without a fence a late writer may still put what is dead, behind a key's reading.
+    begin_vacuum(seen, "", take_over=take_over)  # refuses before any record is read
+    # Without a fence a late writer may still put an orphaned record after its key was read.
     if (fenced or not seen.dead) and (seen.in_flight is None or seen.in_flight.epoch != seen.epoch):
-        found = _scanned_in_vain(store, seen, page_size, everything=not fenced)
-        if found is not None:
-            done, held = found
+        clean = _scanned_in_vain(store, seen, page_size, everything=not fenced)
+        if clean is not None:
+            done, held = clean
             ledger.forget_dead(seen, held)
             _say_missing(seen, held)
             return done
@@ -123,11 +136,11 @@ def _vacuum(
     room = Room(record.fields)
     with writer_of(store, attempt.token) as writer:
         read = _reading(store, writer, record, attempt.txid, room)
-        # Not before the begin: a store may list its keys at once.
+        # After the begin, because a store may list all keys at once.
         for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
             readable, records = unreadable.read(read, part)
-            keys, values, there = _due(readable, records or [], attempt.view, attempt.txid, everything=not fenced)
-            held_keys.update(there)
+            keys, values, present = _due(readable, records or [], attempt.view, attempt.txid, everything=not fenced)
+            held_keys.update(present)
             if keys:
                 _write(writer, codec, keys, values, attempt.txid, removing=fenced)
             dropped = sum(value is None for value in values) if fenced else 0
@@ -154,21 +167,21 @@ def _say_missing(ledger: LedgerRecord, held: int | None) -> None:
 def _reading(
     store: Any, records: Any, ledger: LedgerRecord, newest: int, room: Room
 ) -> Callable[[list[StoreKey]], list[Any]]:
-    """What reads records of listed keys. Its errors name the keys that hold no record of this state."""
+    """A function that reads the records of listed keys. Its errors name keys without a record of this state."""
     codec = RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.field_counts)
 
     def read(keys: list[StoreKey]) -> list[Any]:
         data = records.multi_get(keys)
         room.learn(data)
-        if contains_none(data):  # a listed key without a record is gone, or of another type: the store's get tells
-            store.multi_get([key for key, one in zip(keys, data, strict=True) if one is None])
-        found = codec.loads(keys, data)
-        if newer_txids(keys, found, newest):
+        if contains_none(data):  # the store's get raises for a key of another type
+            store.multi_get([key for key, value in zip(keys, data, strict=True) if value is None])
+        loaded = codec.loads(keys, data)
+        if newer_txids(keys, loaded, newest):
             known = read_ledger(store, ledger.state).next_txid - 1
-            unknown = newer_txids(keys, found, known)
+            unknown = newer_txids(keys, loaded, known)
             if unknown:
                 raise newer_than_ledger(ledger.state, unknown, known)
-        return found
+        return loaded
 
     return read
 
@@ -176,23 +189,23 @@ def _reading(
 def _scanned_in_vain(
     store: Any, ledger: LedgerRecord, page_size: int, *, everything: bool
 ) -> tuple[Vacuumed, int | None] | None:
-    """What was read, and how many keys have a value if all can be read; None where a record has to be written."""
+    """The counts, and the number of keys with a value if all can be read. None if a record has to be written."""
     scanned, held, unreadable = 0, DistinctKeys(), Unreadable(ledger.state)
     room = Room(ledger.fields)
     read = _reading(store, store, ledger, ledger.next_txid - 1, room)
     for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
         readable, records = unreadable.read(read, part)
-        due, _, there = _due(readable, records or [], ledger.view(), ledger.next_txid, everything=everything)
+        due, _, present = _due(readable, records or [], ledger.view(), ledger.next_txid, everything=everything)
         if due:
             return None
         scanned += len(part)
-        held.update(there)
+        held.update(present)
     done = Vacuumed(scanned, 0, 0, None, unreadable.count, tuple(unreadable.keys))
     return done, None if unreadable.count else len(held)
 
 
 def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]]) -> None:
-    """The states that are committed apart have the last batch too. Raises UsageError."""
+    """Raise UsageError unless the states that are committed apart have the last batch, too."""
     if ledger.last_commit is not None and not set(ledger.last_commit.apart_from) <= {name for _, name in beside}:
         check_vacuum(ledger)
     for backend_or_url, name in beside:
@@ -203,9 +216,9 @@ def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, st
             close_if_possible(store)
         if not has_last_batch(ledger, other):
             raise UsageError(
-                f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}: the next "
-                "start of the job rolls one of them back, and a vacuum would prevent that. Nothing was written. "
-                "Start the job, and vacuum after its next batch.",
+                f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}. The next "
+                "start of the job rolls one of them back, which a vacuum would prevent. Nothing was written. Start the "
+                "job, and vacuum after its next batch.",
                 state=ledger.state,
             )
 
@@ -213,17 +226,16 @@ def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, st
 def _due(
     page: list[StoreKey], records: list[Any], view: CommitView, txid: int, *, everything: bool
 ) -> tuple[list[StoreKey], list[Any], list[StoreKey]]:
-    """The keys that have to be written, and their values by the one rule; then the keys that have a value.
+    """The keys to write, their values by the one rule, and the keys that have a value.
 
-    What counts and has a value stays as it is, unless ``everything`` is to be written; what this vacuum has written
-    itself stays in any case.
+    A record that counts and has a value stays, unless ``everything`` is to be written. The vacuum's own records stay.
     """
     try:
         values = view.values(records, txid)
     except StaleBatchError as error:
         raise FencedError(
-            f"the vacuum with txid {txid} met a record of a later attempt: a batch has begun meanwhile. No value "
-            "has changed. Run it again, between two batches.",
+            f"the vacuum with txid {txid} met a record of a later attempt: a batch has begun meanwhile. No value has "
+            "changed. Run the vacuum again between two batches.",
             txid=txid,
         ) from error
     due = [
@@ -231,14 +243,14 @@ def _due(
         for key, record, value in zip(page, records, values, strict=True)
         if record is not None and record[0] != txid and (everything or value is None or record[0] not in view)
     ]
-    there = [key for key, value in zip(page, values, strict=True) if value is not None]
-    return [key for key, _ in due], [value for _, value in due], there
+    present = [key for key, value in zip(page, values, strict=True) if value is not None]
+    return [key for key, _ in due], [value for _, value in due], present
 
 
 def _write(
     writer: Any, codec: RecordCodec, keys: list[StoreKey], values: list[Any], txid: int, *, removing: bool
 ) -> None:
-    """One write per page, and one per record: removed where the store can and may, else left as a tombstone."""
+    """Write a page. A record without a value is removed if the store can and may, else a tombstone stays."""
     records = codec.dumps([(txid, value, value) for value in values])
     if isinstance(writer, Rewrites):
         pairs = zip(records, values, strict=True)
