@@ -1,7 +1,7 @@
-"""What a batch came to: counts and times, one small report per commit.
+"""Counts and times of a batch: one small report per commit.
 
-Reports are kept beside the ledger and are no part of the protocol: nothing is decided by them, and a batch
-whose report could not be kept counts all the same.
+Reports are stored beside the ledger and are no part of the protocol. No rule uses them, and a batch without a report
+counts all the same.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from mapstate.protocol.ledger_record import Commit, is_time
 __all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "read_reports"]
 
 MOST_REPORTS = 100
-"""How many of a state's reports its store keeps: the last ones."""
+"""The number of a state's last reports that its store keeps."""
 
 
 class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     """One committed batch, as its driver saw it.
 
-    ``attempt``       which attempt of this foreachBatch call was committed, from 1 up
-    ``keys_read``     keys that were asked of the store; ``keys_cached`` were known to the workers
-    ``keys_written``  keys that were put; ``keys_skipped`` were in already, of an earlier attempt at a
-                      transactional batch
-    ``rows``          that arrived and are in; ``rows_sent`` to this state, None where nobody has counted them
-    ``partitions``    whose tasks have reported
+    ``attempt``       the number of the committed attempt in this foreachBatch call, from 1 up
+    ``rows``          rows that arrived and count
+    ``keys_read``     keys read from the store
+    ``keys_cached``   keys that the workers had in their caches
+    ``keys_written``  keys written
+    ``keys_skipped``  keys that an earlier attempt at the same transactional batch had written
     ``milliseconds``  from the begin of the foreachBatch call to the commit
-    ``at``            the commit's time, ISO 8601 in UTC
+    ``at``            the time of the commit, ISO 8601 in UTC
+    ``partitions``    the number of partitions whose tasks have reported
+    ``rows_sent``     rows sent to this state, None if nobody has counted them
     """
 
     batch_id: int
@@ -48,7 +50,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_commit(cls, commit: Commit) -> BatchReport:
-        """What is left of a batch that an earlier run has committed: ``attempt`` 0, and no times."""
+        """The report of a batch that an earlier run committed: ``attempt`` is 0, and there are no times."""
         return cls(
             batch_id=commit.batch_id,
             txid=commit.txid,
@@ -66,11 +68,11 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
 class FinishedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One batch that is committed in all states of a topology's stream.
 
-    ``states``       by the state's name. Of a repeated batch what its ledger says, and nothing of a state in which
-                     another query has committed since
-    ``quarantined``  where its rows are, if it failed each time and counts as an empty one; of a repeated batch, if they
-                     are still there
-    ``repeated``     an earlier run has committed it, and may or may not have told so
+    ``states``       the report of each state, by its name. A repeated batch has the ledger's counts, without states in
+                     which another query has committed since
+    ``quarantined``  where the rows are, if the batch failed each time and counts as an empty one. A repeated batch has
+                     it only while the rows still exist
+    ``repeated``     an earlier run has committed the batch, and may have called the callback already
     """
 
     batch_id: int
@@ -84,29 +86,29 @@ _decoder = msgspec.json.Decoder(BatchReport)
 
 
 def encode_report(report: BatchReport) -> bytes:
-    """The report as a store keeps it: JSON."""
+    """Encode a report as JSON, as a store keeps it."""
     return _encoder.encode(report)
 
 
 def read_reports(store: Any, state: str) -> list[BatchReport]:
-    """The reports that a store has kept, newest first; none where it keeps none. Readers and tools.
+    """Read the reports of a state, newest first, for readers and tools. Empty if the store keeps none.
 
-    Raises CorruptRecordError for what no mapstate wrote, and StoreError.
+    Raises CorruptRecordError for a report that another program wrote, and StoreError.
     """
     if not isinstance(store, Reports):
         return []
     try:
-        reports = [_decoder.decode(one) for one in store.reports()]
+        reports = [_decoder.decode(data) for data in store.reports()]
         _check_times(reports)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise CorruptRecordError(
-            f"a batch report of state {state!r} cannot be read ({cut(error)}): something else wrote there. The state "
-            "itself is not touched by that; the reports may be deleted.",
+            f"a batch report of state {state!r} cannot be read ({cut(error)}): another program wrote it. The state "
+            "itself is not affected. Delete the reports.",
             state=state,
         ) from error
     return reports
 
 
 def _check_times(reports: list[BatchReport]) -> None:
-    if not all(is_time(one.at) for one in reports):
+    if not all(is_time(report.at) for report in reports):
         raise ValueError("a time is not ISO 8601 with an offset")

@@ -1,4 +1,4 @@
-"""What a look at a state or its store finds: one small record each, for `mapstate doctor`."""
+"""Findings of `mapstate doctor`, and the keys that a pass over all records cannot read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MOST_NAMED = 10
-"""Keys that are named in a message; the others are counted."""
+"""The number of keys that a message names; it counts the others."""
 
 Severity = Literal["ok", "warning", "error"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. ``error``: what is promised does not hold, or soon will not.
+    """The result of one check. It holds no secret.
 
-    ``advice`` says what an operator can do; empty where all is well. Nothing in it is a secret.
+    ``severity``  "error": a guarantee does not hold, or soon will not
+    ``subject``   the part that was checked
+    ``advice``    the operator's next step, empty if there is none
     """
 
     severity: Severity
@@ -32,9 +34,9 @@ class Finding(NamedTuple):
 
 
 class Unreadable:
-    """What a pass over all records meets that is none, or cannot be read: the first by name, and how many.
+    """The keys that a pass over all records cannot read: the first ten, and the count of all.
 
-    The pass goes on, and reports it in the end. A key that a listing gives twice counts twice.
+    The pass goes on, and reports them at its end. A key that is listed twice counts twice.
     """
 
     def __init__(self, state: str) -> None:
@@ -44,19 +46,19 @@ class Unreadable:
         self.first = ""
 
     def note(self, error: MapStateError) -> None:
-        """Counts the keys that an error names; see `named_in`."""
+        """Count the keys that an error names; see `named_in`."""
         keys = named_in(error)
         self.add(keys, error, error.facts.get("count"))
 
     def add(self, keys: list[str], error: MapStateError, count: int | None = None) -> None:
-        """Counts ``keys`` as what ``error`` is about; ``count`` where there are more of them."""
+        """Count the ``keys`` of an error. ``count`` is their number if the error names only some."""
         self.count += len(keys) if count is None else count
         self.first = self.first or error.message
         new = [key for key in keys[:MOST_NAMED] if key not in self.keys]
         self.keys += new[: MOST_NAMED - len(self.keys)]
 
     def listed(self, pages: Iterable[list[T]]) -> Iterator[list[T]]:
-        """The pages of a listing, which may end with an error that names what it could not list."""
+        """The pages of a listing, which may end with an error that names the keys it could not list."""
         try:
             yield from pages
         except CorruptRecordError as error:
@@ -65,7 +67,7 @@ class Unreadable:
             self.note(error)
 
     def read(self, read: Callable[[list[T]], R], keys: list[T]) -> tuple[list[T], R | None]:
-        """``read`` of the keys that it raises no error about, and those keys; None where there are none."""
+        """Read those keys about which ``read`` raises no error. Returns them and the result, None without keys."""
         while keys:
             try:
                 return keys, read(keys)
@@ -79,13 +81,13 @@ class Unreadable:
         return [], None
 
     def names(self) -> str:
-        """The first of them, and how many more there are."""
+        """The first keys, and the number of others."""
         shown = ", ".join(f"{key[:100]!r}" for key in self.keys)
         more = self.count - len(self.keys)
         return f"{shown} and {more} more" if more > 0 else shown
 
     def error(self) -> CorruptRecordError:
-        """For a pass that ends with an error: what it met, and what the first of it is."""
+        """The error of the pass: the keys, and the first error among them."""
         return CorruptRecordError(
             f"state {self._state!r}: {self.count} keys cannot be read: {self.names()}. All other keys were read. The "
             f"first error: {self.first}",
@@ -96,7 +98,7 @@ class Unreadable:
 
 
 def named_in(error: MapStateError) -> list[str]:
-    """The keys of a chunk that an error is about, as text; none where it is about something else."""
+    """The keys that an error is about, as text; none if it has no keys."""
     facts = error.facts
     keys: list[str] = facts.get("keys") or ([facts["key"]] if facts.get("key") is not None else [])
     return keys

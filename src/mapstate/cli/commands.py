@@ -1,4 +1,4 @@
-"""The commands, one function each; what they do lives in the library."""
+"""The commands, one function each. They parse and print; `mapstate.operations` does the work."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # which would show local variables, and a URL among them
-    help="Looks at a mapstate state, cleans it up, and puts it and its checkpoint back.",
+    help="Shows a mapstate state, cleans it up, and rolls it and its checkpoint back.",
 )
 
-Url = Annotated[  # a list, because the arguments behind it get theirs first; see `Command`
+Url = Annotated[  # a list, because the arguments behind it are filled first; see `Command`
     list[str] | None,
     typer.Argument(
         metavar="URL",
-        help="the store: redis://..., sqlite:///..., or @FILE, which holds it. By default what MAPSTATE_URL says, "
-        "which unlike an argument no other user of the machine sees",
+        help="the store: redis://..., sqlite:///..., or @FILE, a file with the URL. By default the variable "
+        "MAPSTATE_URL, which other users of the machine do not see, unlike an argument",
         show_default=False,
     ),
 ]
@@ -67,7 +67,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 @app.command(cls=Command)
 def ledger(*, url: Url = None, state: State, as_json: AsJson = False) -> None:
     """Shows the ledger, and the last hundred batches."""
-    with open_reader(_place(url), state) as reader:
+    with open_reader(_store_url(url), state) as reader:
         record, reports = reader.ledger(), _reports(reader)
     if as_json:
         shown = {"ledger": record, "keys_held": record.keys_held(), "reports": reports}
@@ -93,13 +93,13 @@ def doctor(
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Says what in the state or its store can go wrong; exit code 1 where something is."""
-    findings = examine(_place(url), state, replay_horizon=_seconds(replay_horizon), count_keys=count_keys)
+    """Examines the state and its store for trouble; exit code 1 for an error."""
+    findings = examine(_store_url(url), state, replay_horizon=_seconds(replay_horizon), count_keys=count_keys)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in findings]))
+        typer.echo(json.dumps([finding._asdict() for finding in findings]))
     else:
         show_findings(_console(), findings)
-    if any(one.severity == "error" for one in findings):
+    if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
 
@@ -118,18 +118,18 @@ def vacuum(
         ),
     ] = None,
 ) -> None:
-    """Rewrites orphaned records, drops empty ones; exit code 1 where something is no record. No value changes.
+    """Rewrites orphaned records and drops empty ones; exit code 1 if a key holds no record. No value changes.
 
     Run it between two batches.
     """
-    console, place = _console(), _place(url)
+    console, store_url = _console(), _store_url(url)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("looking for the ledger", total=None)
         done = vacuum_state(
-            *(place, state),
+            *(store_url, state),
             take_over=take_over,
-            beside=[_beside(one) for one in beside or ()],
+            beside=[_beside(text) for text in beside or ()],
             on_page=lambda so_far: progress.update(task, description=_vacuumed(so_far)),
         )
     end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
@@ -140,8 +140,8 @@ def vacuum(
 @app.command(cls=Command)
 def recount(*, url: Url = None, state: State, yes: Yes = False) -> None:
     """Counts all keys, and writes the number into the ledger. Accepts missing keys as lost."""
-    place = _place(url)
-    counted = recount_keys(place, state, dry_run=True)
+    store_url = _store_url(url)
+    counted = recount_keys(store_url, state, dry_run=True)
     says = "does not know how many" if counted.held is None else f"says {counted.held}"
     say(f"{counted.found} keys are there, and the ledger {says}.")
     if counted.found == counted.held:
@@ -149,7 +149,7 @@ def recount(*, url: Url = None, state: State, yes: Yes = False) -> None:
     if not yes:
         accepts = "" if counted.held is None else ", and accept the difference as lost"
         typer.confirm(f"Write {counted.found} into the ledger{accepts}?", abort=True)
-    done = recount_keys(place, state)
+    done = recount_keys(store_url, state)
     say(f"Done: the state holds {done.found} keys.")
 
 
@@ -163,16 +163,16 @@ def drop(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Removes a state whole: records, ledger, and what lies beside them. Stop the query first."""
-    place = _place(url)
-    found = drop_state(place, state, force=force, dry_run=True).ledger
-    if found is None:
+    """Removes a whole state: records, ledger, and all that is stored beside them. Stop the query first."""
+    store_url = _store_url(url)
+    record = drop_state(store_url, state, force=force, dry_run=True).ledger
+    if record is None:
         say(f"State {state!r} has no ledger that can be read. All records under its name will be removed.")
-    elif found.last_commit is None:
-        say(f"State {state!r} of query {found.owner} will be removed. It counts no batch.")
+    elif record.last_commit is None:
+        say(f"State {state!r} of query {record.owner} will be removed. It counts no batch.")
     else:
-        last = found.last_commit
-        say(f"State {state!r} of query {found.owner} will be removed: batch {last.batch_id} was committed {last.at}.")
+        last = record.last_commit
+        say(f"State {state!r} of query {record.owner} will be removed: batch {last.batch_id} was committed {last.at}.")
     say("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.")
     if not yes:
         typer.confirm("Remove the state?", abort=True)
@@ -181,7 +181,7 @@ def drop(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("removing records", total=None)
         done = drop_state(
-            *(place, state),
+            *(store_url, state),
             force=force,
             on_page=lambda so_far: progress.update(task, description=f"{so_far.records} records removed"),
         )
@@ -192,12 +192,12 @@ def drop(
 @app.command(cls=Command)
 def rollback(*, url: Url = None, state: State, yes: Yes = False) -> None:
     """Takes the last batch back. The checkpoint has to be rewound with it."""
-    store: Any = resolve(_place(url)).open(check_state_name(state))
+    store: Any = resolve(_store_url(url)).open(check_state_name(state))
     try:
-        found = read_ledger(store, state)
-        transitions.rollback(found)  # says what is in the way before anybody is asked
-        last = found.last_commit
-        assert last is not None  # noqa: S101  or it would have been refused
+        record = read_ledger(store, state)
+        transitions.rollback(record)  # refuses before anybody is asked
+        last = record.last_commit
+        assert last is not None  # noqa: S101  rollback refuses a ledger without one
         say(f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count.")
         say("Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT")
         if not yes:
@@ -216,23 +216,23 @@ def rewind(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a local directory", show_default=False)],
     yes: Yes = False,
 ) -> None:
-    """Puts a streaming checkpoint back to the ledger, after a rollback or a restored store. Stop the query first."""
-    place = _place(url)
+    """Rewinds a streaming checkpoint to the ledger, after a rollback or a restored store. Stop the query first."""
+    store_url = _store_url(url)
     if LIKE_A_URL.search(checkpoint) and not checkpoint.startswith("file:") and not Path(checkpoint).exists():
         raise UsageError("CHECKPOINT is a local directory; what was given looks like a URL, and is not shown")
-    planned = rewind_checkpoint(place, state, checkpoint, dry_run=True)
+    planned = rewind_checkpoint(store_url, state, checkpoint, dry_run=True)
     if not planned.moved:
         say(f"Nothing to do: the checkpoint's next batch is {planned.batch_id}, as the state expects.")
         return
     say(f"The next batch will be {planned.batch_id}. These go aside: {', '.join(planned.moved)}")
     if not yes:
         typer.confirm("Is the query stopped, and shall they?", abort=True)
-    done = rewind_checkpoint(place, state, checkpoint)
+    done = rewind_checkpoint(store_url, state, checkpoint)
     say(f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}")
 
 
 def _reports(reader: StateReader) -> list[BatchReport] | None:
-    """None where they cannot be read, which is no reason not to show the ledger."""
+    """The reports; None if they cannot be read, which does not keep the ledger from being shown."""
     try:
         return reader.reports()
     except (CorruptRecordError, StoreError) as error:
@@ -256,53 +256,53 @@ def adopt(
     serializer: Annotated[str, typer.Option(help="how the records are written")] = "json",
     yes: Yes = False,
 ) -> None:
-    """Gives records a ledger: of a state that storm-redis wrote, or that lost its own. Stop what writes them first."""
+    """Gives a ledger to records of storm-redis, or of a state that lost its ledger. Stop their writer first."""
     owner = None if checkpoint is None else query_of(checkpoint)
     schema: dict[str, Any] = {"type": type, "keys": list(map(_key, key)), "fields": list(map(_field, field))}
     schema |= {"owner": owner, "serializer": serializer}
-    console, place = _console(), _place(url)
+    console, store_url = _console(), _store_url(url)
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         task = progress.add_task("reading records", total=None)
-        found = adopt_state(
-            *(place, state),
+        records = adopt_state(
+            *(store_url, state),
             **schema,
             dry_run=True,
             on_page=lambda so_far: progress.update(task, description=_adopted(so_far)),
         )
     if owner is None:
-        say(f"{_adopted(found)}. All of it will count.")
+        say(f"{_adopted(records)}. All of it will count.")
         say("The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost.")
     else:
-        say(f"{_adopted(found)}. What the batch reports do not name as committed will not count.")
+        say(f"{_adopted(records)}. What the batch reports do not name as committed will not count.")
     if not yes:
         typer.confirm("Is it stopped, and shall the state get a ledger?", abort=True)
-    done = adopt_state(place, state, **schema)
+    done = adopt_state(store_url, state, **schema)
     if owner is not None:
         say(f"Done: {_adopted(done)}. Start the query again from its checkpoint; mapstate rewind, if it asks.")
         return
     say(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
 
 
-def _place(url: list[str] | None) -> str:
-    """The store's URL: the argument, or the variable's; out of a file where it names one. Raises UsageError."""
-    place = url[0] if url else os.environ.get(_URL_VARIABLE, "")
-    if not place:
+def _store_url(url: list[str] | None) -> str:
+    """The store's URL, from the argument, the variable, or a file that it names. Raises UsageError."""
+    store_url = url[0] if url else os.environ.get(_URL_VARIABLE, "")
+    if not store_url:
         raise UsageError(
-            f"there is no URL: put it into the environment variable {_URL_VARIABLE}, or in front of the state's name: "
+            f"there is no URL. Put it into the environment variable {_URL_VARIABLE}, or in front of the state's name: "
             "mapstate COMMAND URL STATE"
         )
-    if not place.startswith("@"):
-        return place
+    if not store_url.startswith("@"):
+        return store_url
     try:
-        return Path(place[1:]).read_text(encoding="utf-8").strip()
+        return Path(store_url[1:]).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        file = "a file" if LIKE_A_URL.search(place) else f"the file {place[1:]!r}"
+        file = "a file" if LIKE_A_URL.search(store_url) else f"the file {store_url[1:]!r}"
         problem = f"the URL cannot be read out of {file}: {getattr(error, 'strerror', None) or 'it is no text'}"
-    raise UsageError(problem)  # without a context that would hold what the file does
+    raise UsageError(problem)  # outside the except block, because the context would hold the file's text
 
 
 def _say_foreign(count: int, keys: Sequence[str], more: str) -> None:
-    """Ends with 1 where keys hold what is no record of the state."""
+    """Exit with 1 if keys hold no record of the state."""
     if not count:
         return
     named = ", ".join(map(shown, keys))
@@ -318,27 +318,27 @@ def _beside(text: str) -> tuple[str, str]:
     url, _, name = text.rpartition("#")
     if not url or not name:
         raise UsageError("a state beside this one is its store and its name, URL#STATE, such as sqlite:///b.db#by_page")
-    return _place([url]), name
+    return _store_url([url]), name
 
 
 def _key(text: str) -> KeyField:
     name, _, kind = text.partition(" ")
     if not name or not kind or LIKE_A_URL.search(text):
-        raise UsageError(f"a key column is a name and a Spark type, such as 'user_id string', not {_told(text)}")
+        raise UsageError(f"a key column is a name and a Spark type, such as 'user_id string', not {_quoted(text)}")
     return KeyField(name, kind.strip())
 
 
 def _field(text: str) -> Field:
-    found = re.fullmatch(r"([^=\s]+)=(.+) (\S+)", text)
-    if found is None or LIKE_A_URL.search(text):
+    parts = re.fullmatch(r"([^=\s]+)=(.+) (\S+)", text)
+    if parts is None or LIKE_A_URL.search(text):
         raise UsageError(
             "an aggregate is name=Aggregator and the type it accumulates, such as 'visits=Count bigint', not "
-            f"{_told(text)}"
+            f"{_quoted(text)}"
         )
-    return Field(*found.groups())
+    return Field(*parts.groups())
 
 
-def _told(text: str) -> str:
+def _quoted(text: str) -> str:
     return "a URL, which is not shown" if LIKE_A_URL.search(text) else repr(text)
 
 
@@ -357,7 +357,7 @@ def _vacuumed(done: Vacuumed) -> str:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if found is None:
-        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {_told(text)}")
-    return float(found[1]) * _UNITS[found[2]]
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if parts is None:
+        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {_quoted(text)}")
+    return float(parts[1]) * _UNITS[parts[2]]

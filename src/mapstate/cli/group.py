@@ -1,4 +1,4 @@
-"""How the commands fail: an error of the tree is one message and exit code 2, and no URL is repeated."""
+"""How commands fail: an error of mapstate prints one message, with exit code 2, and never a URL."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _ArgumentError: Any = typer.BadParameter.__base__  # click's UsageError; whose c
 
 
 class CommandGroup(TyperGroup):
-    """The commands, with mapstate's errors told as a person wants them.
+    """The commands. An error of mapstate prints one message without a traceback.
 
-    What may be a URL is not shown in an error: it may hold a password.
+    No error shows text that may be a URL, because it may hold a password.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads what comes before the command."""
+        """Parse the options before the command."""
         with _no_url_shown():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command that was asked for."""
+        """Run the chosen command."""
         try:
             with _no_url_shown():
                 return super().invoke(ctx)
@@ -39,21 +39,21 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Finds the command."""
+        """Find the command."""
         if args and LIKE_A_URL.search(args[0]):
             ctx.fail("the command comes first, and then the URL: mapstate ledger URL STATE")
         return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):
-    """A command with an optional URL in front: as many arguments as are left of those that it must have."""
+    """A command with an optional URL in front of its required arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses more than one."""
+        """Refuse more than one URL."""
         rest = super().parse_args(ctx, args)
         urls = ctx.params["url"] or []
         if len(urls) > 1:
-            names = [one.name for one in self.params if one.param_type_name == "argument"]
+            names = [parameter.name for parameter in self.params if parameter.param_type_name == "argument"]
             given = [*urls, *(ctx.params[name] for name in names[1:])]
             extra = given[len(names) :]
             ctx.fail(f"Got unexpected extra argument{'s' if len(extra) > 1 else ''} ({' '.join(map(str, extra))})")
@@ -62,7 +62,7 @@ class Command(TyperCommand):
 
 @contextmanager
 def _no_url_shown() -> Iterator[None]:
-    """Cuts the message of a mistake in the arguments off where it repeats a URL; what comes after may belong to it."""
+    """Cut off the message of a wrong argument where a URL begins: the rest may belong to it."""
     try:
         yield
     except _ArgumentError as error:

@@ -1,4 +1,4 @@
-"""What the commands print: for a person on a terminal, and plain where there is none."""
+"""Print the results of the commands, in color on a terminal and else plain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mapstate.batch_report import BatchReport
 from mapstate.findings import Finding
-from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 
 __all__ = ["say", "show_findings", "show_ledger", "show_reports"]
 
@@ -21,35 +21,34 @@ _MOST_RANGES = 10
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """One line. Whoever can write to the store does not write to the terminal: see `_shown`."""
+    """Print one line, with control characters escaped: who can write to the store cannot control the terminal."""
     typer.echo(_shown(text), err=err)
 
 
 def _shown(text: str) -> str:
-    """The text without work a terminal would obey: control characters are escaped, as in Python's own literals."""
+    """The text with control characters escaped, as in Python's own literals."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def show_ledger(console: Console, ledger: LedgerRecord) -> None:
-    """The ledger, one line per thing."""
+    """Print the ledger, one line per subject."""
     keys = ", ".join(f"{key.name} {key.type}" for key in ledger.keys)
     fields = ", ".join(f"{field.name}={field.aggregator}" for field in ledger.fields)
-    at = ledger.in_flight
     lines = [
         ("state", f"{ledger.state}, {ledger.type}, {ledger.serializer}"),
         ("keys", f"({keys})"),
         ("fields", fields),
         ("widths", "; ".join(f"{count} fields from txid {txid} on" for txid, count in ledger.field_counts)),
         ("owner", f"{ledger.owner}, next batch {ledger.owners[ledger.owner]}"),
-        *(("", f"before: {one}, next batch {due}") for one, due in ledger.owners.items() if one != ledger.owner),
+        *(("", f"before: {owner}, next batch {due}") for owner, due in ledger.owners.items() if owner != ledger.owner),
         ("epoch", str(ledger.epoch)),
         ("next txid", str(ledger.next_txid)),
         ("committed", _commit(ledger.last_commit)),
         ("previous", _commit(ledger.previous)),
         ("keys held", _keys_held(ledger)),
-        ("in flight", _in_flight(ledger) if at is not None else "nothing"),
+        ("in flight", _in_flight(ledger.in_flight, ledger.epoch)),
         ("dead", _dead(ledger.dead)),
         ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
         ("rewrites", str(ledger.rewrites)),
@@ -62,27 +61,28 @@ def show_ledger(console: Console, ledger: LedgerRecord) -> None:
 
 
 def show_reports(console: Console, reports: list[BatchReport]) -> None:
-    """A table, newest first."""
+    """Print a table, newest first."""
     if not reports:
         console.print("no batch reports are kept")
         return
     table = Table(*_COLUMNS)
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
-    for one in reports:
-        keys = (one.keys_read, one.keys_cached, one.keys_written, one.keys_skipped)
-        numbers = (one.batch_id, one.txid, one.attempt, one.rows, *keys, one.milliseconds)
-        table.add_row(*map(str, numbers), Text(_shown(one.at)))
+    for report in reports:
+        keys = (report.keys_read, report.keys_cached, report.keys_written, report.keys_skipped)
+        numbers = (report.batch_id, report.txid, report.attempt, report.rows, *keys, report.milliseconds)
+        table.add_row(*map(str, numbers), Text(_shown(report.at)))
     console.print(table)
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:
-    """One paragraph per finding."""
-    for one in findings:
-        line = Text(f"{one.severity:8}", style=_COLORS[one.severity]).append(f"{_shown(one.subject)}: ", style="bold")
-        line.append(_shown(one.found), style="default")
-        if one.severity != "ok":
-            line.append(f"\n        expected: {_shown(one.expected)}\n        {_shown(one.advice)}", style="default")
+    """Print one paragraph per finding."""
+    for finding in findings:
+        line = Text(f"{finding.severity:8}", style=_COLORS[finding.severity])
+        line.append(f"{_shown(finding.subject)}: ", style="bold").append(_shown(finding.found), style="default")
+        if finding.severity != "ok":
+            advice = f"\n        expected: {_shown(finding.expected)}\n        {_shown(finding.advice)}"
+            line.append(advice, style="default")
         console.print(line, soft_wrap=True)
 
 
@@ -99,13 +99,13 @@ def _keys_held(ledger: LedgerRecord) -> str:
     return "not known: mapstate recount counts them" if held is None else str(held)
 
 
-def _in_flight(ledger: LedgerRecord) -> str:
-    at = ledger.in_flight
-    assert at is not None  # noqa: S101  asked by the caller
-    work = "a vacuum" if at.batch_id is None else f"batch {at.batch_id}"
-    since = f", begun at {at.at}" if at.at else ""
-    left = "" if at.epoch == ledger.epoch else ", of an earlier epoch: left behind"
-    return f"{work} as txid {at.txid}{since}{left}"
+def _in_flight(attempt: InFlight | None, epoch: int) -> str:
+    if attempt is None:
+        return "nothing"
+    name = "a vacuum" if attempt.batch_id is None else f"batch {attempt.batch_id}"
+    since = f", begun at {attempt.at}" if attempt.at else ""
+    orphaned = "" if attempt.epoch == epoch else ", of an earlier epoch: left behind"
+    return f"{name} as txid {attempt.txid}{since}{orphaned}"
 
 
 def _dead(dead: tuple[tuple[int, int], ...]) -> str:
