@@ -1,4 +1,4 @@
-"""Reading a state without Spark, as of a whole batch."""
+"""Read a state without Spark, as of a whole batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["Consistency", "CountedKeys", "StateReader", "open_reader"]
 
 Consistency = Literal["committed", "latest"]
 _TRIES = 1000
-_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds, before a record that no ledger knows is an error
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds between reads of a record that is newer than the ledger
 
 
 def open_reader(
@@ -54,15 +54,22 @@ def open_reader(
     consistency: Consistency = "committed",
     aggregators: Mapping[str, Aggregator] | None = None,
 ) -> StateReader:
-    """A reader of one state. Any process, any number of them, while the stream runs.
+    """Open a reader of one state, in any process, while the stream runs.
 
-    ``consistency``  "committed": whole batches only. "latest": whatever is there, which may be of a
-                     batch that has not ended and may yet be taken back. Transactional and
-                     non-transactional states are read latest in any case: they keep nothing older
-    ``aggregators``  a user's own, by field name, where their `result` shall be shown
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        consistency: "committed" reads whole batches only. "latest" also reads a batch that is not committed, and may
+            be rolled back. Transactional and non-transactional states are always read latest, because they keep no
+            older value.
+        aggregators: A user's own aggregators by field name, if readers shall show their `result`.
 
-    Raises StateNotFoundError where there is no such state, LedgerLostError where there are records without a ledger
-    (to tell, all keys may be listed), and ConfigurationError, StoreError.
+    Raises:
+        StateNotFoundError: There is no such state.
+        LedgerLostError: There are records without a ledger. To find them, all keys may be listed.
+        ConfigurationError: An argument cannot be used.
+        StoreError: The store failed.
+
     """
     if consistency not in ("committed", "latest"):
         raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
@@ -74,8 +81,8 @@ def open_reader(
 class StateReader:
     """Committed reads of one state; see `open_reader`. A context manager; not thread-safe.
 
-    ``before`` is a query id and one of that query's batches, the last one or the one that comes next: an opaque
-    state is read as it was before that batch, also where it is committed by now.
+    ``before`` is a query id and a batch of that query, its last or its next. An opaque state is then read as it was
+    before that batch, even if the batch is committed.
     """
 
     def __init__(
@@ -89,31 +96,36 @@ class StateReader:
     ) -> None:
         self._state = check_state_name(state)
         self._store: Any = backend.open(state)
-        self._in_one_call = isinstance(self._store, LedgerReads)  # asking a protocol takes as long as ten keys
+        self._in_one_call = isinstance(self._store, LedgerReads)  # once: an isinstance of a protocol is slow
         self._latest = consistency == "latest"
         self._aggregators = aggregators
         self._before = before
         self._opened: _Opened | None = None
 
     def ledger(self) -> LedgerRecord:
-        """The state's ledger as it is now: owner, committed and previous batch, what is in flight."""
+        """The current ledger: owner, last and previous commit, the attempt in flight."""
         return read_ledger(self._store, self._state)
 
     def reports(self) -> list[BatchReport]:
-        """The last hundred batches, newest first; empty where the store keeps no reports. One read."""
+        """The reports of the last hundred batches, newest first; empty if the store keeps none. One read."""
         return read_reports(self._store, self._state)
 
     def key_count(self) -> int | None:
-        """The number of keys that the state holds, from its ledger: one small read. None if unknown.
+        """The number of keys in the state, from its ledger: one small read. None if unknown.
 
-        Removed keys do not count. Unknown is the number of a state with a ttl, and see docs/operating.md#how-many-keys.
+        Removed keys do not count. The number is unknown for a state with a ttl. See docs/operating.md#how-many-keys.
         """
         return self.ledger().keys_held()
 
     def count_keys(self, page_size: int = 1000) -> CountedKeys:
-        """Read all keys, and count those that are there. 8 bytes of memory per key.
+        """Read all keys, and count those with a value. It needs 8 bytes of memory per key.
 
-        Raises UsageError for a store that cannot list its keys; CorruptRecordError, LedgerLostError, StoreError.
+        Raises:
+            UsageError: The store cannot list its keys.
+            CorruptRecordError: A record cannot be read.
+            LedgerLostError: There are records without a ledger.
+            StoreError: The store failed.
+
         """
         pages, count, unreadable = self._pages(page_size), self._start_count(), Unreadable(self._state)
         for _ in self._read_pages(pages, unreadable, count):
@@ -123,17 +135,25 @@ class StateReader:
         return self._counted(count)
 
     def get(self, key: Any) -> dict[str, Any] | None:
-        """The fields of one key, or None where it is absent.
+        """The fields of one key, None if the key is absent.
 
-        ``key`` is a tuple or a list of the grouping values, or bare where there is one grouping column. Raises
-        KeyEncodingError, CorruptRecordError, LedgerLostError, StaleBatchError, StoreError.
+        ``key`` is a tuple or a list of the grouping values. The key of a single grouping column may be its bare value.
+
+        Raises:
+            KeyEncodingError: The values do not fit the grouping columns.
+            CorruptRecordError: The record cannot be read.
+            LedgerLostError: There are records without a ledger.
+            StaleBatchError: Batches come faster than the keys can be read, or a record is newer than the ledger.
+            StoreError: The store failed.
+
         """
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
-        """One entry per key, in order, all of them as of the same batch.
+        """The fields of each key, in the order of ``keys``, all as of the same batch.
 
-        One round trip on Redis; two where of more than 128 keys some are absent. Raises what `get` raises.
+        Redis needs one round trip, or two if some of more than 128 keys are absent. Raises the errors of `get`, and
+        UsageError for a str or bytes instead of a list.
         """
         if isinstance(keys, str | bytes):
             raise UsageError("multi_get takes a list of keys; for one key there is get")
@@ -144,15 +164,21 @@ class StateReader:
         return opened.fields.named(values)
 
     def scan(self, page_size: int = 1000) -> Iterator[tuple[Key, dict[str, Any]]]:
-        """All keys and their fields, a page of about ``page_size`` keys at a time in memory, or of fewer large records.
+        """All keys and their fields, with one page of about ``page_size`` keys in memory, or of fewer large records.
 
-        Each page is whole as of a batch; two pages may be of two batches. Keys that come while the scan
-        runs may be missed. On Redis a key can come twice, as with SCAN itself.
+        The number of keys is compared with the ledger's, if the ledger knows it. The comparison needs a scan without a
+        commit and without the begin of a vacuum. States that are not opaque need a scan without a batch at work.
 
-        What cannot be read does not end the scan: when all other keys have come, CorruptRecordError names the first ten
-        such keys (``keys``) and says how many there are (``count``). Raises MissingKeysError behind the last key, if
-        the ledger says that the state holds more keys. It compares only if no batch was committed and no vacuum began
-        during the scan, and if the ledger knows; for states that are not opaque, only if no batch was at work.
+        Raises:
+            CorruptRecordError: Some keys cannot be read, after all others have come. ``keys`` has the first ten,
+                ``count`` their number.
+            MissingKeysError: The ledger counts more keys, after the last key has come.
+            UsageError: The store cannot list its keys.
+            StoreError: The store failed.
+
+        Not guaranteed: a page is of one batch, but two pages may be of two batches. Keys that are new during the scan
+        may be missed. On Redis a key can come twice, as with SCAN.
+
         """
         count = self._start_count()
         return self._scanned(self._pages(page_size), count if count.held is not None else None)
@@ -178,7 +204,7 @@ class StateReader:
     def _read_pages(
         self, pages: Iterator[list[StoreKey]], unreadable: Unreadable, count: _KeyCount | None
     ) -> Iterator[tuple[_Opened, list[StoreKey], list[Any]]]:
-        """What is there of each page; ``count`` and ``unreadable`` learn of it."""
+        """The values of each page, which ``count`` and ``unreadable`` note."""
         pauses, room = iter(_PAUSES), Room(self._open().ledger.fields)
         for part in (part for page in unreadable.listed(pages) for part in room.parts(page)):
             texts, read = unreadable.read(lambda some: self._read(some, pauses, room), part)
@@ -195,19 +221,19 @@ class StateReader:
         return record_pages(self._store, page_size)
 
     def _start_count(self) -> _KeyCount:
-        """Before the store lists its keys: all that the ledger counts are there then."""
-        found = ledger_store(self._store).load()
-        self._opened = self._with(None if found is None else found[0])
+        """Start before the store lists its keys, because the ledger counts keys of that moment."""
+        stored = ledger_store(self._store).load()
+        self._opened = self._with(None if stored is None else stored[0])
         return _KeyCount(self._opened.ledger, comparable=not self._latest and self._before is None)
 
     def _counted(self, count: _KeyCount) -> CountedKeys:
-        found = len(count.keys)
-        if count.held is not None and count.held != found:
-            count.verify(self.ledger())  # what is read latest may be of a batch that has begun behind the last page
-        return CountedKeys(found, count.held, count.ledger, settled=count.settled)
+        number = len(count.keys)
+        if count.held is not None and count.held != number:
+            count.verify(self.ledger())  # a latest read may see a batch that has begun after the last page
+        return CountedKeys(number, count.held, count.ledger, settled=count.settled)
 
     def close(self) -> None:
-        """Lets the store's connection go. Closing twice is no error."""
+        """Close the store's connection. Closing twice is no error."""
         close_if_possible(self._store)
 
     def __enter__(self) -> Self:
@@ -218,12 +244,12 @@ class StateReader:
 
     def _open(self) -> _Opened:
         if self._opened is None:
-            found = ledger_store(self._store).load()
-            self._opened = self._with(None if found is None else found[0])
+            stored = ledger_store(self._store).load()
+            self._opened = self._with(None if stored is None else stored[0])
         return self._opened
 
     def _with(self, data: bytes | None) -> _Opened:
-        """The ledger decoded, and what is made from its schema: anew only where it has changed."""
+        """Decode the ledger, and make the codecs of its schema, unless it is the last one."""
         if data is None:
             if isinstance(self._store, Scan) and has_records(self._store):
                 raise lost_ledger(self._state)
@@ -239,13 +265,13 @@ class StateReader:
     def _read(
         self, texts: list[StoreKey], pauses: Iterator[float] | None = None, room: Room | None = None
     ) -> tuple[_Opened, list[Any]]:
-        """Values of some keys as of one ledger.
+        """The values of some keys as of one ledger.
 
-        Read once more where the ledger was overtaken: a record newer than all it has given out; or
-        where a key is absent and a vacuum came between, which may have purged it, or another incarnation of the state.
+        A read is repeated if a record is newer than the ledger. It is also repeated if a key is absent, and meanwhile a
+        vacuum may have purged it or the state has another incarnation.
 
-        A record that is newer than the ledger read after it was written by no attempt: it is read again after each of
-        ``pauses``, in case a failover is under way, and then it is an error.
+        No attempt wrote a record that is newer than a ledger read after it. A failover may explain it, so it is read
+        again after each of ``pauses``, and then it is an error.
         """
         pauses = iter(_PAUSES) if pauses is None else pauses
         for _ in range(_TRIES):
@@ -267,7 +293,7 @@ class StateReader:
                 continue
             except CorruptRecordError:
                 if self._changed(opened):
-                    continue  # of a field that was added meanwhile
+                    continue  # the record may have a field that was added meanwhile
                 raise
             if (
                 not contains_none(data)
@@ -282,44 +308,44 @@ class StateReader:
         )
 
     def _values(self, ledger: LedgerRecord, records: list[Any]) -> list[Any]:
-        """What counts of the records. Raises StaleBatchError where the ledger was overtaken."""
+        """The values of the records by the one rule. Raises StaleBatchError for a record newer than the ledger."""
         if ledger.type == "non-transactional":
             return records
         view, newest = self._view(ledger), ledger.next_txid - 1
         if not self._latest and ledger.type == "opaque":
             return view.values(records, newest)
-        if any(one is not None and one[0] > newest for one in records):
+        if any(record is not None and record[0] > newest for record in records):
             raise StaleBatchError(f"a record is newer than txid {newest}")
-        return [None if one is None or not view.check_age(one[0]) else one[1] for one in records]
+        return [None if record is None or not view.check_age(record[0]) else record[1] for record in records]
 
     def _view(self, ledger: LedgerRecord) -> CommitView:
-        """What counts; without the last batch where the state is to be read as it was before it."""
-        done = ledger.last_commit
-        if self._before is None or ledger.type != "opaque" or done is None:
+        """The ledger's view, without the last batch if the state is to be read as it was before that batch."""
+        last = ledger.last_commit
+        if self._before is None or ledger.type != "opaque" or last is None:
             return ledger.view()
         query_id, batch_id = self._before
-        if ledger.owner != query_id or done.owner != query_id or done.batch_id < batch_id:
+        if ledger.owner != query_id or last.owner != query_id or last.batch_id < batch_id:
             return ledger.view()
-        if done.batch_id > batch_id or ledger.next_txid != done.txid + 1:
-            # Also one that did not end: what it has written keeps the values of this batch, and not those before it.
-            other = done.batch_id > batch_id
-            later = f"batch {done.batch_id} is committed" if other else "an attempt or a vacuum began"
+        if last.batch_id > batch_id or ledger.next_txid != last.txid + 1:
+            # An orphaned attempt matters, too: its records keep the values of this batch, and not those before it.
+            other = last.batch_id > batch_id
+            later = f"batch {last.batch_id} is committed" if other else "an attempt or a vacuum began"
             raise UsageError(
                 f"state {self._state!r} cannot be read as it was before batch {batch_id}: {later} since, and records "
                 "keep one value before the current one. Restore the store as it was before that; or ask this once with "
                 "consistency='latest', which answers with what is there now."
             )
-        return CommitView(done.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
+        return CommitView(last.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
 
     def _changed(self, opened: _Opened) -> bool:
-        found = ledger_store(self._store).load()
-        return found is None or found[0] != opened.data
+        stored = ledger_store(self._store).load()
+        return stored is None or stored[0] != opened.data
 
     def _fetch(self, texts: list[Any]) -> tuple[bytes | None, list[Any], bytes | None]:
         store = self._store
         if self._in_one_call:
-            found: tuple[bytes | None, list[Any], bytes | None] = store.multi_get_with_ledger(texts)
-            return found
+            read: tuple[bytes | None, list[Any], bytes | None] = store.multi_get_with_ledger(texts)
+            return read
         ledger = ledger_store(store)
         before = ledger.load()
         data = store.multi_get(texts)
@@ -328,12 +354,12 @@ class StateReader:
 
 
 class CountedKeys(NamedTuple):
-    """What `StateReader.count_keys` found.
+    """The result of `StateReader.count_keys`.
 
-    ``found``    keys that are there
-    ``held``     keys that the ledger says; None if it does not know, or if the two cannot be compared
-    ``ledger``   as it was before the count
-    ``settled``  no batch was committed and no vacuum began meanwhile, so the count is of one moment
+    ``found``    the number of keys with a value
+    ``held``     the ledger's number; None if unknown, or if the two cannot be compared
+    ``ledger``   the ledger before the count
+    ``settled``  whether the count is of one moment: no batch was committed, and no vacuum began meanwhile
     """
 
     found: int
@@ -343,7 +369,7 @@ class CountedKeys(NamedTuple):
 
 
 class _KeyCount:
-    """The keys that a scan finds, and whether they can be compared with the ledger's number."""
+    """The keys of a scan, and whether their number can be compared with the ledger's."""
 
     def __init__(self, ledger: LedgerRecord, *, comparable: bool) -> None:
         self.ledger = ledger
@@ -359,14 +385,14 @@ class _KeyCount:
         return self._held if self.settled else None
 
     def verify(self, ledger: LedgerRecord) -> None:
-        """One more ledger under which was read."""
+        """Note a ledger under which a page was read."""
         if ledger is self.ledger and ledger.type == "opaque":
             return
         at_work = ledger.type != "opaque" and ledger.in_flight is not None
         self.settled = self.settled and not at_work and ledger.contents() == self._contents
 
     def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
-        """One more page."""
+        """Note the keys of a page."""
         self.verify(ledger)
         self.keys.update(
             list(compress(page, [value is not None for value in values])) if contains_none(values) else page
@@ -379,7 +405,7 @@ def _check_missing(state: str, counted: CountedKeys) -> None:
         return
     raise MissingKeysError(
         f"state {state!r}: {held - found} of {held} keys are missing. The scan gave out all {found} that are there. "
-        "Something else deleted records, or the store evicted or lost them. Restore the store, or accept the loss: "
+        "Another program deleted records, or the store evicted or lost them. Restore the store, or accept the loss: "
         "mapstate recount. See docs/operating.md#how-many-keys",
         state=state,
         found=found,
@@ -388,7 +414,7 @@ def _check_missing(state: str, counted: CountedKeys) -> None:
 
 
 class _Opened:
-    """A ledger, and what is made from its schema, which is taken from ``last`` where it has not changed."""
+    """A ledger and the codecs of its schema. Those of ``last`` are kept if the schema is the same."""
 
     def __init__(
         self, data: bytes, ledger: LedgerRecord, aggregators: Mapping[str, Aggregator], last: _Opened | None
@@ -405,5 +431,5 @@ class _Opened:
 
 
 def _purged(ledger: LedgerRecord) -> tuple[int, int]:
-    """What differs between two ledgers if records may have gone from one to the other."""
+    """A pair that differs between two ledgers if records may have been purged between them."""
     return ledger.first_txid, ledger.rewrites
