@@ -1,4 +1,4 @@
-"""Specs: which state, of which type, in which store. They are sent to executors; clients are not.
+"""Specs: the name, type and store of a state. Spark sends specs to executors, and never a client.
 
 `opaque`, `transactional` and `non_transactional` make a `StateSpec`. It is frozen, picklable, comparable
 and prints without secrets.
@@ -31,29 +31,26 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A spec for one state.
+    """The declaration of one state.
 
-    ``name``          of the state in its store; by default the stream's. Letters, digits, ``_ . -``
-    ``serializer``    "json" or "msgpack"; "native" in a store with types of its own, and there nothing else. By default
-                      "auto": "native" there, "json" elsewhere
-    ``cache_size``    records that a worker may keep of each partition between batches; 0 is no cache. With one,
-                      adaptive execution is off while the batch is applied, and there can be no ttl. On the driver
-                      there is none
-    ``ttl``           seconds from a record's last write until the store may drop it; None is never.
-                      The ledger has none
-    ``on_new_owner``  what happens when another streaming query opens the state: "refuse", "adopt" (count
-                      on above what is there) or "reset" (start empty)
-    ``on_gap``        what happens when the store lacks batches that Spark has finished: "refuse" or
-                      "accept" (go on without them)
-    ``apply_on``      where records are read and written: "executors", "driver", or "auto", which is the
-                      executors wherever the store can be reached from several processes. "driver" is quicker for
-                      batches of a few thousand keys: no Python runs on the executors. All keys of a batch are then in
-                      the driver's memory, up to ``spark.driver.maxResultSize``
-    ``chunk_size``    keys per read and write; by default what the store is best with, mostly 2,000. A chunk ends
-                      with its Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
-    ``chunk_bytes``   what a chunk comes to at most, of the batch as well as of records: 8 MiB. A chunk of large values
+    ``name``          of the state in its store, by default the stream's: letters, digits, ``_ . -``
+    ``serializer``    "json" or "msgpack" in a store of bytes, "native" in a store with types of its own. "auto", the
+                      default, is "json" or "native"
+    ``cache_size``    records of each partition that a worker may keep between batches; 0 means no cache. A cache turns
+                      adaptive execution off while the batch is applied, and excludes a ttl. The driver has no cache
+    ``ttl``           seconds from a record's last write until the store may drop it; None means never. The ledger stays
+    ``on_new_owner``  if another streaming query opens the state: "refuse", "adopt" (go on with the stored values) or
+                      "reset" (start empty)
+    ``on_gap``        if the store lacks batches that Spark has finished: "refuse" or "accept" (go on without them)
+    ``apply_on``      where records are read and written: "executors", "driver" or "auto". "auto" takes the executors if
+                      several processes can reach the store. "driver" is faster for batches of a few thousand keys,
+                      because no Python runs on the executors. The driver then holds all keys of a batch in memory, up
+                      to ``spark.driver.maxResultSize``
+    ``chunk_size``    keys per read and write, by default the store's own number, mostly 2,000. A chunk ends with its
+                      Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
+    ``chunk_bytes``   bytes of a chunk at most, of its rows as well as of its records: 8 MiB. A chunk of large values
                       has fewer keys, at least one. A task holds several times that
-    ``max_attempts``  how often a batch is begun anew inside one foreachBatch call
+    ``max_attempts``  attempts at a batch in one foreachBatch call, at most
     ``patience``      seconds for which a batch retries a store that does not answer, with growing pauses, before the
                       query fails; 0 means no retry. These retries do not count against ``max_attempts``. Not retried: a
                       query's first batch, so that a wrong address fails at once, and a non-transactional state after
@@ -119,13 +116,13 @@ class StateSpec:
 
     @property
     def state(self) -> str:
-        """The state's name. Raises ConfigurationError where it has none."""
+        """The state's name. Raises ConfigurationError if it has none."""
         if self.name is None:
             raise ConfigurationError("this spec names no state: opaque(url, name='...')")
         return self.name
 
     def open(self) -> Any:
-        """The store of this state, in the process that calls. See `Backend.open`."""
+        """Open the store of this state in the calling process. See `Backend.open`."""
         return self.backend.open(self.state, ttl=self.ttl)
 
 
@@ -184,7 +181,7 @@ def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, give
 
 
 def check_state_name(name: str) -> str:
-    """The name, if it can be one. Raises ConfigurationError."""
+    """Return the name if it can name a state. Raises ConfigurationError."""
     if type(name) is not str or not _NAME.fullmatch(name):
         shown = "a URL" if LIKE_A_URL.search(repr(name)) else repr(name)  # which may hold a password
         raise ConfigurationError(

@@ -19,12 +19,11 @@ _MISSING: Any = object()
 
 
 class CachedMap(Generic[K, V]):
-    """Keeps the ``max_entries`` most recently used entries of ``backing``, absent ones included.
+    """Keep the ``max_entries`` most recently used entries of ``backing``, with those of absent keys.
 
-    Right only while nobody else writes to the same keys; on Spark `mapstate.spark.executor.cache_lease` sees to
-    that. ``hits``, ``misses`` and ``puts`` count keys.
-    An entry is filled only after the delegate's put succeeded; while a
-    put runs, and after it failed, its keys are not cached.
+    The cache is right only while nobody else writes the same keys. On Spark `mapstate.spark.executor.cache_lease`
+    proves that. A put fills the cache after ``backing`` succeeded; keys of a failed put are not cached. ``hits``,
+    ``misses`` and ``puts`` count keys.
     """
 
     def __init__(self, backing: IBackingMap[K, V], max_entries: int) -> None:
@@ -35,16 +34,16 @@ class CachedMap(Generic[K, V]):
         self._entries: LRUCache[K, V | None] = LRUCache(max_entries)
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
-        """See `IBackingMap.multi_get`; asks the delegate once, for what is not cached."""
+        """See `IBackingMap.multi_get`. One call of ``backing``, for the keys that are not cached."""
         entries = self._entries
         out = [entries.get(key, _MISSING) for key in keys]
         missing = list(dict.fromkeys(key for key, value in zip(keys, out, strict=True) if value is _MISSING))
         self.misses += len(missing)
         self.hits += len(keys) - len(missing)
         if missing:
-            found = dict(zip(missing, self.backing.multi_get(missing), strict=True))
-            out = [found[key] if value is _MISSING else value for key, value in zip(keys, out, strict=True)]
-            entries.update(found)
+            fetched = dict(zip(missing, self.backing.multi_get(missing), strict=True))
+            out = [fetched[key] if value is _MISSING else value for key, value in zip(keys, out, strict=True)]
+            entries.update(fetched)
         return out
 
     def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
@@ -57,5 +56,5 @@ class CachedMap(Generic[K, V]):
         self.puts += len(keys)
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Remove all entries from the cache."""
         self._entries.clear()

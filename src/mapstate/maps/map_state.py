@@ -1,4 +1,4 @@
-"""What the three map states share: the calls, and the guard on their order."""
+"""The calls of the three map states, and the guard on their order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["CombineAll", "MapState", "TransactionStatus", "Updater"]
 V = TypeVar("V")
 
 Updater = Callable[[V | None], V | None]
-"""``stored | None -> new``. Called once per update, with what is there; None removes the key."""
+"""``stored | None -> new``. Called once per update, with the stored value; None removes the key."""
 
 CombineAll = Callable[[list[Any], list[Any]], list[Any]]
-"""``(bases, partials) -> new values``: one call for a whole chunk, lists of one length."""
+"""``(bases, partials) -> new values``: one call per chunk, with lists of one length."""
 
 
 class TransactionStatus(enum.Enum):
-    """Where a map state stands between `MapState.begin_commit` and `MapState.commit`."""
+    """Whether a map state is between `MapState.begin_commit` and `MapState.commit`."""
 
     IDLE = "idle"
     BEGUN = "begun"
@@ -31,8 +31,8 @@ class TransactionStatus(enum.Enum):
 class MapState(ABC, Generic[V]):
     """A map whose updates belong to batches: Trident's MapState.
 
-    ``begin_commit(txid)``, any number of updates, ``commit(txid)``. Beginning again without a commit is
-    what happens after a crash, and allowed: it starts another attempt. Not thread-safe.
+    A batch is ``begin_commit(txid)``, any number of updates, and ``commit(txid)``. A second begin without a commit is
+    allowed, as after a crash: it starts another attempt. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -41,18 +41,18 @@ class MapState(ABC, Generic[V]):
 
     @property
     def status(self) -> TransactionStatus:
-        """Whether a batch has begun and not been committed."""
+        """Whether a batch has begun and is not committed."""
         return self._status
 
     def begin_commit(self, txid: int) -> None:
-        """Starts an attempt at the batch ``txid``. Nothing is read or written."""
+        """Start an attempt at the batch ``txid``. Nothing is read or written. Raises UsageError for no txid."""
         if type(txid) is not int or txid < 0:
             raise UsageError(f"a txid is an int from 0 up, not {txid!r}")
         self._txid = txid
         self._status = TransactionStatus.BEGUN
 
     def commit(self, txid: int) -> None:
-        """Ends the batch. Raises UsageError where ``txid`` is not the one that was begun."""
+        """End the batch. Raises UsageError if another ``txid`` was begun, or none."""
         if self._attempt() != txid:
             raise UsageError(f"commit({txid}) after begin_commit({self._txid})")
         self._txid = None
@@ -65,23 +65,23 @@ class MapState(ABC, Generic[V]):
 
     @abstractmethod
     def multi_get(self, keys: Sequence[Any]) -> list[V | None]:
-        """The values as the current batch finds them, with what it has written itself."""
+        """The values as the current batch finds them, with its own writes."""
 
     @abstractmethod
     def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
-        """Combines one partial into each key; returns the new values. The form that tasks use.
+        """Combine one partial into each key, and return the new values. Tasks call this once per chunk.
 
         ``keys`` must not repeat. ``combine_all`` gets None as the base of an absent key.
         """
 
     @abstractmethod
     def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
-        """Sets the values. Of a repeated key the last one stays."""
+        """Set the values. The last value of a repeated key stays."""
 
     def multi_update(self, keys: Sequence[Any], updaters: Sequence[Updater[V]]) -> list[V | None]:
-        """Applies one updater per key and returns the new values, one per entry.
+        """Apply one updater per key, and return the new values, one per entry.
 
-        Updaters of a repeated key are applied in order, and the key is written once.
+        Updaters of a repeated key apply in order, and the key is written once.
         """
         check_lengths(keys, updaters, "updaters")
         by_key: dict[Any, list[int]] = {}
@@ -89,9 +89,9 @@ class MapState(ABC, Generic[V]):
             by_key.setdefault(key, []).append(at)
         out: list[Any] = [_UNTOUCHED] * len(keys)
 
-        def fold(bases: list[Any], places: list[list[int]]) -> list[Any]:
+        def fold(bases: list[Any], positions: list[list[int]]) -> list[Any]:
             after = []
-            for base, ats in zip(bases, places, strict=True):
+            for base, ats in zip(bases, positions, strict=True):
                 value = base
                 for at in ats:
                     out[at] = value = updaters[at](value)
@@ -101,7 +101,7 @@ class MapState(ABC, Generic[V]):
         values = self.multi_combine(list(by_key), list(by_key.values()), fold)
         for ats, value in zip(by_key.values(), values, strict=True):
             for at in ats:
-                if out[at] is _UNTOUCHED:  # a transactional key that was in already
+                if out[at] is _UNTOUCHED:  # a transactional key that an earlier attempt has written
                     out[at] = value
         return out
 
@@ -110,7 +110,7 @@ _UNTOUCHED: Any = object()
 
 
 def last_of_each(keys: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Keys without repetition, each with its last value."""
+    """The different keys, each with its last value."""
     check_lengths(keys, values, "values")
     by_key = dict(zip(keys, values, strict=True))
     return list(by_key), list(by_key.values())

@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class MicroBatchBackingMap(Generic[K, V]):
-    """Passes on at most ``max_keys`` keys per call, in order; stops at the first error."""
+    """Split calls of ``backing`` into parts of at most ``max_keys`` keys, in order, up to the first error."""
 
     def __init__(self, backing: IBackingMap[K, V], max_keys: int) -> None:
         if max_keys < 1:

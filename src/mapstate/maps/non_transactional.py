@@ -1,4 +1,4 @@
-"""The map state that keeps the bare value: the smallest and fastest, and not exactly once."""
+"""The map state that keeps the bare value: the smallest and fastest, and at least once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class NonTransactionalMap(MapState[V]):
-    """Keeps values as they are. A batch that is tried again counts again what it had written."""
+    """Keep bare values. A repeated batch counts again for all keys that it had written."""
 
     def __init__(self, backing: IBackingMap[Any, V]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The map state that is right whatever a replay contains."""
+"""The map state that counts a batch once, even if a replay brings other rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ V = TypeVar("V")
 
 
 class OpaqueMap(MapState[V]):
-    """Keeps `OpaqueValue` records: each key's value, and the one before the batch that wrote it.
+    """Keep `OpaqueValue` records: a key's value, and its value before the batch that wrote it.
 
-    With ``committed``, the ledger's view, the map applies the one rule to what it reads. Without, txids
-    are taken to be plain increasing numbers of batches, as Trident's are.
+    ``committed`` is the ledger's view, by which the map applies the one rule. Without it, txids are increasing numbers
+    of batches, as Trident's are.
 
-    A second update of a key in one attempt builds on what this instance wrote, which it remembers
-    until the next `begin_commit`. ``written_once`` promises that no key comes twice in an attempt, and
-    nothing is remembered: tasks on Spark, where the shuffle sees to it.
+    A second update of a key in one attempt builds on the first, which the instance remembers until the next
+    `begin_commit`. ``written_once`` promises that no key comes twice in an attempt, and nothing is remembered. Spark's
+    shuffle guarantees that to a task.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class OpaqueMap(MapState[V]):
         self._written: dict[Any, tuple[V | None, V | None]] | None = None if written_once else {}
 
     def begin_commit(self, txid: int) -> None:
-        """See `MapState.begin_commit`. Forgets what an earlier attempt wrote."""
+        """See `MapState.begin_commit`. Forgets the writes of an earlier attempt."""
         super().begin_commit(txid)
         if self._written is not None:
             self._written = {}
@@ -71,7 +71,7 @@ class OpaqueMap(MapState[V]):
             values = combine_all([value for value, _ in again], list(partials))
             before = [base for _, base in again]
         records: list[Any] = list(zip(repeat(txid), values, before, strict=False))
-        if self._written is not None:  # the hot path goes without a million small objects a second
+        if self._written is not None:  # tasks write plain tuples: an object per record is too slow
             records = [OpaqueValue._make(record) for record in records]
         self._backing.multi_put(keys, records)
         if self._written is not None:
@@ -79,7 +79,7 @@ class OpaqueMap(MapState[V]):
         return values
 
     def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
-        """See `MapState.multi_put`. Reads first: a record has to keep the value before it."""
+        """See `MapState.multi_put`. Reads first, because a record keeps the value before."""
         self.multi_combine(*last_of_each(keys, values), replace_all)
 
     def _view(self, txid: int) -> CommitView:

@@ -1,4 +1,4 @@
-"""Records on top, bytes below (or a store's own types): a backing map of records over a store, and its writer."""
+"""A backing map of records over a store's map of bytes or native values, and the writer of an attempt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mapstate.serializers.serializer import RecordCodec
 __all__ = ["CHUNK_BYTES", "Room", "SerializedMap", "writer_of"]
 
 CHUNK_BYTES = 8 * 2**20
-"""What the records of a chunk, or of a page, come to at most, where nothing else is asked for."""
+"""The default limit for the bytes of a chunk's or a page's records."""
 
 _PROBE = 64
 _SAMPLE = 64
@@ -25,10 +25,10 @@ _MAY_BE_LARGE = ("string", "binary", "any")
 
 
 class Room:
-    """How many keys are read at one time, so that their records stay below a number of bytes.
+    """The number of keys to read at a time, so that their records stay below a number of bytes.
 
-    A record's size is known when it has been read or written: so the first keys are few, where a field may be large,
-    and each following chunk has as many as fit by the mean of the last one. Fields of fixed size are not measured.
+    A record's size is unknown before it is read or written. So the first chunk is small if a field may be large. Each
+    next chunk has as many keys as fit by the mean size in the last one. Fields of fixed size are not measured.
     """
 
     def __init__(self, fields: Sequence[Field], most_keys: int = sys.maxsize, most_bytes: int = CHUNK_BYTES) -> None:
@@ -38,16 +38,16 @@ class Room:
         self.keys = min(most_keys, _PROBE) if self.measures else most_keys
 
     def learn(self, stored: Sequence[Any]) -> None:
-        """Takes in how large records are, as the store has them; None is none."""
+        """Measure a sample of stored records. None is an absent record."""
         if not self.measures:
             return
-        some = [one for one in stored[:: len(stored) // _SAMPLE + 1] if one is not None]
-        if some:
-            sizes = (len(one) if isinstance(one, bytes) else len(msgspec.msgpack.encode(one)) for one in some)
-            self.keys = max(1, min(self._most_keys, self._most_bytes * len(some) // max(1, sum(sizes))))
+        sample = [record for record in stored[:: len(stored) // _SAMPLE + 1] if record is not None]
+        if sample:
+            sizes = (len(data) if isinstance(data, bytes) else len(msgspec.msgpack.encode(data)) for data in sample)
+            self.keys = max(1, min(self._most_keys, self._most_bytes * len(sample) // max(1, sum(sizes))))
 
     def parts(self, page: list[Any]) -> Iterator[list[Any]]:
-        """The page, as many keys at a time as there is room for by then."""
+        """Split the page, each part by the room that is known when it is taken."""
         at = 0
         while at < len(page):
             part = page[at : at + self.keys]
@@ -56,9 +56,9 @@ class Room:
 
 
 class SerializedMap:
-    """An `IBackingMap` of records, over a store's map of what the codec makes of them; keys are the store's.
+    """An `IBackingMap` of records over a store's map, with the store's keys.
 
-    ``room`` learns from each chunk how large records are.
+    ``room`` learns the size of records from each chunk.
     """
 
     def __init__(self, store: IBackingMap[Any, Any], codec: RecordCodec, room: Room | None = None) -> None:
@@ -84,10 +84,10 @@ class SerializedMap:
 
 @contextmanager
 def writer_of(store: Any, token: FenceToken, *, has_txids: bool = True) -> Iterator[Any]:
-    """The map that an attempt writes to, guarded as well as the store can; closed at the end, unless it is the store.
+    """Give the map to which an attempt writes: fenced or filtered if the store can, else the store itself.
 
-    Once per task, and by a vacuum. ``has_txids`` is False for a non-transactional state, whose records have no txid to
-    filter by.
+    A task opens it once, and so does a vacuum. It is closed at the end, unless it is the store. ``has_txids`` is False
+    for a non-transactional state, whose records have no txid to filter by.
     """
     if isinstance(store, FencedWrites):
         writer = store.writer(token)

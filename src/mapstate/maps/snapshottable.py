@@ -15,7 +15,7 @@ V = TypeVar("V")
 class SnapshottableMap(Generic[V]):
     """One value on top of a map state, as Trident's Snapshottable.
 
-    ``key`` is the one key it is kept under; by default that of an ungrouped aggregate.
+    ``key`` is the value's key, by default that of an ungrouped aggregate.
     """
 
     def __init__(self, state: MapState[V], key: Any = GLOBAL_KEY) -> None:
@@ -31,13 +31,13 @@ class SnapshottableMap(Generic[V]):
         self._state.commit(txid)
 
     def get(self) -> V | None:
-        """The value, None where there is none."""
+        """The value, None if absent."""
         return self._state.multi_get(self._keys)[0]
 
     def update(self, updater: Updater[V]) -> V | None:
-        """Applies ``updater`` to the value and returns the new one."""
+        """Apply ``updater`` to the value, and return the new value."""
         return self._state.multi_update(self._keys, [updater])[0]
 
     def set(self, value: V | None) -> None:
-        """Sets the value."""
+        """Set the value."""
         self._state.multi_put(self._keys, [value])

@@ -1,4 +1,4 @@
-"""The map state that is right when a replay of a batch brings the same rows again."""
+"""The map state that counts a batch once if a replay brings the same rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ V = TypeVar("V")
 
 
 class TransactionalMap(MapState[V]):
-    """Keeps `TransactionalValue` records: a key that carries the batch's txid has its rows in already.
+    """Keep `TransactionalValue` records: the record of a key with the batch's txid already has the batch's rows.
 
-    ``committed`` and ``written_once`` as for `OpaqueMap`; of the view only floor and start are used.
-    ``skipped`` counts keys that were in already, over the map's life.
+    ``committed`` and ``written_once`` as for `OpaqueMap`; only the view's floor and first txid are used. ``skipped``
+    counts the keys that an earlier attempt had written, over the map's life.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class TransactionalMap(MapState[V]):
         self._written: set[Any] | None = None if written_once else set()
 
     def begin_commit(self, txid: int) -> None:
-        """See `MapState.begin_commit`. Forgets what an earlier attempt wrote."""
+        """See `MapState.begin_commit`. Forgets the writes of an earlier attempt."""
         super().begin_commit(txid)
         if self._written is not None:
             self._written = set()
 
     def multi_get(self, keys: Sequence[Any]) -> list[V | None]:
-        """The latest values: this type keeps none before it."""
+        """The latest values, because this type keeps no older ones."""
         return [None if record is None else record[1] for record in self._records(keys)]
 
     def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
-        """See `MapState.multi_combine`. A key that is in already keeps its value and is not written.
+        """See `MapState.multi_combine`. A key that an earlier attempt has written keeps its value.
 
         Raises StaleBatchError before anything is written.
         """
@@ -54,10 +54,10 @@ class TransactionalMap(MapState[V]):
         due: list[int] = []
         for at, record in enumerate(self._records(keys)):
             values.append(None if record is None else record[1])
-            found = -1 if record is None else record[0]
-            if found > txid:
-                raise stale(found, txid)
-            if found < txid or (self._written and keys[at] in self._written):
+            written_by = -1 if record is None else record[0]
+            if written_by > txid:
+                raise stale(written_by, txid)
+            if written_by < txid or (self._written and keys[at] in self._written):
                 due.append(at)
         self.skipped += len(values) - len(due)
         fresh = combine_all([values[at] for at in due], [partials[at] for at in due])
@@ -71,7 +71,7 @@ class TransactionalMap(MapState[V]):
         return values
 
     def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
-        """See `MapState.multi_put`. A key that this batch has set already keeps its value."""
+        """See `MapState.multi_put`. A key that an earlier attempt has written keeps its value."""
         self.multi_combine(*last_of_each(keys, values), replace_all)
 
     def _records(self, keys: Sequence[Any]) -> list[TransactionalValue[V] | None]:
