@@ -1,4 +1,4 @@
-"""Combiners and reducers, the built-in ones, and what it takes to write your own."""
+"""Combiners and reducers: the built-in aggregators, and the base classes of your own."""
 
 from mapstate.aggregators.aggregator import (
     Aggregator,

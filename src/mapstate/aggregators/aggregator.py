@@ -1,4 +1,4 @@
-"""What an aggregator is: the two kinds that users write, and what mapstate asks of both."""
+"""The interface of aggregators: combiners, reducers, and the native combiners that Spark computes."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ if TYPE_CHECKING:
 __all__ = ["Aggregator", "CombinerAggregator", "NativeCombiner", "ReducerAggregator", "Row"]
 
 Row = Mapping[str, Any]
-"""One input row, by column name. Values as PyArrow gives them: int, float, Decimal, str, bytes, ..."""
+"""One input row by column name, with PyArrow's values: int, float, Decimal, str, bytes, ..."""
 
 
 class Aggregator:
-    """What stands behind one field of a state.
+    """The computation of one field of a state.
 
-    Instances are configuration only: small, immutable and picklable, because they are sent to the
-    executors. Two that describe themselves alike are the same aggregator to the ledger.
+    Instances are configuration only: small, immutable and picklable, because Spark sends them to executors. Two
+    aggregators with one description are the same to the ledger.
 
-    ``value_type``   the type it accumulates and stores, as Spark writes types. "any" is whatever the
-                     serializer can hold: None, bool, int, float, str, list and dict with str keys
+    ``value_type``   the type of its stored values, as Spark writes types. "any" stands for None, bool, int, float, str,
+                     list, and dict with str keys
     """
 
     value_type: ClassVar[str] = "any"
 
     def columns(self) -> Sequence[str]:
-        """The input columns it reads. Empty means all of them. Driver, once per state."""
+        """The input columns that it reads; empty means all columns. Driver, once per state."""
         return ()
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """The type it accumulates over input ``columns`` (name to Spark type). Driver, once per state.
+        """The type that it accumulates over input ``columns`` (name to Spark type). Driver, once per state.
 
-        Raises UnknownColumnError or UnsupportedTypeError. By default `value_type`, after a look
-        whether all `columns` are there.
+        By default `value_type`, if all of its `columns` exist. Raises UnknownColumnError or UnsupportedTypeError.
         """
         for name in self.columns():
             column_type(columns, name, self)
         return self.value_type
 
     def result(self, value: Any) -> Any:
-        """What readers and new values show for an accumulated value. By default the value itself."""
+        """The value that readers and new values show. By default the accumulated value itself."""
         return value
 
     def result_type(self, value_type: str) -> str:
@@ -52,7 +51,7 @@ class Aggregator:
         return value_type
 
     def describe(self) -> str:
-        """Its name in the ledger; another description is another field."""
+        """Its name in the ledger. A field with another description is another field."""
         inside = ", ".join(self.columns())
         return f"{type(self).__name__}({inside})" if inside else type(self).__name__
 
@@ -69,8 +68,8 @@ class Aggregator:
 class CombinerAggregator(Aggregator):
     """Trident's CombinerAggregator: turns a row into a value, and joins two values.
 
-    `combine` must be associative and commutative: rows come in any order. It gets values that the
-    serializer has stored and read back. It runs on executors, once per row.
+    `combine` must be associative and commutative, because rows come in any order. It also gets values that were
+    stored and read back. It runs on executors, once per row.
     """
 
     @abstractmethod
@@ -79,7 +78,7 @@ class CombinerAggregator(Aggregator):
 
     @abstractmethod
     def combine(self, a: Any, b: Any) -> Any:
-        """The value of two. Must not change its arguments. None removes the key."""
+        """The value of two values. It must not change its arguments. None removes the key."""
 
     def zero(self) -> Any:
         """The value of no rows."""
@@ -87,9 +86,9 @@ class CombinerAggregator(Aggregator):
 
 
 class ReducerAggregator(Aggregator):
-    """Trident's ReducerAggregator: takes rows into an accumulator, one after the other.
+    """Trident's ReducerAggregator: adds rows to an accumulator, one at a time.
 
-    Runs on executors, once per row; the rows of a key come in any order.
+    It runs on executors, once per row. The rows of a key come in any order.
     """
 
     @abstractmethod
@@ -98,13 +97,13 @@ class ReducerAggregator(Aggregator):
 
     @abstractmethod
     def reduce(self, acc: Any, row: Row) -> Any:
-        """The accumulator with one more row. May change ``acc``, which is its own. None removes the key."""
+        """The accumulator with one more row. It may change ``acc``. None removes the key."""
 
 
 class NativeCombiner(CombinerAggregator):
-    """A combiner that Spark can compute by itself, down to one row per key and batch.
+    """A combiner that Spark computes by itself, down to one row per key and batch.
 
-    Its partials come as columns, and are joined to what is stored a chunk at a time.
+    Its partials come as columns, and are combined with the stored values a chunk at a time.
     """
 
     @abstractmethod
@@ -117,7 +116,7 @@ class NativeCombiner(CombinerAggregator):
 
     @abstractmethod
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """`combine` for a chunk; None in either list is absent or null. Executor."""
+        """`combine` for a chunk. None in a list stands for absent or null. Executor."""
 
     def combine(self, a: Any, b: Any) -> Any:
         """See `CombinerAggregator.combine`."""

@@ -11,7 +11,7 @@ __all__ = ["column_of"]
 
 
 def column_of(name: str) -> Column:
-    """The column of exactly this name, whatever characters it has. Driver."""
+    """The column of exactly this name, with any characters. Driver."""
     from pyspark.sql import functions as F
 
     return F.col("`" + name.replace("`", "``") + "`")

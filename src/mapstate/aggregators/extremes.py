@@ -1,6 +1,6 @@
-"""Min, Max, First and Last: the built-in aggregators that keep one of the values, in Spark's order.
+"""Min, Max, First and Last: the built-in aggregators that keep one value, chosen by Spark's order.
 
-See `mapstate.aggregators.sums` for what all built-in aggregators have in common.
+See `mapstate.aggregators.sums` for the rules of all built-in aggregators.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _AtEnd(NativeCombiner):
         from pyspark.sql import functions as F
 
         by = column_of(self.by)
-        # A struct, and not min_by: rows of one instant must give one answer, whatever their order.
+        # A struct instead of min_by: rows with the same `by` must give one answer in any order.
         pair = F.when(by.isNotNull(), F.struct(by.alias("by"), column_of(self.column).alias("value")))
         end = (F.max if self._greatest else F.min)(pair)
         return [end["by"], end["value"]]
@@ -136,7 +136,7 @@ class _AtEnd(NativeCombiner):
         return out
 
     def result(self, value: Any) -> Any:
-        """The value, without what it is ordered by."""
+        """The value without its ``by``."""
         return None if value is None else value[1]
 
     def result_type(self, value_type: str) -> str:
@@ -147,7 +147,7 @@ class _AtEnd(NativeCombiner):
 class First(_AtEnd):
     """The value of ``column`` in the row with the least ``by``.
 
-    Rows where ``by`` is null do not take part. Of several with the same ``by``, the least value.
+    Rows without a ``by`` do not count. Of several rows with the same ``by``, the least value counts.
     """
 
     _greatest = False
@@ -156,17 +156,17 @@ class First(_AtEnd):
 class Last(_AtEnd):
     """The value of ``column`` in the row with the greatest ``by``.
 
-    Rows where ``by`` is null do not take part. Of several with the same ``by``, the greatest value.
+    Rows without a ``by`` do not count. Of several rows with the same ``by``, the greatest value counts.
     """
 
     _greatest = True
 
 
 def _check_ordered(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
-    found = column_type(columns, column, who)
-    if found in _ORDERED or found.startswith("decimal("):
-        return found
-    raise unsupported(who, column, found, "a value with an order")
+    kind = column_type(columns, column, who)
+    if kind in _ORDERED or kind.startswith("decimal("):
+        return kind
+    raise unsupported(who, column, kind, "a value with an order")
 
 
 def _order(value: Any) -> tuple[Any, ...]:

@@ -1,8 +1,7 @@
-"""The fields of one state: several aggregators worked as one.
+"""The fields of one state: its aggregators, applied together.
 
-A state's *value*, as maps and serializers see it: with one field, what that field's aggregator
-accumulates, bare, so that a count is stored as ``3``; with several, a tuple of those. A bare value
-that is null is ``(None,)``, because None means that the key is absent.
+Maps and serializers see a state's *value*. With one field it is the aggregator's bare value, so a count is stored as
+``3``. With several fields it is a tuple of them. A bare null is ``(None,)``, because None means an absent key.
 """
 
 from __future__ import annotations
@@ -20,32 +19,34 @@ from mapstate.schema import Field
 __all__ = ["NULL", "Fields", "shown_as"]
 
 NULL = (None,)
-"""A single field's value where it is there and null."""
+"""The value of a key that exists, if its single field is null."""
 
 
 class Fields:
-    """Aggregators in the order of the ledger's fields. Made on the driver, works on executors."""
+    """The aggregators in the order of the ledger's fields. The driver makes it, executors use it."""
 
     def __init__(self, fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> None:
         self.fields = tuple(fields)
         self.aggregators = [aggregators[field.name] for field in fields]
-        self.native = all(isinstance(one, NativeCombiner) for one in self.aggregators)
+        self.native = all(isinstance(aggregator, NativeCombiner) for aggregator in self.aggregators)
         self._single = len(self.fields) == 1
-        self._rows_at = next((at for at, one in enumerate(self.aggregators) if isinstance(one, RetractableRows)), None)
+        self._rows_at = next(
+            (at for at, aggregator in enumerate(self.aggregators) if isinstance(aggregator, RetractableRows)), None
+        )
 
     def from_columns(self, columns: list[list[list[Any]]]) -> list[Any]:
-        """Partials of a chunk, one per key, from each field's native columns."""
+        """One partial per key of a chunk, from each field's native columns."""
         assembled = [
-            one.assemble(own)
-            for one, own in zip(self.aggregators, columns, strict=True)
-            if isinstance(one, NativeCombiner)
+            aggregator.assemble(own)
+            for aggregator, own in zip(self.aggregators, columns, strict=True)
+            if isinstance(aggregator, NativeCombiner)
         ]
         return assembled[0] if self._single else list(zip(*assembled, strict=True))
 
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
-        """New values of a chunk from what was stored and what the batch brings.
+        """The new values of a chunk, from the stored values and the batch's partials.
 
-        A key whose `RetractableRows` reach 0 is removed. Raises ValueOverflowError, and AggregatorError where a user's
+        A key whose `RetractableRows` reach 0 is removed. Raises ValueOverflowError, and AggregatorError if a user's
         aggregator raised.
         """
         values = self._combined(bases, partials)
@@ -56,42 +57,44 @@ class Fields:
 
     def _combined(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         if self._single:
-            one = self.aggregators[0]
-            if not isinstance(one, NativeCombiner):
+            single = self.aggregators[0]
+            if not isinstance(single, NativeCombiner):
                 return [self._join(0, _bare(base), new) for base, new in zip(bases, partials, strict=True)]
             if NULL in bases:
                 bases = [_bare(base) for base in bases]
-            values = one.combine_all(bases, partials)
+            values = single.combine_all(bases, partials)
             return [NULL if value is None else value for value in values] if None in values else values
         columns = []
-        for at, one in enumerate(self.aggregators):
+        for at, aggregator in enumerate(self.aggregators):
             old = [None if base is None else base[at] for base in bases]
             new = [partial[at] for partial in partials]
-            if isinstance(one, NativeCombiner):
-                columns.append(one.combine_all(old, new))
+            if isinstance(aggregator, NativeCombiner):
+                columns.append(aggregator.combine_all(old, new))
             else:
                 columns.append([self._join(at, a, b) for a, b in zip(old, new, strict=True)])
         return list(zip(*columns, strict=True))
 
     def _join(self, at: int, base: Any, partial: Any) -> Any:
-        one = self.aggregators[at]
+        aggregator = self.aggregators[at]
         if isinstance(partial, Folding):
-            return check_type(partial.onto(base), self.fields[at].type, one)
-        raise TypeError(f"{one} is not native: its partials are Foldings")
+            return check_type(partial.onto(base), self.fields[at].type, aggregator)
+        raise TypeError(f"{aggregator} is not native: its partials are Foldings")
 
     def result(self, value: Any) -> list[Any] | None:
-        """What a reader sees of a value, field by field; None for an absent key."""
+        """The results of a value, field by field; None for an absent key."""
         if value is None:
             return None
         if self._single:
             return [called(self.aggregators[0], self.aggregators[0].result, _bare(value))]
-        return [called(one, one.result, own) for one, own in zip(self.aggregators, value, strict=True)]
+        return [
+            called(aggregator, aggregator.result, own) for aggregator, own in zip(self.aggregators, value, strict=True)
+        ]
 
     def named(self, values: Sequence[Any]) -> list[dict[str, Any] | None]:
-        """What a reader sees of each value: `result` by the fields' names, None for an absent key. One pass."""
-        shows = [None if type(one).result is Aggregator.result else one for one in self.aggregators]
+        """The `result` of each value by the fields' names, None for an absent key. One pass."""
+        converts = [type(aggregator).result is not Aggregator.result for aggregator in self.aggregators]
         names = [field.name for field in self.fields]
-        if any(shows):
+        if any(converts):
             return [
                 None if value is None else dict(zip(names, self.result(value) or (), strict=True)) for value in values
             ]
@@ -99,35 +102,35 @@ class Fields:
             return [None if value is None else dict(zip(names, value, strict=True)) for value in values]
         name = names[0]
         named: list[dict[str, Any] | None] = [None if value is None else {name: value} for value in values]
-        return [one and {name: _bare(one[name])} for one in named] if NULL in values else named
+        return [result and {name: _bare(result[name])} for result in named] if NULL in values else named
 
     def shown(self, value: Any) -> list[Any]:
-        """`result` as new values show it: nulls for a removed key, JSON for what has no Spark type."""
+        """The `result` as new values show it: nulls for a removed key, JSON for a value without a Spark type."""
         results = self.result(value) or [None] * len(self.fields)
-        return [shown_as(one, is_json=field.type == "any") for field, one in zip(self.fields, results, strict=True)]
+        return [shown_as(part, is_json=field.type == "any") for field, part in zip(self.fields, results, strict=True)]
 
     def with_presence(self, value: Any, before: Any) -> list[Any]:
-        """The value before as `shown` has it, then whether there was one, and whether there is one now."""
+        """The value before as `shown` gives it, then whether the key existed before, and whether it exists now."""
         return [*self.shown(before), before is not None, value is not None]
 
     def split(self, value: Any) -> list[Any]:
-        """A value field by field, as the aggregators take it."""
+        """The parts of a value, one per aggregator."""
         if value is None:
             return [None] * len(self.fields)
         return [_bare(value)] if self._single else list(value)
 
     def start(self) -> list[Folding]:
-        """Empty partials of one key, to take rows one by one."""
-        return [Folding(one) for one in self.aggregators]
+        """Empty partials of one key, which take its rows one at a time."""
+        return [Folding(aggregator) for aggregator in self.aggregators]
 
     def finish(self, foldings: list[Folding]) -> Any:
-        """The partial of one key, from what `start` gave."""
-        done = [one.partial() for one in foldings]
-        return done[0] if self._single else tuple(done)
+        """The partial of one key, from the foldings of `start`."""
+        partials = [folding.partial() for folding in foldings]
+        return partials[0] if self._single else tuple(partials)
 
 
 def shown_as(result: Any, *, is_json: bool) -> Any:
-    """A result as a column holds it: text where its type is no Spark type."""
+    """A result as a column holds it: JSON text if its type is no Spark type."""
     return msgspec.json.encode(result).decode() if is_json and result is not None else result
 
 

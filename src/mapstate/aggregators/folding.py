@@ -1,4 +1,4 @@
-"""The rows of one key, folded in plain Python, by aggregators of a user's own or where rows come one by one."""
+"""Fold the rows of one key in plain Python: for a user's own aggregators, and for rows that come one at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Folding", "called", "check_type"]
 
 
 class Folding:
-    """One aggregator taking the rows of one key in plain Python.
+    """One aggregator that folds the rows of one key in plain Python.
 
-    A combiner folds as it goes. A reducer needs what is stored first: its rows wait, at most as many as
-    `rows_waiting` tells, until `onto` or `settle` brings it.
+    A combiner folds each row at once. A reducer needs the stored value first, so its rows wait until `onto` or
+    `settle` brings that value. `rows_waiting` is their number.
     """
 
     def __init__(self, aggregator: Aggregator) -> None:
@@ -28,61 +28,61 @@ class Folding:
         self._settled = False
 
     def add(self, row: Row) -> None:
-        """Takes one row."""
-        one = self._aggregator
-        if isinstance(one, CombinerAggregator):
-            with_row = called(one, one.init, row)
-            self._value = with_row if self._value is None else called(one, one.combine, self._value, with_row)
+        """Add one row."""
+        own = self._aggregator
+        if isinstance(own, CombinerAggregator):
+            with_row = called(own, own.init, row)
+            self._value = with_row if self._value is None else called(own, own.combine, self._value, with_row)
         else:
             self._rows.append(row)
 
     @property
     def rows_waiting(self) -> int:
-        """Rows held back until the stored value is known."""
+        """The number of rows that wait for the stored value."""
         return len(self._rows)
 
     def settle(self, base: Any) -> None:
-        """Tells a reducer what is stored, before the key's last row: the rows so far need not wait."""
+        """Give a reducer the stored value before the key's last row, so that no row waits."""
         if isinstance(self._aggregator, CombinerAggregator):
             return  # holds no rows
         self._value = self._reduce(self._value if self._settled else copy.deepcopy(base))
         self._settled = True
 
     def partial(self) -> Any:
-        """What `Fields.combine_all` takes: for a built-in aggregator the bare value, else this."""
+        """The partial for `Fields.combine_all`: a built-in aggregator's bare value, else this object."""
         return self._value if isinstance(self._aggregator, NativeCombiner) else self
 
     def onto(self, base: Any) -> Any:
         """The new value, from the stored one."""
-        one = self._aggregator
-        # A copy: who changes it in place must not change what the record keeps as the value before.
+        own = self._aggregator
+        # A copy, because the record keeps the base as the value before, and an aggregator may change it in place.
         base = copy.deepcopy(base)
-        if not isinstance(one, CombinerAggregator):
+        if not isinstance(own, CombinerAggregator):
             return self._reduce(self._value if self._settled else base)
         if base is None:
             return self._value
-        return base if self._value is None else called(one, one.combine, base, self._value)
+        return base if self._value is None else called(own, own.combine, base, self._value)
 
     def _reduce(self, acc: Any) -> Any:
-        one: Any = self._aggregator
+        own: Any = self._aggregator
         rows, self._rows = self._rows, []
         for row in rows:
-            if acc is None:  # nothing stored, or removed by a row before
-                acc = called(one, one.init)
-            acc = called(one, one.reduce, acc, row)
+            if acc is None:  # the key is absent, or an earlier row removed it
+                acc = called(own, own.init)
+            acc = called(own, own.reduce, acc, row)
         return acc
 
 
-def called(one: Aggregator, method: Any, *args: Any) -> Any:
-    """Calls a user's aggregator; what it raises becomes an AggregatorError that names it."""
+def called(who: Aggregator, method: Any, *args: Any) -> Any:
+    """Call a method of a user's aggregator. Raises its errors as an AggregatorError that names it."""
     try:
         return method(*args)
     except MapStateError:
         raise
     except Exception as error:
         raise AggregatorError(
-            f"{one}.{method.__name__} raised {type(error).__name__}: {cut(error)}; nothing of this batch counts",
-            aggregator=one.describe(),
+            f"{who}.{method.__name__} raised {type(error).__name__}: {cut(error)}; nothing of this batch counts",
+            aggregator=who.describe(),
         ) from error
 
 
@@ -97,7 +97,7 @@ _EXACT_TYPES: dict[str, type] = {
 
 
 def check_type(value: Any, name: str, who: Any) -> Any:
-    """The value, if it is one of the type that a user's aggregator says. Raises SerializationError."""
+    """Return the value if it has the type that a user's aggregator declares. Raises SerializationError."""
     if value is None or name == "any" or _is_of(value, name):
         return value
     raise SerializationError(
@@ -113,7 +113,7 @@ def _is_of(value: Any, name: str) -> bool:
         return (
             type(value) is tuple
             and len(value) == len(parts)
-            and all(one is None or _is_of(one, part) for one, part in zip(value, parts, strict=True))
+            and all(item is None or _is_of(item, part) for item, part in zip(value, parts, strict=True))
         )
     if name.startswith("decimal("):
         return type(value) is Decimal and value.is_finite()

@@ -1,4 +1,4 @@
-"""What a reader shows of a state: it has the ledger, but not the job with its aggregators."""
+"""The fields of a reader, which has the ledger but not the job with its aggregators."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["results_of"]
 
 
 class _AsStored(Aggregator):
-    """Stands for a user's aggregator where only the ledger is at hand: shows what is stored."""
+    """A stand-in for a user's aggregator: shows the stored value."""
 
 
 _SHOWN_APART: dict[str, type[Aggregator]] = {"Avg": Avg, "First": First, "Last": Last, **BY_STORED_NAME}
-"""The aggregators that show something else than they store, by the names that ledgers hold."""
+"""The aggregators whose result is not the stored value, by their names in ledgers."""
 
 
 def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
-    """Fields for a reader, who has the ledger but not the job.
+    """The fields of a reader.
 
-    Those built-in aggregators that show something else than they store are known by name and type; a
-    user's own show what they accumulated, unless ``aggregators`` brings them.
+    The built-in aggregators whose result is not the stored value are known by name and type. A user's own field shows
+    the stored value, unless ``aggregators`` has its aggregator.
     """
     known: dict[str, Aggregator] = {}
     for field in fields:

@@ -1,8 +1,8 @@
-"""Aggregates of rows that replace one another: what a second state keeps of the new values of a first.
+"""Aggregates with retraction: a second state that follows the new values of a first one.
 
-Each row comes with a sign, 1 for a key's new values and -1 for the old ones that they replace. Count, Sum and Avg can
-take back what they have taken. A greatest value cannot: the values that it passed over are not kept. But nothing has
-to be taken back where each new value is at least as great as the old one that it replaces.
+Each row has a sign: 1 for a key's new values, -1 for the old values that they replace. Count, Sum and Avg can retract
+an old value. Max cannot, because it does not keep the smaller values. But Max needs no retraction if each new value is
+at least as great as the old value that it replaces.
 """
 
 from __future__ import annotations
@@ -37,34 +37,38 @@ SIGN = "__mapstate_sign"
 
 
 def monotone_columns(fields: Mapping[str, Aggregator]) -> dict[str, type[Aggregator]]:
-    """The fields of a state whose values only grow (`Max`) or only fall (`Min`) while a key is there."""
+    """The fields whose values only grow (`Max`) or only fall (`Min`) while a key exists."""
     growth: dict[type[Aggregator], type[Aggregator]] = {Count: Max, Max: Max, Min: Min}
-    return {name: growth[type(one)] for name, one in fields.items() if type(one) in growth}
+    return {name: growth[type(own)] for name, own in fields.items() if type(own) in growth}
 
 
-def retractable(name: str, one: Aggregator, *, grouped: bool, monotone: Mapping[str, type[Aggregator]]) -> Aggregator:
-    """The aggregate that can take rows back. Raises ConfigurationError where there is none.
+def retractable(
+    name: str, aggregator: Aggregator, *, grouped: bool, monotone: Mapping[str, type[Aggregator]]
+) -> Aggregator:
+    """The aggregator that can retract rows. Raises ConfigurationError if there is none.
 
-    ``monotone`` are columns as `monotone_columns` gives them, if no row ever moves to another group; else empty.
+    ``monotone`` are the columns of `monotone_columns` if no row ever moves to another group, else none.
     """
-    if type(one) is Count:
-        return RetractableCount(one.column) if one.column is not None or not grouped else RetractableRows()
-    if type(one) is Sum:
-        return RetractableSum(one.column)
-    if type(one) is Avg:
-        return RetractableAvg(one.column)
-    if isinstance(one, (Max, Min)) and monotone.get(one.column) is type(one):
-        return RetractableMax(one.column) if type(one) is Max else RetractableMin(one.column)
+    if type(aggregator) is Count:
+        return (
+            RetractableCount(aggregator.column) if aggregator.column is not None or not grouped else RetractableRows()
+        )
+    if type(aggregator) is Sum:
+        return RetractableSum(aggregator.column)
+    if type(aggregator) is Avg:
+        return RetractableAvg(aggregator.column)
+    if isinstance(aggregator, (Max, Min)) and monotone.get(aggregator.column) is type(aggregator):
+        return RetractableMax(aggregator.column) if type(aggregator) is Max else RetractableMin(aggregator.column)
     raise ConfigurationError(
-        f"{name}={one} over the new values of a state: they take the place of older ones, and {type(one).__name__} "
-        "cannot take those back, because it does not keep what it passed over. Count, Sum and Avg can; so can Max of a "
-        "Count or Max and Min of a Min, grouped by key columns of the first state and nothing else, without "
-        "a transform. What shall see all values as they come goes into a foreachBatch function."
+        f"{name}={aggregator} over the new values of a state: they take the place of older ones, and "
+        f"{type(aggregator).__name__} cannot take those back, because it does not keep what it passed over. Count, Sum "
+        "and Avg can; so can Max of a Count or Max and Min of a Min, grouped by key columns of the first state and "
+        "nothing else, without a transform. What shall see all values as they come goes into a foreachBatch function."
     )
 
 
 class RetractableCount(Count):
-    """Rows that are there now; with a column, those in which it is not null."""
+    """The number of present rows, or of those with a ``column`` that is not null."""
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -88,7 +92,7 @@ class RetractableCount(Count):
         return super().init(row) * int(row[SIGN])
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for less than no rows."""
+        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for a count below 0."""
         counts = super().combine_all(stored, partials)
         if counts and min(counts) < 0:
             raise _took_too_much(self)
@@ -96,7 +100,7 @@ class RetractableCount(Count):
 
 
 class RetractableRows(RetractableCount):
-    """Rows of a key that are there now: where it comes to 0, the key is removed."""
+    """The number of a key's present rows: a key with 0 rows is removed."""
 
     def describe(self) -> str:
         """See `Aggregator.describe`."""
@@ -104,7 +108,7 @@ class RetractableRows(RetractableCount):
 
 
 class RetractableMax(Max):
-    """The greatest of values that only grow: what is taken back is never greater than what replaces it."""
+    """The greatest of values that only grow: no retracted value is greater than its replacement."""
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -148,7 +152,7 @@ class RetractableMin(Min):
 
 
 class RetractableAvg(Avg):
-    """The mean of a column over the rows that are there now; stored as sum and count."""
+    """The mean of a column over the present rows, stored as sum and count."""
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -159,7 +163,7 @@ class RetractableAvg(Avg):
         return f"NetAvg({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:
-        """See `NativeCombiner.partials`. The sum, how many rows more there are, and how many came."""
+        """See `NativeCombiner.partials`. The sum, the change in the number of rows, and the rows that came."""
         from pyspark.sql import functions as F
 
         kind = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
@@ -180,7 +184,7 @@ class RetractableAvg(Avg):
         return out
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for less than no rows, ValueOverflowError."""
+        """See `NativeCombiner.combine_all`. Raises MissingBatchesError for a count below 0, ValueOverflowError."""
         pairs = super().combine_all(stored, partials)
         if any(count < 0 for _, count in pairs):
             raise _took_too_much(self)
@@ -197,7 +201,7 @@ class RetractableAvg(Avg):
 
 
 class RetractableSum(RetractableAvg):
-    """The sum of a column over the rows that are there now; stored as sum and count."""
+    """The sum of a column over the present rows, stored as sum and count."""
 
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`. As wide as a `Sum`."""
@@ -209,7 +213,7 @@ class RetractableSum(RetractableAvg):
         return f"NetSum({self.column})"
 
     def result(self, value: Any) -> Any:
-        """The sum; null where there was nothing but nulls."""
+        """The sum; None if all values were null."""
         return value[0] if value is not None and value[1] else None
 
     def result_type(self, value_type: str) -> str:
@@ -225,7 +229,7 @@ BY_STORED_NAME: dict[str, type[Aggregator]] = {
     "NetRows": RetractableRows,
     "NetSum": RetractableSum,
 }
-"""Each by the name that ledgers hold. A reader without the job looks there."""
+"""The aggregators by their names in ledgers, for readers without the job."""
 
 
 def _took_too_much(who: Aggregator) -> MissingBatchesError:

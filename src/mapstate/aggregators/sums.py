@@ -1,12 +1,11 @@
 """Count, Sum and Avg: the built-in aggregators that add up.
 
-Each built-in aggregator, those of `mapstate.aggregators.extremes` too, is a native Spark expression for the partial, so
-that Catalyst does the map-side work, and a combine in Python for what is stored. Nulls are treated as Spark SQL treats
-them: only `Count()` counts them, `First` and `Last` return them, every other aggregate passes over them, and an
-aggregate of nothing but nulls is null.
+Each built-in aggregator, also those of `mapstate.aggregators.extremes`, has two parts. A native Spark expression
+computes the partial, so that Catalyst does the map-side work. Python combines it with the stored value. Nulls follow
+Spark SQL: `Count()` counts them, `First` and `Last` return them, and all others skip them. An aggregate of only nulls
+is null.
 
-Where a column is asked for, its name does, or an expression such as ``F.col("a") * 2``. The ledger then holds the
-expression's text.
+A column is a name, or an expression such as ``F.col("a") * 2``, whose text the ledger then holds.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _DECIMAL_LIMIT = Decimal(10) ** 38
 
 
 class Count(NativeCombiner):
-    """Rows of a key; with a column, the rows in which it is not null. A bigint, never null."""
+    """The number of a key's rows, or of its rows with a ``column`` that is not null. A bigint, never null."""
 
     def __init__(self, column: str | Column | None = None) -> None:
         self.column = cast("str | None", column)
@@ -70,8 +69,8 @@ class Count(NativeCombiner):
 class Sum(NativeCombiner):
     """The sum of a column. Integers add up to a bigint, float and double to a double, decimals to 38 digits.
 
-    A sum that leaves its range is a ValueOverflowError before the write, with ANSI mode on or off.
-    Sums of doubles depend on the order of addition in their last bits, as everywhere.
+    A sum out of range is a ValueOverflowError before the write, with ANSI mode on or off. The last bits of a double's
+    sum depend on the order of the additions.
     """
 
     def __init__(self, column: str | Column) -> None:
@@ -83,14 +82,14 @@ class Sum(NativeCombiner):
 
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`."""
-        found = column_type(columns, self.column, self)
-        if found in INTEGERS:
+        kind = column_type(columns, self.column, self)
+        if kind in INTEGERS:
             return "bigint"
-        if found in FLOATS:
+        if kind in FLOATS:
             return "double"
-        if found.startswith("decimal("):
-            return f"decimal(38,{_scale(found)})"
-        raise unsupported(self, self.column, found, "a number")
+        if kind.startswith("decimal("):
+            return f"decimal(38,{_scale(kind)})"
+        raise unsupported(self, self.column, kind, "a number")
 
     def partials(self, value_type: str) -> list[Column]:
         """See `NativeCombiner.partials`."""
@@ -99,7 +98,7 @@ class Sum(NativeCombiner):
         column = column_of(self.column)
         if value_type == "double":
             return [F.sum(column.cast("double"))]
-        # try_sum says null where it overflows; the count tells that from a sum of nulls
+        # try_sum gives null at an overflow; the count tells that from a sum of nulls
         return [F.try_sum(column), F.count(column)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
@@ -121,10 +120,10 @@ class Sum(NativeCombiner):
 
 
 class Avg(NativeCombiner):
-    """The mean of a column; stored as sum and count.
+    """The mean of a column, stored as sum and count.
 
-    Of integers the sum is exact, to 38 digits, and the mean a double; of decimals the mean has four
-    more decimal places than the column.
+    The sum of integers is exact, to 38 digits, and their mean is a double. The mean of decimals has four more decimal
+    places than the column.
     """
 
     def __init__(self, column: str | Column) -> None:
@@ -136,14 +135,14 @@ class Avg(NativeCombiner):
 
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`."""
-        found = column_type(columns, self.column, self)
-        if found in INTEGERS:
+        kind = column_type(columns, self.column, self)
+        if kind in INTEGERS:
             return "struct<sum:decimal(38,0),count:bigint>"
-        if found in FLOATS:
+        if kind in FLOATS:
             return "struct<sum:double,count:bigint>"
-        if found.startswith("decimal("):
-            return f"struct<sum:decimal(38,{_scale(found)}),count:bigint>"
-        raise unsupported(self, self.column, found, "a number")
+        if kind.startswith("decimal("):
+            return f"struct<sum:decimal(38,{_scale(kind)}),count:bigint>"
+        raise unsupported(self, self.column, kind, "a number")
 
     def partials(self, value_type: str) -> list[Column]:
         """See `NativeCombiner.partials`."""
@@ -186,7 +185,7 @@ class Avg(NativeCombiner):
         return list(zip(sums, counts, strict=True))
 
     def result(self, value: Any) -> Any:
-        """Sum by count; null where there was nothing but nulls."""
+        """The sum divided by the count; None if all values were null."""
         if value is None or not value[1]:
             return None
         total, count = value
@@ -207,20 +206,20 @@ def _scale(decimal_type: str) -> int:
     return int(decimal_type.removesuffix(")").partition(",")[2])
 
 
-def unsupported(who: NativeCombiner, column: str, found: str, wanted: str) -> UnsupportedTypeError:
-    """The error of a column whose type an aggregator does not take."""
+def unsupported(who: NativeCombiner, column: str, kind: str, wanted: str) -> UnsupportedTypeError:
+    """The error for a column of a type that an aggregator does not take."""
     return UnsupportedTypeError(
-        f"{who} needs {wanted}, but the column {column!r} is a {found}", column=column, type=found
+        f"{who} needs {wanted}, but the column {column!r} is a {kind}", column=column, type=kind
     )
 
 
 def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:
-    """Sums of two lists; null is nothing. Raises ValueOverflowError."""
+    """Add two lists, without nulls. Raises ValueOverflowError."""
     kind = next((type(value) for value in partials if value is not None), None)
     plus = _EXACT.add if kind is Decimal else add
     try:
         totals = sums = [plus(old, new) for old, new in zip(stored, partials, strict=True)]
-    except TypeError:  # there is a null
+    except TypeError:  # a value is null
         sums = [_plus(plus, old, new) for old, new in zip(stored, partials, strict=True)]
         totals = [total for total in sums if total is not None]
     if kind is int and (max(totals) > _MAX_LONG or min(totals) < _MIN_LONG):

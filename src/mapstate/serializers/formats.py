@@ -1,8 +1,8 @@
 """The wire formats, by name: plain JSON, MessagePack, and the values of a store with types of its own.
 
-JSON is the default: readable in the store's own shell, and the form of storm-redis. NaN and the infinities are the
-words "NaN", "Infinity" and "-Infinity"; decimals, dates and timestamps are strings, binary is base64. MessagePack is
-smaller for most values, and holds bytes and all floats as they are.
+JSON is the default: it is readable in the store's own shell, and the form of storm-redis. NaN and the infinities are
+the words "NaN", "Infinity" and "-Infinity"; decimals, dates and timestamps are strings, binary is base64. MessagePack
+is smaller for most values, and has bytes and all floats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JsonSerializer(Serializer):
     float_words = True
 
     def encode_all(self, items: list[Any]) -> list[bytes]:
-        """See `Serializer.encode_all`. One call: no JSON document has a line break of its own."""
+        """See `Serializer.encode_all`. One call for all items, because no JSON document has a line break."""
         return _json.encode_lines(items).split(b"\n")[:-1]
 
     def decoder(self, kind: Any) -> Any:
@@ -56,7 +56,7 @@ _BY_NAME = {kind.name: kind for kind in _KINDS}
 
 
 def serializer(name: str) -> Serializer:
-    """The serializer of this name, as a spec and a ledger give it. Raises ConfigurationError."""
+    """The serializer by its name in a spec or a ledger. Raises ConfigurationError."""
     if name not in _BY_NAME:
         raise ConfigurationError(f"there is no serializer {name!r}; there is {', '.join(sorted(_BY_NAME))}")
     return _BY_NAME[name]()

@@ -1,4 +1,4 @@
-"""Values as they are, for a store with types of its own; see `mapstate.capabilities.NativeRecords`.
+"""Records as plain values, for a store with types of its own. See `mapstate.capabilities.NativeRecords`.
 
 Decimals, dates and timestamps are text, as in JSON.
 """
@@ -43,6 +43,6 @@ class _Decoder:
 
 @lru_cache(maxsize=256)
 def _struct_of(kind: Any) -> type[msgspec.Struct]:
-    """A list of the parts of the tuple ``kind``: msgspec reads a Struct's types once, a tuple's for each record."""
+    """A Struct for the tuple type ``kind``: msgspec reads a Struct's types once, a tuple's for each record."""
     parts = [(f"part{at}", part) for at, part in enumerate(get_args(kind))]
     return msgspec.defstruct("Record", parts, array_like=True, forbid_unknown_fields=True)

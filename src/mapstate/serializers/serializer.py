@@ -1,4 +1,4 @@
-"""How a record of each state type becomes bytes."""
+"""Encode and decode the records of each state type."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _VALUES_AT: dict[StateType, tuple[int, ...]] = {
 
 
 class Serializer(ABC):
-    """A wire format. Has no state; is sent to executors by its ``name`` alone.
+    """A wire format. It has no state, and only its ``name`` is sent to executors.
 
-    ``float_words``: the format has no NaN and no infinities, so they are written as words. ``native``: not bytes but
-    values, for stores that declare `mapstate.capabilities.NativeRecords`. ``undecoded`` is the type of a part of
-    a document that is passed over.
+    ``float_words``  the format has no NaN and no infinities, so they are words
+    ``native``       documents are values, not bytes: for stores with `mapstate.capabilities.NativeRecords`
+    ``undecoded``    the type for a part of a document that is skipped
     """
 
     name: ClassVar[str]
@@ -40,18 +40,18 @@ class Serializer(ABC):
 
     @abstractmethod
     def encode_all(self, items: list[Any]) -> list[Any]:
-        """One document per item."""
+        """Encode one document per item."""
 
     @abstractmethod
     def decoder(self, kind: Any) -> Any:
-        """An object with ``decode(data)``, for documents of the type ``kind``; raises MsgspecError."""
+        """An object whose ``decode(data)`` reads documents of the type ``kind``, or raises MsgspecError."""
 
 
 class RecordCodec:
-    """Encodes and decodes the records of one state, a chunk at a time.
+    """Encode and decode the records of one state, a chunk at a time.
 
-    ``field_counts`` as in the ledger: records written before a field was added hold fewer values, which
-    their txid tells. Made in every task and by every reader.
+    ``field_counts`` is the ledger's: by its txid, a record from before a field was added has fewer values. Every task
+    and every reader makes a codec.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RecordCodec:
             self._txid = serializer.decoder(tuple[parts])  # type: ignore[valid-type]
 
     def dumps(self, records: Sequence[Any]) -> list[Any]:
-        """One document per record. Raises SerializationError."""
+        """Encode one document per record. Raises SerializationError."""
         out_of = self._now.out_of
         try:
             return self._encode_all(list(records) if out_of is None else list(map(out_of, records)))
@@ -86,32 +86,32 @@ class RecordCodec:
             ) from error
 
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        """The records; None where there is none. Raises CorruptRecordError; its ``keys`` are all that are no record."""
+        """Decode the records; None stays None. Raises CorruptRecordError, with all such keys in ``keys``."""
         if len(self._layouts) > 1:
             load = self._load_by_txid
             try:
-                return [None if one is None else load(key, one) for key, one in zip(keys, data, strict=True)]
+                return [None if item is None else load(key, item) for key, item in zip(keys, data, strict=True)]
             except CorruptRecordError:
                 return self._each(load, keys, data)
         decode, into = self._now.decode, self._now.into
         try:
-            if not contains_none(data):  # no Python code per record, where none has to be converted
+            if not contains_none(data):  # no Python code per record, if none has to be converted
                 decoded = map(decode, data)
                 return list(decoded) if into is None else list(map(into, decoded))
             if into is None:
-                return [None if one is None else decode(one) for one in data]
-            return [None if one is None else into(decode(one)) for one in data]
+                return [None if item is None else decode(item) for item in data]
+            return [None if item is None else into(decode(item)) for item in data]
         except _UNREADABLE:
             return self._each(partial(self._load, self._now), keys, data)
 
     @staticmethod
     def _each(load: Callable[[Any, Any], Any], keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        """Each by itself. The error is that of the first that cannot be read, and names all."""
+        """Load each record by itself. Raises the error of the first unreadable record, with the keys of all."""
         out: list[Any] = []
         errors: list[CorruptRecordError] = []
-        for key, one in zip(keys, data, strict=True):
+        for key, item in zip(keys, data, strict=True):
             try:
-                out.append(None if one is None else load(key, one))
+                out.append(None if item is None else load(key, item))
             except CorruptRecordError as error:
                 errors.append(error)
         if errors:
@@ -155,7 +155,7 @@ class RecordCodec:
 
 
 class _Layout:
-    """How records look that hold the first so many fields."""
+    """The form of records with the first fields only: those of a time before fields were added."""
 
     def __init__(self, serializer: Serializer, state_type: StateType, fields: Sequence[Field]) -> None:
         form = WireForm(float_words=serializer.float_words, native=serializer.native)
@@ -190,7 +190,7 @@ def _unless_null(convert: Convert | None, array: Array) -> Convert | None:
 
 
 def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | None:
-    """A value's conversion, applied to each value of a record."""
+    """The conversion of a record by the conversion of its values."""
     if convert is None or not places:
         return convert
     if len(places) == 1:
@@ -199,23 +199,23 @@ def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | No
 
 
 def _txid_last(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    """From a record to its native form, each value converted."""
-    one = convert or _as_it_is
+    """The conversion of a record to its native form, with the txid last."""
+    own = convert or _as_it_is
     if not places:
-        return lambda value: [one(value)]
+        return lambda value: [own(value)]
     if len(places) == 1:
-        return lambda record: [one(record[1]), record[0]]
-    return lambda record: [one(record[1]), one(record[2]), record[0]]
+        return lambda record: [own(record[1]), record[0]]
+    return lambda record: [own(record[1]), own(record[2]), record[0]]
 
 
 def _txid_first(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    """From a native form to its record, each value converted."""
-    one = convert or _as_it_is
+    """The conversion of a native form to its record, with the txid first."""
+    own = convert or _as_it_is
     if not places:
-        return lambda native: one(native[0])
+        return lambda native: own(native[0])
     if len(places) == 1:
-        return lambda native: (native[1], one(native[0]))
-    return lambda native: (native[2], one(native[0]), one(native[1]))
+        return lambda native: (native[1], own(native[0]))
+    return lambda native: (native[2], own(native[0]), own(native[1]))
 
 
 def _as_it_is(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""From the type names in a ledger to what a serializer reads and writes.
+"""From the type names in a ledger to the types and values of a wire format.
 
 A type is written as Spark writes it: ``bigint``, ``decimal(38,2)``, ``struct<sum:double,count:bigint>``;
-``any`` is whatever a user's own aggregator accumulates.
+``any`` stands for the values of a user's own aggregator.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SCALARS: dict[str, Any] = {
 
 
 class WireForm(NamedTuple):
-    """What a serializer cannot hold as it is.
+    """The values that a wire format cannot hold unchanged.
 
-    ``float_words``  NaN and the infinities are words, in a format that has no such numbers
-    ``native``       the values of a store with types of its own: arrays are lists, and text that has a NUL, where
-                     such a store would cut it, is ``{"utf8": bytes}``
+    ``float_words``  the format has no NaN and no infinities: they are words
+    ``native``       values of a store with types of its own: arrays are lists. Such a store cuts text at a NUL, so text
+                     with a NUL is ``{"utf8": bytes}``
     """
 
     float_words: bool = False
@@ -48,7 +48,7 @@ class WireForm(NamedTuple):
 
 
 def wire_type(name: str, form: WireForm) -> Any:
-    """The type that msgspec decodes for a type name, null included. Raises UnsupportedTypeError."""
+    """The type that msgspec decodes for a type name, with null. Raises UnsupportedTypeError."""
     if name.startswith("struct<"):
         return tuple[tuple(wire_type(part, form) for part in struct_parts(name))] | None  # type: ignore[misc]
     if name.startswith("decimal("):
@@ -63,7 +63,7 @@ def wire_type(name: str, form: WireForm) -> Any:
 
 
 def struct_parts(name: str) -> list[str]:
-    """The types inside ``struct<a:t,b:u>``, which may have commas in parentheses."""
+    """The types in ``struct<a:t,b:u>``, which may have commas in parentheses."""
     parts, depth, start = [], 0, len("struct<")
     for at, char in enumerate(name):
         depth += (char in "(<") - (char in ")>")
@@ -78,7 +78,7 @@ Array = type[list[Any]] | type[tuple[Any, ...]]
 
 
 def to_wire(name: str, form: WireForm) -> Convert | None:
-    """How a value is changed before it is encoded; None where it goes as it is."""
+    """The conversion of a value before it is encoded; None if it stays unchanged."""
     if name == "any":
         if form.native:
             return _any_to_native
@@ -95,7 +95,7 @@ def to_wire(name: str, form: WireForm) -> Convert | None:
 
 
 def from_wire(name: str, form: WireForm) -> Convert | None:
-    """How a decoded value is changed back; None where it is right as it comes."""
+    """The conversion of a decoded value; None if it stays unchanged."""
     if name in ("double", "float") and form.float_words:
         return _word_to_float
     if form.native and name == "any":
@@ -108,14 +108,14 @@ def from_wire(name: str, form: WireForm) -> Convert | None:
 
 
 def each(converts: list[Convert | None], into: Array) -> Convert | None:
-    """Converts the parts of a value, each in its own way; None where they are right as they are."""
+    """The conversion of a value by the conversions of its parts; None if all parts stay unchanged."""
     if into is tuple and not any(converts):
         return None
 
     def convert(value: Any) -> Any:
         if value is None:
             return None
-        return into([part if one is None else one(part) for one, part in zip(converts, value, strict=True)])
+        return into([part if own is None else own(part) for own, part in zip(converts, value, strict=True)])
 
     return convert
 
@@ -141,7 +141,7 @@ def _int_to_native(value: Any) -> Any:
 def _text_to_native(value: Any) -> Any:
     if value is None or (value.isascii() and "\0" not in value):
         return value
-    data = value.encode()  # what cannot be UTF-8 is refused here
+    data = value.encode()  # raises for text that cannot be UTF-8
     return {"utf8": data} if b"\0" in data else value
 
 
@@ -150,7 +150,7 @@ def _native_to_text(value: Any) -> Any:
 
 
 def _any_to_native(value: Any) -> Any:
-    """The value itself, or its MessagePack where a NUL would be cut; then bytes are, and nothing else is bytes."""
+    """The value, or its MessagePack if it has bytes or a NUL. So stored bytes are always MessagePack."""
     check_plain(value, float_words=False)
     return msgspec.msgpack.encode(value) if _has_bytes_or_nul(value) else value
 
@@ -158,7 +158,7 @@ def _any_to_native(value: Any) -> Any:
 def _has_bytes_or_nul(value: Any) -> bool:
     kind = type(value)
     if kind is str:
-        return b"\0" in value.encode()  # what cannot be UTF-8 is refused here
+        return b"\0" in value.encode()  # raises for text that cannot be UTF-8
     if kind is list:
         return any(map(_has_bytes_or_nul, value))
     if kind is dict:
@@ -171,7 +171,7 @@ def _native_to_any(value: Any) -> Any:
 
 
 def check_plain(value: Any, *, float_words: bool) -> Any:
-    """The value, if it comes back from the serializer as it is. Raises SerializationError if not."""
+    """Return the value if a serializer reads it back unchanged. Raises SerializationError if not."""
     kind = type(value)
     if kind in (type(None), bool, str):
         return value
