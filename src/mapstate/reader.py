@@ -400,15 +400,15 @@ class _KeyCount:
 
 
 def _check_missing(state: str, counted: CountedKeys) -> None:
-    found, held = counted.found, counted.held
-    if held is None or found >= held:
+    number, held = counted.found, counted.held
+    if held is None or number >= held:
         return
     raise MissingKeysError(
-        f"state {state!r}: {held - found} of {held} keys are missing. The scan gave out all {found} that are there. "
+        f"state {state!r}: {held - number} of {held} keys are missing. The scan gave out all {number} that are there. "
         "Another program deleted records, or the store evicted or lost them. Restore the store, or accept the loss: "
         "mapstate recount. See docs/operating.md#how-many-keys",
         state=state,
-        found=found,
+        found=number,
         expected=held,
     )
 

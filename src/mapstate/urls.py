@@ -62,16 +62,16 @@ class Url(NamedTuple):
     @classmethod
     def read(cls, url: str) -> Url:
         """Raises ValueError, which repeats nothing of the URL."""
-        found = _URL.fullmatch(url)
-        if found is None:
+        parts = _URL.fullmatch(url)
+        if parts is None:
             raise ValueError("not a URL")
-        scheme, login, netloc, path, query = found.groups()
+        scheme, login, netloc, path, query = parts.groups()
         if "@" in path + (query or ""):
             raise ValueError("an '@' that is not the end of the login")
         user, colon, password = (login or "").partition(":")
         hosts = []
-        for one in netloc.split(","):
-            host = _HOST.fullmatch(one)
+        for part in netloc.split(","):
+            host = _HOST.fullmatch(part)
             if host is None:
                 raise ValueError("not a host")
             urlsplit(f"//{host[1]}")  # refuses characters that normalize to a delimiter

@@ -179,18 +179,18 @@ def _keys(backend_or_url: Backend | str, state: str) -> Finding:
     except MapStateError as error:
         advice = "Repair the cause, and run this again; --no-count-keys skips the count."
         return Finding("warning" if isinstance(error, StoreError) else "error", "keys", error.message, expected, advice)
-    found = f"{counted.found} keys"
+    observed = f"{counted.found} keys"
     if counted.ledger.has_had_ttl:
-        return Finding("ok", "keys", f"{found}; a state with a ttl cannot tell how many it should hold", expected)
+        return Finding("ok", "keys", f"{observed}; a state with a ttl cannot tell how many it should hold", expected)
     if not counted.settled:
-        why = f"{found}, not compared: batches were at work during each of {_COUNTS} counts"
+        why = f"{observed}, not compared: batches were at work during each of {_COUNTS} counts"
         return Finding("warning", "keys", why, expected, "Run this again between two batches.")
     if counted.held is None:
         advice = "Run mapstate recount, or mapstate vacuum, between two batches."
-        return Finding("warning", "keys", f"{found}; the ledger does not know how many", expected, advice)
+        return Finding("warning", "keys", f"{observed}; the ledger does not know how many", expected, advice)
     if counted.found == counted.held:
-        return Finding("ok", "keys", found, expected)
-    both = f"{found}, and the ledger says {counted.held}"
+        return Finding("ok", "keys", observed, expected)
+    both = f"{observed}, and the ledger says {counted.held}"
     if counted.found > counted.held:
         advice = "Did another program write records? If they are right, run mapstate recount."
         return Finding("warning", "keys", f"{both}: {counted.found - counted.held} too many", expected, advice)
