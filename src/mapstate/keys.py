@@ -1,8 +1,7 @@
-r"""Keys: what may be one, and the text under which a store keeps it.
+r"""Keys: their types, and the text under which a store keeps them.
 
-A key is a tuple of grouping values, ``("user-42",)``; ``()`` is the one key of an ungrouped
-aggregate. A store sees text: the fields' own text joined by ``|``, so that a key can be read, and
-typed, in the store's own shell::
+A key is a tuple of grouping values, ``("user-42",)``; ``()`` is the only key of an ungrouped aggregate. A store sees
+text: the text of each value, joined by ``|``. So an operator can read and type a key in the store's own shell::
 
     ("user-42",)                          user-42
     ("user-42", date(2026, 11, 21))       user-42|2026-11-21
@@ -10,9 +9,9 @@ typed, in the store's own shell::
     ("",)                                 \E
     ()                                    \G
 
-Two keys have one text exactly where Spark's ``GROUP BY`` calls them equal: ``-0.0`` is ``0.0``, NaN is
-NaN, decimals compare by value, a timestamp is an instant whatever the session's time zone. The text
-is the same on every machine, holds no control characters, and is never empty.
+Two keys have the same text if and only if Spark's ``GROUP BY`` calls them equal: ``-0.0`` is ``0.0``, NaN is NaN,
+decimals compare by value, and a timestamp is an instant in any time zone of the session. The text is the same on every
+machine, has no control characters, and is never empty.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "StoreKey"]
 
 Key = tuple[Any, ...]
 StoreKey = str | int
-"""A key as a store has it: text; in a store with types of its own also an int of 64 bits."""
+"""A key as a store has it: text, or an int of 64 bits in a store with types of its own."""
 
 GLOBAL_KEY: Key = ()
 
@@ -49,11 +48,11 @@ _FLOAT = struct.Struct("f")
 
 
 class KeyCodec:
-    """Encodes and decodes the keys of one state.
+    """Encode and decode the keys of one state.
 
-    Made from the key schema, on the driver, in every task and by every reader. ``native`` is for a store with types
-    of its own: there a key that is one integer column is an int, and stays text where it is null. Raises
-    UnsupportedTypeError for a type that cannot be a key.
+    The driver, every task and every reader makes one from the key schema. ``native`` is for a store with types of its
+    own: there the key of a single integer column is an int, except for null. Raises UnsupportedTypeError for a type
+    that cannot be a key.
     """
 
     def __init__(self, fields: Sequence[KeyField], *, native: bool = False) -> None:
@@ -63,9 +62,9 @@ class KeyCodec:
             self._types = [_NATIVE_INTEGER]
 
     def encode(self, key: Any) -> StoreKey:
-        """The text of one key, given as a tuple or a list, or bare where the state has one key column.
+        """The text of one key, which is a tuple or a list, or the bare value of a single key column.
 
-        Raises KeyEncodingError where number or types of its values differ from the schema.
+        Raises KeyEncodingError if number or types of the values differ from the schema.
         """
         values = key if isinstance(key, (tuple, list)) else (key,)
         if len(values) != len(self.fields):
@@ -77,18 +76,18 @@ class KeyCodec:
         return text
 
     def encode_all(self, keys: Sequence[Any]) -> list[Any]:
-        """The text of each key, given as `encode` takes it. The form that readers use."""
+        """The text of each key, in the forms of `encode`. Readers call it once per read."""
         width = len(self.fields)
         if width == 1 and not any(issubclass(kind, (tuple, list)) for kind in set(map(type, keys))):
             return self.encode_columns([keys], len(keys))
         rows = [key if isinstance(key, (tuple, list)) else (key,) for key in keys]
         if any(len(row) != width for row in rows):
-            return [self.encode(key) for key in keys]  # which says what is wrong with the first such key
+            return [self.encode(key) for key in keys]  # raises for the first such key
         columns = [list(map(itemgetter(at), rows)) for at in range(width)]
         return self.encode_columns(columns, len(rows))
 
     def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[Any]:
-        """The texts of ``rows`` keys, given column by column. The form that tasks use."""
+        """The texts of ``rows`` keys, from their columns. Tasks call it once per chunk."""
         if not columns:
             return ["\\G"] * rows
         encoded = [self._encode_column(at, column) for at, column in enumerate(columns)]
@@ -111,7 +110,7 @@ class KeyCodec:
             ) from error
 
     def decode(self, text: StoreKey) -> Key:
-        """The key behind a text. Raises KeyEncodingError where it is none of this schema."""
+        """The key of a text. Raises KeyEncodingError for a text that is no key of this schema."""
         if not isinstance(text, str):
             if self._types != [_NATIVE_INTEGER]:
                 raise self._no_key(text)
@@ -147,7 +146,7 @@ def _around_nulls(column: Sequence[Any], to_text: Callable[[Sequence[Any]], list
 
 
 def _split(text: str) -> list[str]:
-    """Splits at each ``|`` that is not escaped."""
+    """Split at each ``|`` that is not escaped."""
     if "\\" not in text:
         return text.split("|")
     parts, start, at = [], 0, 0
@@ -170,8 +169,8 @@ class _KeyType(NamedTuple):
 def _strings(column: Sequence[Any]) -> list[str]:
     joined = "".join(column)
     if not joined.isascii():
-        joined.encode()  # what cannot be UTF-8 is no key
-    # isprintable is five times as fast as the pattern, and false for all that it finds but these two (and for more)
+        joined.encode()  # raises for text that cannot be UTF-8
+    # isprintable is faster than the pattern, and false for all its characters but "|" and the backslash
     plain = joined.isprintable() and "|" not in joined and "\\" not in joined
     if (plain or not _SPECIAL.search(joined)) and all(column):
         return column if type(column) is list else list(column)
@@ -222,7 +221,7 @@ def _boolean(text: str) -> bool:
 
 
 def _floats(column: Sequence[Any]) -> list[str]:
-    """Numbers of 32 bits, whatever more a caller gives."""
+    """Round to 32 bits first, because a caller may give more."""
     numbers = [float(_exactly((float, int), value)) for value in column]
     return _doubles([number if math.isinf(number) else _FLOAT.unpack(_FLOAT.pack(number))[0] for number in numbers])
 
@@ -292,7 +291,7 @@ def _binary(text: str) -> bytes:
 
 
 def _exactly(kind: type | tuple[type, ...], value: Any) -> Any:
-    """``value`` if its type is just this one: a bool is no int here, a datetime no date."""
+    """Return ``value`` if it has exactly this type: a bool is no int here, and a datetime no date."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
         raise TypeError(f"{shown(value)} is a {type(value).__name__}")
@@ -318,7 +317,7 @@ _TYPES: dict[str, _KeyType] = {
 
 
 def _decimal(scale: int) -> _KeyType:
-    """A decimal that comes back with its column's scale."""
+    """The type of a decimal, which is decoded with its column's scale."""
     unit = Decimal(1).scaleb(-scale)
     return _KeyType(_decimals, lambda text: _EXACT.quantize(Decimal(text), unit))
 
