@@ -80,9 +80,9 @@ def retrying(
 
 
 class Patience:
-    """How long the driver of a batch retries a store that does not answer: ``seconds`` from its first failure.
+    """How long the driver of a batch retries a store that does not answer: ``seconds`` from the first failure.
 
-    Driver, one for each batch. ``may_go_on`` says whether the query is still wanted.
+    Driver. ``may_go_on`` says whether the query is still wanted.
     """
 
     def __init__(self, seconds: float, may_go_on: Callable[[], bool]) -> None:
@@ -90,6 +90,8 @@ class Patience:
         self._may_go_on = may_go_on
         self._until: float | None = None
         self._pauses = Pauses(0.1, 5.0)
+        self.is_over = False
+        """Whether `wait` has raised."""
 
     def wait(self, error: StoreUnavailableError) -> None:
         """Pause, each time longer. Raises ``error`` where the time is over or the query was stopped."""
@@ -97,7 +99,8 @@ class Patience:
         if self._until is None:
             self._until = now + self._seconds
         if now >= self._until or not self._may_go_on():
-            if self._seconds:
+            self.is_over = True
+            if self._seconds and now >= self._until:
                 error.add_note(f"The request was retried for {self._seconds:g} seconds (patience).")
             raise error
         left = self._until - now
@@ -105,9 +108,15 @@ class Patience:
         self._pauses.sleep(left)
 
     def ask(self, request: Callable[[], T]) -> T:
-        """Return the reply to a request that may be repeated. Raises StoreUnavailableError where the time is over."""
+        """Return the reply to a request that may be repeated; after it, the time begins anew.
+
+        Raises StoreUnavailableError where the time is over.
+        """
         while True:
             try:
-                return request()
+                reply = request()
             except StoreUnavailableError as error:
                 self.wait(error)
+            else:
+                self._until, self._pauses = None, Pauses(0.1, 5.0)
+                return reply

@@ -892,6 +892,17 @@ def test_a_scan_of_a_file_whose_keys_are_out_of_order_ends(store, path):
             pass
 
 
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le", "UTF-16be"])
+def test_a_scan_follows_the_order_of_the_files_encoding(encoding, path):
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA encoding = '{encoding}'")
+        db.execute("CREATE TABLE of_somebody_else (a)")
+    keys = ["a", "Ā", "ü", "\U0001f600", "\uffee", "Z"]
+    with contextlib.closing(SqliteBackend(str(path)).open("s")) as store:
+        store.multi_put(keys, [b"1"] * len(keys))
+        assert sorted(key for page in store.scan(1) for key in page) == sorted(keys)
+
+
 @settings(max_examples=60)
 @given(
     at=st.floats(0, 1, exclude_max=True),

@@ -145,3 +145,78 @@ def test_a_state_by_itself_and_states_of_a_topology_fail_alike(spark, tmp_path, 
     with open_reader(url, "one") as reader:
         ledger = reader.ledger()
     assert ledger.next_txid == ledger.first_txid + 1, "more than one attempt"
+
+
+class Clock:
+    """The time of `mapstate.retry`, which only passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("mapstate.retry.time", clock)
+    return clock
+
+
+def failing(times: int) -> Any:
+    failures = [errors.StoreUnavailableError("away") for _ in range(times)]
+
+    def ask() -> str:
+        if failures:
+            raise failures.pop()
+        return "answer"
+
+    return ask
+
+
+def test_each_question_has_the_whole_patience(clock):
+    """A begin that is retried, tasks that take longer than the patience, a commit that is retried."""
+    of = policy(non_transactional, patience=60)
+    assert of.ask(failing(2)) == "answer"
+    clock.now += 90
+    assert of.ask(failing(2)) == "answer"
+
+
+def test_the_notes_of_a_patience_that_is_over_are_there_once(clock):
+    of = policy(opaque, patience=60)
+    assert of.after(errors.IncompleteBatchError("a task ran twice")) is ANEW
+    with pytest.raises(errors.StoreUnavailableError) as caught:
+        of.ask(failing(1000))
+    assert 60 <= clock.now < 61
+    with pytest.raises(errors.StoreUnavailableError):
+        of.after(caught.value)
+    assert clock.now < 61
+    assert caught.value.__notes__ == [
+        "The request was retried for 60 seconds (patience).",
+        "This was attempt 2; max_attempts is 3.",
+    ]
+
+
+def test_attempts_that_meet_a_store_that_is_away_share_one_patience(clock):
+    of = policy(opaque, patience=60)
+
+    def attempts() -> None:
+        for _ in range(1000):
+            assert of.ask(failing(0)) == "answer"
+            of.after(errors.StoreUnavailableError("away"))
+
+    with pytest.raises(errors.StoreUnavailableError) as caught:
+        attempts()
+    assert 60 <= clock.now < 61
+    assert "met a store that did not answer" in caught.value.__notes__[-1]
+
+
+def test_a_query_that_was_stopped_is_said_to_have_retried_nothing(clock):
+    of = policy(opaque, patience=60, wanted=False)
+    with pytest.raises(errors.StoreUnavailableError) as caught:
+        of.ask(failing(1))
+    assert not hasattr(caught.value, "__notes__")

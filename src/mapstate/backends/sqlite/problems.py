@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +72,15 @@ def problem_of(error: Exception, *, path: str, state: str, timeout: float) -> Ma
     )
 
 
-def in_order(after: Any, rows: Iterable[tuple[Any]]) -> list[Any]:
-    """A page of keys. Raises DatabaseError where it ends before ``after``: a scan of a damaged file would never end."""
-    keys = [key for (key,) in rows]
-    if keys and _place(keys[-1]) <= _place(after):
+def in_order(after: Any, db: sqlite3.Connection, ask: str, values: Sequence[Any]) -> list[Any]:
+    """The page of keys behind ``after``, None for the first. Raises DatabaseError where the page ends before it.
+
+    A scan of such a file, which is damaged, would never end. SQLite compares the keys: the order is that of the file's
+    encoding.
+    """
+    keys = [key for (key,) in db.execute(ask, values)]
+    if keys and (keys[-1] is None or not db.execute("SELECT ?1 IS NULL OR ?2 > ?1", (after, keys[-1])).fetchone()[0]):
         problem = sqlite3.DatabaseError("its keys are out of order")
         problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise problem
     return keys
-
-
-def _place(key: Any) -> tuple[Any, ...]:
-    """A sort key in SQLite's order: NULL, which no key is, numbers, text, bytes."""
-    if key is None:
-        return (0,)
-    return (2 if isinstance(key, str) else 3 if isinstance(key, bytes) else 1, key)

@@ -270,7 +270,7 @@ class SqliteStore:
         where, known = ("", (self._state,)) if after is None else (" AND key > ?", (self._state, after))
         ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
         values = (*known, page_size)
-        return self._database.transaction("BEGIN", lambda db: in_order(after, db.execute(ask, values))) or []
+        return self._database.transaction("BEGIN", lambda db: in_order(after, db, ask, values)) or []
 
 
 class _Writer:

@@ -81,7 +81,7 @@ class BatchDriver:
             opened = self._open
             if run.run_id is not None:
                 self._open = None  # Spark ends a query that raised; the next call is another start
-            if opened is not None:
+            if opened is not None and opened[0] == run:  # else the batch failed before this run opened its ledgers
                 _give_up(opened[1], error)
             raise
 
@@ -299,7 +299,8 @@ def _give_up(ledgers: Ledgers, error: BaseException) -> None:
     emptied or put back is no second driver: then that is raised instead.
     """
     if isinstance(error, FencedError):
-        ledgers.say_what_fenced()
+        with suppress(StoreError):  # that somebody else took over stays the error
+            ledgers.say_what_fenced()
     elif isinstance(error, Exception) and not isinstance(error, StoreError):
         with suppress(MapStateError):
             ledgers.give_up()

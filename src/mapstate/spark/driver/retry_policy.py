@@ -88,7 +88,9 @@ class RetryPolicy:
 
     def __init__(self, specs: Sequence[StateSpec], is_wanted: Callable[[], bool], *, sets_aside: bool = False) -> None:
         self._counts_twice = any(spec.type == "non-transactional" for spec in specs)
-        self._patience = Patience(max((spec.patience for spec in specs), default=0), is_wanted)
+        patience = max((spec.patience for spec in specs), default=0)
+        self._requests = Patience(patience, is_wanted)
+        self._attempts = Patience(patience, is_wanted)
         self._is_wanted = is_wanted
         self._sets_aside = sets_aside
         self._data_errors = 0
@@ -97,8 +99,11 @@ class RetryPolicy:
         self._waits = 0
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer of a store to what may be asked twice. Raises StoreUnavailableError when patience is over."""
-        return self._patience.ask(question)
+        """The answer of a store to what may be asked twice. Raises StoreUnavailableError when patience is over.
+
+        Each question has the whole patience: a store that failed before the tasks may fail again behind them.
+        """
+        return self._requests.ask(question)
 
     def after(self, error: Exception) -> Decision:
         """What follows an attempt that failed; pauses before a store that did not answer is retried.
@@ -107,16 +112,27 @@ class RetryPolicy:
         """
         cause = cause_of(error)
         if cause is Cause.UNAVAILABLE_STORE and not self._counts_twice:
-            self._patience.wait(error)  # type: ignore[arg-type]
+            try:
+                if self._requests.is_over:
+                    raise error
+                self._attempts.wait(error)  # type: ignore[arg-type]
+            except StoreUnavailableError:
+                self._note(error)
+                raise
             self._waits += 1
             self.attempt += 1
             return Decision.BEGIN_ANEW
         decision = self._decided(cause, is_a_job=not isinstance(error, (IncompleteBatchError, StoreRestartedError)))
         if decision is Decision.BEGIN_ANEW:
             self.attempt += 1
-        elif cause in (Cause.LOST_ATTEMPT, Cause.DATA) and self.attempt > 1:
-            error.add_note(f"This was attempt {self.attempt}; max_attempts is {self.max_attempts}.")
+        elif cause is not Cause.FINAL:
+            self._note(error)
         return decision
+
+    def _note(self, error: Exception) -> None:
+        if self.attempt > 1:
+            waits = f", and {self._waits} of these met a store that did not answer" if self._waits else ""
+            error.add_note(f"This was attempt {self.attempt}; max_attempts is {self.max_attempts}{waits}.")
 
     def _decided(self, cause: Cause, *, is_a_job: bool) -> Decision:
         if cause is Cause.FINAL or cause is Cause.UNAVAILABLE_STORE or self._counts_twice:
