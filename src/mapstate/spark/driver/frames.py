@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import DataError, MapStateError, cut
+from mapstate.spark.driver.causes import Cause, cause_of
 from mapstate.spark.driver.job import Step, StreamPlan
 from mapstate.spark.driver.query import QueryRun, configured
-from mapstate.spark.driver.retry_policy import Cause, cause_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,28 +17,14 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from mapstate.errors import (
-    CorruptRecordError,
-    DataError,
-    IncompleteBatchError,
-    StoreRestartedError,
-    StoreUnavailableError,
-)
+from mapstate.errors import IncompleteBatchError, StoreRestartedError, StoreUnavailableError
 from mapstate.retry import Patience
+from mapstate.spark.driver.causes import Cause, cause_of
 from mapstate.spec import StateSpec
 
-__all__ = ["Cause", "Decision", "RetryPolicy", "cause_of"]
+__all__ = ["Decision", "RetryPolicy"]
 
 T = TypeVar("T")
-
-
-class Cause(Enum):
-    """Why an attempt failed."""
-
-    LOST_ATTEMPT = "another attempt may end otherwise"
-    UNAVAILABLE_STORE = "the store does not answer"
-    DATA = "what is in the batch"
-    FINAL = "no attempt can end otherwise"
 
 
 class Decision(Enum):
@@ -47,37 +33,6 @@ class Decision(Enum):
     BEGIN_ANEW = "begin anew"
     SET_ASIDE = "set the batch aside"
     RAISE = "raise"
-
-
-def cause_of(error: BaseException) -> Cause:
-    """The row of the table that an error belongs to.
-
-    A Spark job that failed may have lost a worker, or may have met the batch's own data: nothing in the error tells
-    which. It counts as a lost attempt, and after the last one a batch may be set aside for it. A damaged record is the
-    store's: every batch with its key would be set aside.
-    """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import (
-        AnalysisException,
-        PySparkAttributeError,
-        PySparkException,
-        PySparkTypeError,
-        PySparkValueError,
-    )
-
-    if isinstance(error, (CorruptRecordError, AnalysisException)):
-        return Cause.FINAL
-    if isinstance(error, (PySparkAttributeError, PySparkTypeError, PySparkValueError)):
-        return Cause.FINAL  # of the plan, on the driver
-    if isinstance(error, StoreUnavailableError):
-        return Cause.UNAVAILABLE_STORE
-    if isinstance(error, (IncompleteBatchError, StoreRestartedError)):
-        return Cause.LOST_ATTEMPT
-    if isinstance(error, DataError):
-        return Cause.DATA
-    if isinstance(error, (PySparkException, Py4JError)):
-        return Cause.LOST_ATTEMPT
-    return Cause.FINAL
 
 
 class RetryPolicy:
