@@ -7,15 +7,26 @@ are used.
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators import (
+    ArgMax,
+    ArgMin,
     Avg,
+    BoolAnd,
+    BoolOr,
+    Collect,
     CombinerAggregator,
     Count,
+    CountDistinct,
     First,
     Last,
     Max,
     Min,
     ReducerAggregator,
+    StdDev,
+    StdDevPop,
     Sum,
+    TopN,
+    Variance,
+    VariancePop,
 )
 from mapstate.batch_report import BatchReport
 from mapstate.errors import (
@@ -33,11 +44,17 @@ if TYPE_CHECKING:
     from mapstate.spark import Topology, newStream
 
 __all__ = [
+    "ArgMax",
+    "ArgMin",
     "Avg",
     "BatchReport",
+    "BoolAnd",
+    "BoolOr",
+    "Collect",
     "CombinerAggregator",
     "ConfigurationError",
     "Count",
+    "CountDistinct",
     "DataError",
     "First",
     "Last",
@@ -47,9 +64,14 @@ __all__ = [
     "Min",
     "ReducerAggregator",
     "StateReader",
+    "StdDev",
+    "StdDevPop",
     "StoreError",
     "Sum",
+    "TopN",
     "Topology",
+    "Variance",
+    "VariancePop",
     "newStream",
     "non_transactional",
     "opaque",

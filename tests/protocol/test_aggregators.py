@@ -14,9 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapstate.aggregators import (
+    ArgMax,
+    ArgMin,
     Avg,
+    BoolAnd,
+    BoolOr,
+    Collect,
     CombinerAggregator,
     Count,
+    CountDistinct,
     Fields,
     First,
     Last,
@@ -24,10 +30,17 @@ from mapstate.aggregators import (
     Min,
     NativeCombiner,
     ReducerAggregator,
+    StdDev,
+    StdDevPop,
     Sum,
+    TopN,
+    Variance,
+    VariancePop,
+    bounded,
     extremes,
     sums,
 )
+from mapstate.aggregators import moments as moments_of
 from mapstate.aggregators.fields import NULL
 from mapstate.aggregators.results import results_of
 from mapstate.errors import AggregatorError, DataError, UnknownColumnError, UnsupportedTypeError, ValueOverflowError
@@ -47,6 +60,8 @@ COLUMNS = {
     "at": "timestamp",
     "raw": "binary",
     "list": "array<int>",
+    "lists": "array<array<int>>",
+    "part": "struct<a:int>",
     "low": "string collate UTF8_LCASE",
 }
 MAX_LONG, MIN_LONG = (1 << 63) - 1, -(1 << 63)
@@ -104,6 +119,24 @@ def same(one, other):
         (Min("x"), [b"\xff", b"\x00\x01"], b"\x00\x01"),
         (Max("x"), ["a", "Z", ""], "a"),
         (Max("x"), [dt.date(2026, 1, 1), dt.date(2025, 12, 31)], dt.date(2026, 1, 1)),
+        (BoolAnd("x"), [True, None, False], False),
+        (BoolOr("x"), [None, None], None),
+        (VariancePop("x"), [1, 2, None, 3], 2 / 3),
+        (Variance("x"), [1, 2, 3], 1.0),
+        (Variance("x"), [1], None),
+        (StdDevPop("x"), [4], 0.0),
+        (StdDev("x"), [Decimal(1), Decimal(3)], math.sqrt(2)),
+        (StdDev("x"), [], None),
+        (Collect("x", most=4), [3, None, 1, 3], [1, 3, 3]),
+        (Collect("x", most=1), [], []),
+        (CountDistinct("x", most=3), ["b", None, "a", "b"], 2),
+        (CountDistinct("x", most=3), [0.0, -0.0, NAN, NAN, 1.0], 3),
+        (TopN(2, "x"), [1, 5, None, 3], [5, 3]),
+        (
+            TopN(2, "x", by="count", most=3),
+            ["b", "c", "a", "b", "a", None],
+            [{"value": "a", "count": 2}, {"value": "b", "count": 2}],
+        ),
     ],
     ids=str,
 )
@@ -141,6 +174,8 @@ reals = st.floats(allow_nan=True, allow_infinity=True)
 maybe_int = st.none() | st.integers(-1000, 1000)
 maybe_decimal = st.none() | st.decimals(-1000, 1000, places=2)
 maybe_real = st.none() | reals
+MOMENTS = (Variance, VariancePop, StdDev, StdDevPop)
+moments = st.tuples(st.integers(0, 9), reals, reals)
 NATIVE: dict[str, Any] = {
     "Count": (Count(), st.integers(0, 9), st.none() | st.integers(0, 9)),
     "Sum of ints": (Sum("x"), maybe_int, maybe_int),
@@ -156,6 +191,24 @@ NATIVE: dict[str, Any] = {
     ),
     "First": (First("x", "at"), *[st.tuples(st.none() | st.integers(0, 2), maybe_real)] * 2),
     "Last": (Last("x", "at"), *[st.tuples(st.none() | st.integers(0, 2), maybe_real)] * 2),
+    "ArgMin": (ArgMin("x", "at"), *[st.tuples(st.none() | st.integers(0, 2), st.lists(maybe_real, max_size=2))] * 2),
+    "ArgMax": (ArgMax("x", "at"), *[st.tuples(st.none() | st.integers(0, 2), st.lists(maybe_real, max_size=2))] * 2),
+    "BoolAnd": (BoolAnd("x"), *[st.none() | st.booleans()] * 2),
+    "BoolOr": (BoolOr("x"), *[st.none() | st.booleans()] * 2),
+    **{kind.__name__: (kind("x"), moments, st.none() | moments) for kind in MOMENTS},
+    "Collect": (Collect("x", most=9), *[st.none() | st.tuples(st.lists(reals, max_size=4))] * 2),
+    "CountDistinct": (CountDistinct("x", most=9), *[st.none() | st.tuples(st.lists(reals, max_size=4))] * 2),
+    "TopN": (TopN(2, "x"), *[st.none() | st.tuples(st.lists(reals, max_size=2))] * 2),
+    "TopN by count": (
+        TopN(2, "x", by="count", most=9),
+        *[
+            st.none()
+            | st.lists(st.tuples(reals, st.integers(1, 9)), max_size=4).map(
+                lambda pairs: tuple(map(list, zip(*pairs, strict=True))) or ([], [])
+            )
+        ]
+        * 2,
+    ),
 }
 
 
@@ -172,7 +225,12 @@ def test_combining_a_chunk_is_combining_each(name, data):
 
 @settings(max_examples=200)
 @given(
-    st.sampled_from([Count(), Count("x"), Sum("x"), Avg("x"), Min("x"), Max("x"), First("x", "at"), Last("x", "at")]),
+    st.sampled_from(
+        [
+            *(Count(), Count("x"), Sum("x"), Avg("x"), Min("x"), Max("x"), First("x", "at"), Last("x", "at")),
+            *(Collect("x", most=8), CountDistinct("x", most=8), TopN(3, "x"), TopN(3, "x", by="count", most=8)),
+        ]
+    ),
     st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.integers(0, 3)), max_size=8),
     st.randoms(use_true_random=False),
 )
@@ -323,7 +381,16 @@ def test_a_column_that_is_not_there_is_named(one):
         (Min("list"), "list"),
         (Max("low"), "low"),
         (First("s", "list"), "list"),
-        (Last("list", "at"), "list"),
+        (Last("lists", "at"), "lists"),
+        (Last("part", "at"), "part"),
+        (ArgMax("part", "at"), "part"),
+        (BoolAnd("i"), "i"),
+        (BoolOr("s"), "s"),
+        (Variance("s"), "s"),
+        (StdDevPop("b"), "b"),
+        (Collect("list", most=3), "list"),
+        (CountDistinct("part", most=3), "part"),
+        (TopN(3, "list"), "list"),
     ],
     ids=str,
 )
@@ -523,6 +590,6 @@ def test_an_own_aggregator_with_a_built_in_name_is_shown_as_it_is_stored():
 
 
 def test_every_native_combiner_is_covered_here():
-    offered = [getattr(module, name) for module in (sums, extremes) for name in module.__all__]
+    offered = [getattr(module, name) for module in (sums, extremes, moments_of, bounded) for name in module.__all__]
     kinds = {kind for kind in offered if isinstance(kind, type) and issubclass(kind, NativeCombiner)}
     assert {type(one) for one, *_ in NATIVE.values()} == kinds

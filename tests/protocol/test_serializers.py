@@ -476,7 +476,7 @@ def test_serializers_are_found_by_name():
         serializer("pickle")
 
 
-@pytest.mark.parametrize("name", ["array<int>", "struct<a:array<int>>", "variant", ""])
+@pytest.mark.parametrize("name", ["array<int>", "struct<a:array<array<int>>>", "struct<a:map<int,int>>", "variant", ""])
 def test_a_type_that_cannot_be_stored_is_refused(name):
     with pytest.raises(UnsupportedTypeError):
         codec("json", "opaque", [name])

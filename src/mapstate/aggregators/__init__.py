@@ -7,15 +7,23 @@ from mapstate.aggregators.aggregator import (
     ReducerAggregator,
     Row,
 )
-from mapstate.aggregators.extremes import First, Last, Max, Min
+from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
+from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.moments import StdDev, StdDevPop, Variance, VariancePop
 from mapstate.aggregators.sums import Avg, Count, Sum
 
 __all__ = [
     "Aggregator",
+    "ArgMax",
+    "ArgMin",
     "Avg",
+    "BoolAnd",
+    "BoolOr",
+    "Collect",
     "CombinerAggregator",
     "Count",
+    "CountDistinct",
     "Fields",
     "First",
     "Last",
@@ -24,5 +32,10 @@ __all__ = [
     "NativeCombiner",
     "ReducerAggregator",
     "Row",
+    "StdDev",
+    "StdDevPop",
     "Sum",
+    "TopN",
+    "Variance",
+    "VariancePop",
 ]

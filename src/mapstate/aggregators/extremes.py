@@ -1,4 +1,4 @@
-"""Min, Max, First and Last: the built-in aggregators that keep one value, chosen by Spark's order.
+"""Min, Max, BoolAnd, BoolOr, First and Last: the built-in aggregators that keep one value, chosen by Spark's order.
 
 See `mapstate.aggregators.sums` for the rules of all built-in aggregators.
 """
@@ -10,14 +10,26 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.columns import column_of, only_where
 from mapstate.aggregators.sums import FLOATS, INTEGERS, unsupported
 from mapstate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["First", "Last", "Max", "Min"]
+__all__ = [
+    "ArgMax",
+    "ArgMin",
+    "BoolAnd",
+    "BoolOr",
+    "First",
+    "Last",
+    "Max",
+    "Min",
+    "check_ordered",
+    "is_ordered",
+    "order_of",
+]
 
 _ORDERED = (*INTEGERS, *FLOATS, "string", "boolean", "date", "timestamp", "timestamp_ntz", "binary")
 
@@ -27,8 +39,8 @@ class _Extreme(NativeCombiner):
 
     _greatest: bool
 
-    def __init__(self, column: str | Column) -> None:
-        self.column = cast("str", column)
+    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
+        self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -36,7 +48,7 @@ class _Extreme(NativeCombiner):
 
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`."""
-        return _check_ordered(self, self.column, columns)
+        return check_ordered(self, self.column, columns)
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
         """See `NativeCombiner.partials`."""
@@ -55,7 +67,7 @@ class _Extreme(NativeCombiner):
             if old is None or new is None:
                 out.append(new if old is None else old)
             else:
-                out.append(new if (_order(new) > _order(old)) is self._greatest else old)
+                out.append(new if (order_of(new) > order_of(old)) is self._greatest else old)
         return out
 
 
@@ -71,12 +83,30 @@ class Max(_Extreme):
     _greatest = True
 
 
+class BoolAnd(Min):
+    """Whether a boolean column is true in every row in which it is not null, as Spark's `bool_and`."""
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        return _check_boolean(self, self.column, columns)
+
+
+class BoolOr(Max):
+    """Whether a boolean column is true in any row, as Spark's `bool_or`."""
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        return _check_boolean(self, self.column, columns)
+
+
 class _AtEnd(NativeCombiner):
     """The value of a column in the row where another column is least or greatest."""
 
     _greatest: bool
 
-    def __init__(self, column: str | Column, by: str | Column | None = None) -> None:
+    def __init__(
+        self, column: str | Column, by: str | Column | None = None, *, where: str | Column | None = None
+    ) -> None:
         if by is None:
             who = type(self).__name__
             raise ConfigurationError(
@@ -84,7 +114,7 @@ class _AtEnd(NativeCombiner):
                 f"{who}({column!r}, by='time')"
             )
         self.column = cast("str", column)
-        self.by = cast("str", by)
+        self.by = cast("str", only_where(by, where))
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -92,8 +122,11 @@ class _AtEnd(NativeCombiner):
 
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`."""
-        by = _check_ordered(self, self.by, columns)
-        return f"struct<by:{by},value:{_check_ordered(self, self.column, columns)}>"
+        by = check_ordered(self, self.by, columns)
+        value = column_type(columns, self.column, self)
+        if value.startswith("array<") and is_ordered(value.removeprefix("array<").removesuffix(">")):
+            return f"struct<by:{by},value:{value}>"
+        return f"struct<by:{by},value:{check_ordered(self, self.column, columns)}>"
 
     def describe(self) -> str:
         """See `Aggregator.describe`."""
@@ -131,7 +164,7 @@ class _AtEnd(NativeCombiner):
             elif old is None or old[0] is None:
                 out.append(new)
             else:
-                ahead = (_order(new[0]), _order(new[1])) > (_order(old[0]), _order(old[1]))
+                ahead = (order_of(new[0]), order_of(new[1])) > (order_of(old[0]), order_of(old[1]))
                 out.append(new if ahead is self._greatest else old)
         return out
 
@@ -162,17 +195,40 @@ class Last(_AtEnd):
     _greatest = True
 
 
-def _check_ordered(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
+class ArgMin(First):
+    """The value of ``column`` in the row with the least ``by``, as `First`, where ``by`` is no time."""
+
+
+class ArgMax(Last):
+    """The value of ``column`` in the row with the greatest ``by``, as `Last`, where ``by`` is no time."""
+
+
+def _check_boolean(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
     kind = column_type(columns, column, who)
-    if kind in _ORDERED or kind.startswith("decimal("):
+    if kind != "boolean":
+        raise unsupported(who, column, kind, "a boolean")
+    return kind
+
+
+def check_ordered(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
+    """The type of a column whose values have an order. Raises UnsupportedTypeError and UnknownColumnError."""
+    kind = column_type(columns, column, who)
+    if is_ordered(kind):
         return kind
     raise unsupported(who, column, kind, "a value with an order")
 
 
-def _order(value: Any) -> tuple[Any, ...]:
+def is_ordered(kind: str) -> bool:
+    """Whether values of a type have an order, and are no arrays."""
+    return kind in _ORDERED or kind.startswith("decimal(")
+
+
+def order_of(value: Any) -> tuple[Any, ...]:
     """A sort key in Spark's order: null below everything, NaN above every number."""
     if value is None:
         return (0,)
     if isinstance(value, float) and math.isnan(value):
         return (2,)
+    if isinstance(value, list):
+        return (1, *map(order_of, value))
     return (1, value)

@@ -115,6 +115,9 @@ def _is_of(value: Any, name: str) -> bool:
             and len(value) == len(parts)
             and all(item is None or _is_of(item, part) for item, part in zip(value, parts, strict=True))
         )
+    if name.startswith("array<"):
+        inside = name.removeprefix("array<").removesuffix(">")
+        return type(value) is list and all(item is None or _is_of(item, inside) for item in value)
     if name.startswith("decimal("):
         return type(value) is Decimal and value.is_finite()
     if name.startswith("timestamp"):

@@ -16,7 +16,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.columns import column_of, only_where
 from mapstate.errors import UnsupportedTypeError, ValueOverflowError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ _DECIMAL_LIMIT = Decimal(10) ** 38
 class Count(NativeCombiner):
     """The number of a key's rows, or of its rows with a ``column`` that is not null. A bigint, never null."""
 
-    def __init__(self, column: str | Column | None = None) -> None:
-        self.column = cast("str | None", column)
+    def __init__(self, column: str | Column | None = None, *, where: str | Column | None = None) -> None:
+        self.column = cast("str | None", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -73,8 +73,8 @@ class Sum(NativeCombiner):
     sum depend on the order of the additions.
     """
 
-    def __init__(self, column: str | Column) -> None:
-        self.column = cast("str", column)
+    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
+        self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -126,8 +126,8 @@ class Avg(NativeCombiner):
     places than the column.
     """
 
-    def __init__(self, column: str | Column) -> None:
-        self.column = cast("str", column)
+    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
+        self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
         """See `Aggregator.columns`."""
@@ -208,8 +208,11 @@ def _scale(decimal_type: str) -> int:
 
 def unsupported(who: NativeCombiner, column: str, kind: str, wanted: str) -> UnsupportedTypeError:
     """The error for a column of a type that an aggregator does not take."""
+    hint = f": take a field of it, F.col({column + '.name'!r}), or its text, F.to_json({column!r})"
     return UnsupportedTypeError(
-        f"{who} needs {wanted}, but the column {column!r} is a {kind}", column=column, type=kind
+        f"{who} needs {wanted}, but the column {column!r} is a {kind}{hint * kind.startswith('struct<')}",
+        column=column,
+        type=kind,
     )
 
 

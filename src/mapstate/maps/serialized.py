@@ -21,7 +21,7 @@ CHUNK_BYTES = 8 * 2**20
 
 _PROBE = 64
 _SAMPLE = 64
-_MAY_BE_LARGE = ("string", "binary", "any")
+_MAY_BE_LARGE = ("array", "string", "binary", "any")
 
 
 class Room:

@@ -48,9 +48,16 @@ class WireForm(NamedTuple):
 
 
 def wire_type(name: str, form: WireForm) -> Any:
-    """The type that msgspec decodes for a type name, with null. Raises UnsupportedTypeError."""
+    """The type that msgspec decodes for a type name, with null. Raises UnsupportedTypeError.
+
+    An array is a part of a struct, because the bare value of a single field is told from null by being no array.
+    """
     if name.startswith("struct<"):
-        return tuple[tuple(wire_type(part, form) for part in struct_parts(name))] | None  # type: ignore[misc]
+        parts = [
+            list[wire_type(_item(part), form)] | None if part.startswith("array<") else wire_type(part, form)  # type: ignore[misc]
+            for part in struct_parts(name)
+        ]
+        return tuple[tuple(parts)] | None  # type: ignore[misc]
     if name.startswith("decimal("):
         return Decimal | None
     if name not in _SCALARS:
@@ -73,6 +80,11 @@ def struct_parts(name: str) -> list[str]:
     return parts
 
 
+def _item(name: str) -> str:
+    """The type inside ``array<t>``."""
+    return name.removeprefix("array<").removesuffix(">")
+
+
 Convert = Callable[[Any], Any]
 Array = type[list[Any]] | type[tuple[Any, ...]]
 
@@ -91,6 +103,8 @@ def to_wire(name: str, form: WireForm) -> Convert | None:
         return _int_to_native
     if name.startswith("struct<"):
         return each([to_wire(part, form) for part in struct_parts(name)], list if form.native else tuple)
+    if name.startswith("array<"):
+        return _each_item(to_wire(_item(name), form))
     return None
 
 
@@ -104,6 +118,8 @@ def from_wire(name: str, form: WireForm) -> Convert | None:
         return _native_to_text
     if name.startswith("struct<"):
         return each([from_wire(part, form) for part in struct_parts(name)], tuple)
+    if name.startswith("array<"):
+        return _each_item(from_wire(_item(name), form))
     return None
 
 
@@ -118,6 +134,12 @@ def each(converts: list[Convert | None], into: Array) -> Convert | None:
         return into([part if own is None else own(part) for own, part in zip(converts, value, strict=True)])
 
     return convert
+
+
+def _each_item(convert: Convert | None) -> Convert | None:
+    if convert is None:
+        return None
+    return lambda items: items if items is None else list(map(convert, items))
 
 
 def _float_to_word(value: Any) -> Any:

@@ -43,8 +43,10 @@ def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
     beyond the year 9999.
     """
     try:
-        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+        item = column.type.value_type if pa.types.is_list(column.type) else column.type
+        if pa.types.is_timestamp(item) and item.tz is not None:
+            in_utc = pa.timestamp(item.unit, "UTC")
+            column = column.cast(in_utc if item is column.type else pa.list_(in_utc))
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError) as error:
         raise SerializationError(

@@ -20,6 +20,7 @@ from mapstate.spark.executor.batch_fold import MARK, FinishTask, FoldTask
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import column_names
+from mapstate.spark.steps.expressions import Expressions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,6 +57,16 @@ class Links:
             raise ConfigurationError("aggregate needs at least one aggregator, such as n=Count()")
         links = (*self.links, *(("", one) for one in own), *named.items())
         return Links(links, self.per_partition and per_partition)
+
+    @property
+    def aggregators(self) -> dict[str, Aggregator]:
+        """Those that may be of an expression, by name."""
+        return {name: one for name, one in self.links if isinstance(one, Aggregator)}
+
+    def by_name(self, expressions: Expressions) -> Links:
+        """The same aggregators over the columns that hold their expressions."""
+        named = expressions.named(self.aggregators)
+        return Links(tuple((name, named.get(name, one)) for name, one in self.links), self.per_partition)
 
     def over(self, schema: StructType, keys: Sequence[str] = ()) -> Step:
         """The step that aggregates each batch. Raises ConfigurationError."""

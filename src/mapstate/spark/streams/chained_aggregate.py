@@ -8,6 +8,7 @@ from mapstate.aggregators import Aggregator
 from mapstate.spark.driver.job import Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.steps.batch_aggregate import Links
+from mapstate.spark.steps.expressions import expressions_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -56,4 +57,8 @@ class ChainedAggregate(Generic[R]):
 
     def chainEnd(self) -> R:
         """The rows that they emit."""
-        return self._rows.with_step(self._links.over(self._rows.schema, self._keys), by_row=False)
+        expressions = expressions_of(self._links.aggregators)
+        if not expressions.columns:
+            return self._rows.with_step(self._links.over(self._rows.schema, self._keys), by_row=False)
+        rows = self._rows.with_step(expressions, by_row=True)
+        return rows.with_step(self._links.by_name(expressions).over(rows.schema, self._keys), by_row=False)

@@ -1,0 +1,110 @@
+"""Variance and StdDev, of a sample and of a population: count, mean and squared deviations, merged without the rows.
+
+See `mapstate.aggregators.sums` for what all built-in aggregators have in common. Two parts of a column are merged by
+the formulas of Chan, Golub and LeVeque, as Spark merges them: differences of large numbers that are nearly equal do not
+occur. The last bits depend on the order of the rows, as with every sum of doubles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
+from mapstate.aggregators.columns import column_of, only_where
+from mapstate.aggregators.sums import FLOATS, INTEGERS, unsupported
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["MOMENTS", "StdDev", "StdDevPop", "Variance", "VariancePop"]
+
+MOMENTS = "struct<count:bigint,mean:double,squares:double>"
+"""What all of them store. ``squares`` is the sum of the squared differences from ``mean``."""
+
+_NOTHING = (0, 0.0, 0.0)
+
+
+class VariancePop(NativeCombiner):
+    """The variance of a column, as Spark's `var_pop`: a double; of one value 0, of none null."""
+
+    _freedom = 0
+
+    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
+        self.column = cast("str", only_where(column, where))
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column,)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        kind = column_type(columns, self.column, self)
+        if kind in INTEGERS or kind in FLOATS or kind.startswith("decimal("):
+            return MOMENTS
+        raise unsupported(self, self.column, kind, "a number")
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always the same
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        value = column_of(self.column).cast("double")
+        return [F.count(value), F.avg(value), F.var_pop(value) * F.count(value)]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `NativeCombiner.assemble`."""
+        return [part if part[0] else _NOTHING for part in zip(*columns, strict=True)]
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        value = row[self.column]
+        return _NOTHING if value is None else (1, float(value), 0.0 * float(value))  # NaN and infinity: NaN
+
+    def zero(self) -> Any:
+        """No rows."""
+        return _NOTHING
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        return [_merged(old or _NOTHING, new or _NOTHING) for old, new in zip(stored, partials, strict=True)]
+
+    def result(self, value: Any) -> Any:
+        """The variance; null of too few values."""
+        if value is None or value[0] <= self._freedom:
+            return None
+        return value[2] / (value[0] - self._freedom)
+
+    def result_type(self, value_type: str) -> str:  # noqa: ARG002  always a double
+        """See `Aggregator.result_type`."""
+        return "double"
+
+
+class Variance(VariancePop):
+    """The variance of a column whose values are a sample, as Spark's `variance`: a double; of less than two null."""
+
+    _freedom = 1
+
+
+class StdDevPop(VariancePop):
+    """The standard deviation of a column, as Spark's `stddev_pop`: a double; of one value 0, of none null."""
+
+    def result(self, value: Any) -> Any:
+        """The root of the variance; null of too few values."""
+        variance = super().result(value)
+        return None if variance is None else math.sqrt(variance)
+
+
+class StdDev(StdDevPop):
+    """The standard deviation of a sample, as Spark's `stddev`: a double; of less than two values null."""
+
+    _freedom = 1
+
+
+def _merged(a: Any, b: Any) -> Any:
+    if not a[0] or not b[0]:
+        return a if a[0] else b
+    count = a[0] + b[0]
+    apart = b[1] - a[1]
+    mean = a[1] + apart * b[0] / count
+    return count, mean, a[2] + b[2] + apart * apart * a[0] * b[0] / count
