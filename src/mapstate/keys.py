@@ -167,7 +167,11 @@ class _KeyType(NamedTuple):
 
 
 def _strings(column: Sequence[Any]) -> list[str]:
-    joined = "".join(column)
+    try:
+        joined = "".join(column)
+    except TypeError:
+        wrong = next(value for value in column if not isinstance(value, str))
+        raise TypeError(f"{shown(wrong)} is a {type(wrong).__name__}") from None
     if not joined.isascii():
         joined.encode()  # raises for text that cannot be UTF-8
     # isprintable is faster than the pattern, and false for all its characters but "|" and the backslash

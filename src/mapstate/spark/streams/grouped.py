@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Never, Protocol, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
 from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError
@@ -14,7 +14,7 @@ from mapstate.spark.driver.job import Job
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable, kind_of
 from mapstate.spark.steps.columns import check_unique
-from mapstate.spark.steps.expressions import expressions_of
+from mapstate.spark.steps.expressions import analysed, expressions_of
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows
 from mapstate.spec import StateSpec
 
@@ -59,10 +59,6 @@ class GroupedStream(Generic[Kept, R]):
         self._names = self._schema.names
         self._types = {field.name: field.dataType.simpleString() for field in self._schema.fields}
         for column in columns:
-            if not isinstance(column, str):
-                raise ConfigurationError(
-                    f"groupBy takes column names, not {column!r}: give an expression a name with withColumn first"
-                )
             if column not in self._types:
                 raise UnknownColumnError(
                     f"the stream {rows.name!r} has no column {column!r} to group by; it has {', '.join(self._types)}",
@@ -72,7 +68,7 @@ class GroupedStream(Generic[Kept, R]):
         self._keys = tuple(KeyField(column, self._types[column]) for column in columns)
         KeyCodec(self._keys)
 
-    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> Kept:
+    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> Kept:
         """Keeps aggregates per key in the store that ``state`` names: ``visits=Count()``.
 
         What comes back is started with `PersistentAggregate.start`, or used as a foreachBatch function.
@@ -83,6 +79,8 @@ class GroupedStream(Generic[Kept, R]):
             raise ConfigurationError(
                 f"persistentAggregate needs a spec such as opaque(url), not a {type(state).__name__}"
             )
+        if extra:
+            raise ConfigurationError(f"each aggregate needs a name, such as visits={extra[0]}")
         if not aggregates:
             raise ConfigurationError("persistentAggregate needs at least one aggregate, such as visits=Count()")
         for name, one in aggregates.items():
@@ -94,6 +92,8 @@ class GroupedStream(Generic[Kept, R]):
         expressions = expressions_of(aggregates)
         if expressions.columns:
             rows = self._rows.with_step(expressions, by_row=True)
+            with analysed(f"one of {', '.join(expressions.columns)}"):
+                _ = rows.schema
             by = tuple(key.name for key in self._keys)
             return GroupedStream(rows, by).persistentAggregate(state, **expressions.named(aggregates))
         check_unique([key.name for key in self._keys] + list(aggregates))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
@@ -182,7 +182,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
 
         return self.foreachBatch(save)
 
-    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
+    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> PersistentAggregate:
         """Keeps aggregates of all rows that are there now, under the key ``()``.
 
         Of an opaque state without a ttl: a key's new values replace its old ones, so after each batch the second state
@@ -194,7 +194,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
         Raises ConfigurationError: also where rows come from a query or an aggregate of the batch, whose answers
         cannot be taken back.
         """
-        return GroupedStream(self, ()).persistentAggregate(state, **aggregates)
+        return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
 
     def hidden_columns(self) -> dict[str, str]:
         """See `Groupable.hidden_columns`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mapstate.errors import MapStateError, UsageError
+from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
@@ -133,6 +133,10 @@ class Query:
             check_increments(self.df, outputMode)
         writer = self.df.writeStream.foreachBatch(self).outputMode(outputMode)
         if trigger is not None:
+            if not isinstance(trigger, (str, Mapping)):
+                raise ConfigurationError(
+                    f"trigger is an interval such as '10 seconds', or {{'availableNow': True}}, not {trigger!r}"
+                )
             writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
         if queryName is not None:
             writer = writer.queryName(queryName)

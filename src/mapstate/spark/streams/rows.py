@@ -19,11 +19,12 @@ from mapstate.spark.steps import spread
 from mapstate.spark.steps.state_query import Queried, QueryPlan, When
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate
 from mapstate.spark.streams.grouped import GroupedStream, Kept
+from mapstate.spark.streams.key_columns import with_keys
 from mapstate.spark.streams.query import Startable
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
     from mapstate.aggregators.aggregator import Aggregator
@@ -86,17 +87,22 @@ class Rows(ABC, Generic[Kept]):
         """
         return self.with_step(Transform(function), by_row=True)
 
-    def groupBy(self, *columns: str) -> GroupedStream[Kept, Self]:
+    def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[Kept, Self]:
         """One aggregate per combination of values of ``columns``. For one aggregate of all, leave it out.
 
-        Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError.
+        An expression becomes a key column with its alias, or with Spark's name for it. A struct becomes a key column
+        per field: ``F.window("at", "1 hour")`` becomes ``window_start`` and ``window_end``.
+
+        Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError, DuplicateNameError.
         """
-        if not columns:
+        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
+        if not keys:
             raise ConfigurationError(
                 "groupBy() needs at least one column; for one aggregate of all rows call persistentAggregate on the "
                 "stream itself"
             )
-        return GroupedStream(self, columns)
+        rows, names = with_keys(self, keys)
+        return GroupedStream(rows, names)
 
     def stateQuery(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
@@ -34,6 +34,8 @@ def newStream(name: str, df: DataFrame) -> Stream:
     ``name`` is the default name of its state. ``df`` is a streaming DataFrame, or a batch one where the
     result is only used as a foreachBatch function. Raises ConfigurationError.
     """
+    if hasattr(name, "_jdf"):
+        raise ConfigurationError("newStream takes a name first, and then the DataFrame: newStream('visits', df)")
     check_state_name(name)
     if not hasattr(df, "_jdf"):
         raise ConfigurationError(
@@ -107,9 +109,9 @@ class Stream(Rows[PersistentAggregate]):
         query.add_behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id))
         return Startable(query)
 
-    def persistentAggregate(self, state: StateSpec, /, **aggregates: Aggregator) -> PersistentAggregate:
+    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> PersistentAggregate:
         """Keeps aggregates of all rows, under the key ``()``. See `GroupedStream.persistentAggregate`."""
-        return GroupedStream(self, ()).persistentAggregate(state, **aggregates)
+        return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
 
     def partitionPersist(
         self,
