@@ -56,6 +56,14 @@ VALUES = {
     "struct<sum:double,count:bigint>": st.tuples(st.none() | floats, longs),
     "struct<by:timestamp,value:string>": st.tuples(instants, st.none() | texts),
     "struct<by:decimal(10,2),value:binary>": st.tuples(decimals, st.none() | st.binary(max_size=3)),
+    "struct<by:bigint,value:array<double>>": st.tuples(longs, st.none() | st.lists(st.none() | floats, max_size=3)),
+    "struct<values:array<string>,counts:array<bigint>>": st.tuples(
+        *[st.lists(part, max_size=3) for part in (texts, longs)]
+    ),
+    **{
+        f"struct<values:array<{name}>>": st.tuples(st.lists(part, max_size=3))
+        for name, part in {"timestamp": instants, "decimal(10,2)": decimals, "binary": st.binary(max_size=3)}.items()
+    },
 }
 plain = st.recursive(
     st.none() | st.booleans() | longs | st.floats(allow_nan=False, allow_infinity=False) | texts,
@@ -333,7 +341,7 @@ def _fits(value, types):
 
 def _is_a(name, value):
     if name.startswith("struct<"):
-        return type(value) is tuple and len(value) == 2
+        return type(value) is tuple and len(value) == name.count(":")
     if name.startswith("decimal("):
         return type(value) is Decimal
     if name == "timestamp":

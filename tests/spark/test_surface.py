@@ -169,7 +169,8 @@ def test_values_that_are_kept_up_to_a_bound_are_sparks_own(serializer, spark, tm
 
 
 @pytest.mark.spark
-def test_the_most_frequent_values_and_the_row_of_the_greatest(spark, tmp_path):
+@pytest.mark.parametrize("apply_on", ["executors", "driver"])
+def test_the_most_frequent_values_and_the_row_of_the_greatest(apply_on, spark, tmp_path):
     """Also as new values, which a DataFrame with the result types holds."""
     url = f"sqlite:///{tmp_path}/state.db"
     rows = [("a", "x", 1, [1, None]), ("a", "y", 9, [2]), ("a", "y", 9, [2, 0]), ("a", None, 7, None)]
@@ -177,7 +178,7 @@ def test_the_most_frequent_values_and_the_row_of_the_greatest(spark, tmp_path):
     seen = []
     counted = newStream("s", frame).groupBy("k")
     job = counted.persistentAggregate(
-        opaque(url),
+        opaque(url, apply_on=apply_on),
         often=TopN(1, "s", by="count", most=2),
         longest=ArgMax("tags", by="n"),
         shortest=ArgMin("tags", by="n", where="n < 9"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mapstate.errors import ConfigurationError
+from mapstate.errors import ConfigurationError, UnsupportedTypeError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["column_of", "only_where"]
+    from mapstate.aggregators.aggregator import Aggregator
+
+__all__ = ["column_of", "only_where", "unsupported"]
 
 
 def column_of(name: str) -> Column:
@@ -37,3 +39,13 @@ def only_where(column: str | Column | None, condition: str | Column | None) -> s
     if column is None:
         return F.when(condition, F.lit(1))
     return F.when(condition, column_of(column) if isinstance(column, str) else column)
+
+
+def unsupported(who: Aggregator, column: str, kind: str, wanted: str) -> UnsupportedTypeError:
+    """The error for a column of a type that an aggregator does not take."""
+    hint = f": take a field of it, F.col({column + '.name'!r}), or its text, F.to_json({column!r})"
+    return UnsupportedTypeError(
+        f"{who} needs {wanted}, but the column {column!r} is a {kind}{hint * kind.startswith('struct<')}",
+        column=column,
+        type=kind,
+    )

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of, only_where
-from mapstate.aggregators.sums import FLOATS, INTEGERS, unsupported
+from mapstate.aggregators.columns import column_of, only_where, unsupported
+from mapstate.aggregators.sums import FLOATS, INTEGERS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -16,13 +16,13 @@ from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of, only_where
-from mapstate.errors import UnsupportedTypeError, ValueOverflowError
+from mapstate.aggregators.columns import column_of, only_where, unsupported
+from mapstate.errors import ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["FLOATS", "INTEGERS", "Avg", "Count", "Sum", "unsupported"]
+__all__ = ["FLOATS", "INTEGERS", "Avg", "Count", "Sum"]
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
@@ -204,16 +204,6 @@ class Avg(NativeCombiner):
 
 def _scale(decimal_type: str) -> int:
     return int(decimal_type.removesuffix(")").partition(",")[2])
-
-
-def unsupported(who: NativeCombiner, column: str, kind: str, wanted: str) -> UnsupportedTypeError:
-    """The error for a column of a type that an aggregator does not take."""
-    hint = f": take a field of it, F.col({column + '.name'!r}), or its text, F.to_json({column!r})"
-    return UnsupportedTypeError(
-        f"{who} needs {wanted}, but the column {column!r} is a {kind}{hint * kind.startswith('struct<')}",
-        column=column,
-        type=kind,
-    )
 
 
 def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:

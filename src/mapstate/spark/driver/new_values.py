@@ -111,7 +111,9 @@ def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Field
 
 def new_values_frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
     """New values that the driver holds, as a frame. Driver."""
-    table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
+    form = arrow_schema(schema)
+    # PySpark cannot take a table without a chunk if a column is an array.
+    table = pa.Table.from_batches(batches, schema=form) if batches else form.empty_table()
     with configured(batch_df, _AS_ARROW):
         return batch_df.sparkSession.createDataFrame(table, schema=schema).drop(REPORT_COLUMN)
 
