@@ -22,11 +22,13 @@ __all__ = [
     "JointLedgers",
     "LedgerReads",
     "LedgerStore",
+    "ListsStates",
     "NativeRecords",
     "ReadsAhead",
     "Reports",
     "Rewrites",
     "Scan",
+    "Snapshots",
     "SpreadFences",
     "Swap",
     "close_if_possible",
@@ -263,6 +265,35 @@ class Drops(Protocol):
         that was swapped in with it. Raises FencedError where another driver or operator has changed the ledger since;
         removed records stay removed. An interrupted removal can be repeated under another token. A name that is no key
         of the state stays, and raises CorruptRecordError (``keys``, ``count``) after all else is removed.
+        """
+        ...
+
+
+@runtime_checkable
+class ListsStates(Protocol):
+    """What a `Backend` may offer: the states of its store."""
+
+    def states(self) -> Iterator[list[tuple[str, bytes]]]:
+        """Yield pages of states: of each, its name and its ledger as it is stored. Reads only.
+
+        For an operator: `mapstate ls`, and the completion of names. The pages come in any order, and a page may be
+        empty. No state comes twice; one that is made or removed meanwhile may be missing. A long listing works in small
+        requests, between which a server answers others. Neither names nor ledgers are checked: another program may
+        have written them.
+        """
+        ...
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """What a `Backend` may offer: a state as of one moment."""
+
+    def open_snapshot(self, state: str) -> IBackingMap[str, bytes]:
+        """Return the store of a state as of one moment, between this call and the end of its first read.
+
+        It has the same capabilities as what `Backend.open` returns, and a ``close()``. Every read is of that moment,
+        whatever others write meanwhile. A write raises UsageError, and so does a call after ``close()``. For an
+        operator's long reads: `mapstate export`.
         """
         ...
 

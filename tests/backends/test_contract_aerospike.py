@@ -24,6 +24,7 @@ class AerospikeContract(StoreContract):
         "fenced_writes": "no write is atomic over two records: each refuses an older txid by itself",
         "joint_ledgers": "no write is atomic over two records",
         "ledger_reads": "a batch is read in no order",
+        "snapshots": "no request reads a whole state at one moment",
         "max_value_bytes": "the server finds what is too large, record by record",
     }
     serializer = "native"
@@ -73,6 +74,10 @@ class SetsOfItsOwn(AerospikeBackend):
 
     def set_of(self, state):
         return f"{self.set}.{state}"
+
+    def states(self):
+        for page in replace(self, set=None).states():
+            yield [(name[len(self.set) + 1 :], ledger) for name, ledger in page if name.startswith(f"{self.set}.")]
 
 
 @pytest.mark.aerospike

@@ -15,6 +15,7 @@ class TestMemory(StoreContract):
     without = {
         "ledger_reads": "a reader's three reads are no round trips here",
         "ttl": "it keeps no time",
+        "snapshots": "its records are replaced in their place",
         "shared_between_processes": "it lives in one process",
         "outages": "it lives in the process that asks",
         "max_value_bytes": "a record is an object of Python's, of any size",

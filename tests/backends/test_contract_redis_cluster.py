@@ -17,6 +17,7 @@ class TestRedisCluster(StoreContract):
     without = {
         "fence_with_ledger": "a slot group and its fence lie in a slot of their own",
         "joint_ledgers": "each state's ledger lies in a slot of its own",
+        "snapshots": "no request reads a whole state at one moment",
     }
     max_value_bytes = 2_000_000
     secret = "hunter2"

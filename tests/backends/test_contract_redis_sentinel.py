@@ -14,6 +14,7 @@ from mapstate.testing.contracts import StoreContract
 
 @pytest.mark.redis
 class TestRedisSentinel(StoreContract):
+    without = {"snapshots": "no request reads a whole state at one moment"}
     max_value_bytes = 2_000_000
     secret = "hunter2"
     shortest_ttl = 0.3

@@ -60,6 +60,8 @@ CAUGHT_BY = {
     "TestHoldsAClientInTheRecipe": {"test_a_recipe_is_the_same_after_it_was_used_and_holds_no_client"},
     "TestRecipeComparesByIdentity": {"test_a_recipe_travels_and_compares"},
     "TestShowsItsPassword": {"test_a_recipe_shows_no_password"},
+    "TestListsTheFirstStateOnly": {"test_the_states_of_a_store_are_listed_each_once_with_its_ledger"},
+    "TestListsStatesTwice": {"test_the_states_of_a_store_are_listed_each_once_with_its_ledger"},
     "TestDeclaresWhatItDoesNotHave": {
         "test_it_offers_what_it_declares_and_nothing_else",
         "test_a_reader_gets_ledger_and_records_in_one_call",

@@ -59,6 +59,8 @@ class TestSmallest(StoreContract):
         "ledger_reads": "it has get and put only",
         "reports": "it has get and put only",
         "scan": "it has get and put only",
+        "states": "it has get and put only",
+        "snapshots": "it has get and put only",
         "ttl": "a dict keeps no time",
         "shared_between_processes": "a dict lives in one process",
         "outages": "a dict is always there",

@@ -104,6 +104,8 @@ class TestForgetfulBackend(StoreContract):
         "outages": "it lives in the process that asks",
         "reports": "it passes on what a batch needs, and no more",
         "rewrites": "it passes on what a batch needs, and no more",
+        "states": "it passes on what a batch needs, and no more",
+        "snapshots": "it passes on what a batch needs, and no more",
         "shared_between_processes": "what it has not passed on yet is this process's",
         "ttl": "nor has the memory under it",
     }

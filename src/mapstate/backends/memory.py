@@ -36,6 +36,13 @@ class MemoryBackend:
         with _lock:
             return _stores.setdefault((self.name, state), MemoryStore())
 
+    def states(self) -> Iterator[list[tuple[str, bytes]]]:
+        """See `ListsStates.states`."""
+        with _lock:
+            stores = {state: store for (name, state), store in _stores.items() if name == self.name}
+        found = {state: store.load() for state, store in stores.items()}
+        yield [(state, stored[0]) for state, stored in found.items() if stored is not None]
+
 
 class MemoryStore:
     """The records, the ledger and the fence of one state, under one lock."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -165,9 +166,21 @@ class AerospikeBackend:
         name = self.set_of(state)
         if not _SET.fullmatch(name) or name == CLAIMS:
             raise ConfigurationError(f"{name!r} cannot name a set of Aerospike: give the URL one, /namespace/set")
-        connection = Connection(Access(self.address, self.timeout, self.retries, self.client), state)
+        connection = self._connection(state)
         records = Records(connection, state, self.namespace, name, bin=self.bin, batch_size=self.batch_size, ttl=ttl)
         return AerospikeStore(connection, records, state, claim_ttl=self.claim_ttl)
+
+    def states(self) -> Iterator[list[tuple[str, bytes]]]:
+        """See `ListsStates.states`: the sets of the namespace that hold a ledger.
+
+        Where the URL has a set, the one state in it.
+        """
+        from mapstate.backends.aerospike.listing import states_in
+
+        return states_in(self._connection("*"), self.namespace, self.set)
+
+    def _connection(self, state: str) -> Connection:
+        return Connection(Access(self.address, self.timeout, self.retries, self.client), state)
 
     def set_of(self, state: str) -> str:
         """The set of a state: the URL's, or else the one that has the state's name."""

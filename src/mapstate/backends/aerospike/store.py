@@ -24,7 +24,7 @@ from mapstate.errors import CorruptRecordError, FencedError
 from mapstate.findings import MOST_NAMED, Finding
 from mapstate.keys import StoreKey
 
-__all__ = ["CLAIMS", "AerospikeStore"]
+__all__ = ["CLAIMS", "LEDGER", "AerospikeStore"]
 
 _Version = tuple[bytes, str | None]
 """The ledger, and the cluster that it was read from."""
@@ -32,7 +32,10 @@ _Version = tuple[bytes, str | None]
 CLAIMS = "mapstate.claims"
 """The set of the claims of all states of a namespace."""
 
-_LEDGER, _REPORTS = "\\ledger", "\\reports"  # no encoded key is equal to one of them
+LEDGER = "\\ledger"
+"""The user key of the ledger. No encoded key is equal to it."""
+
+_REPORTS = "\\reports"
 
 
 class AerospikeStore:
@@ -79,7 +82,7 @@ class AerospikeStore:
 
         def put() -> bool:
             try:
-                connection.client.put(self._records.place(_LEDGER), {"ledger": bytearray(record)}, meta, policy)
+                connection.client.put(self._records.place(LEDGER), {"ledger": bytearray(record)}, meta, policy)
             except (driver.RecordExistsError, driver.RecordGenerationError, driver.RecordNotFound):
                 return False
             return True
@@ -124,7 +127,7 @@ class AerospikeStore:
             # With values, the client silently leaves out records that it cannot convert.
             found = connection.retrying(lambda: query.results({"total_timeout": 0}, {"nobins": True}), retries=0)
             keys = [_user_key(one[0], unlisted) for one in found]
-            page = [key for key in keys if key is not None and key not in (_LEDGER, _REPORTS)]
+            page = [key for key in keys if key is not None and key not in (LEDGER, _REPORTS)]
             if page:
                 yield page
             if query.is_done():
@@ -159,7 +162,7 @@ class AerospikeStore:
             yield len(page)
         self._check_dropping(expected, token)
         self._records.remove([_REPORTS])
-        self._records.remove([_LEDGER])
+        self._records.remove([LEDGER])
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`: what one node says of the namespace."""
@@ -186,7 +189,7 @@ class AerospikeStore:
 
     def _ledger(self) -> tuple[bytes, int] | None:
         """The ledger and its generation."""
-        found = self._get(_LEDGER)
+        found = self._get(LEDGER)
         return None if found is None else (bytes(found[2]["ledger"]), found[1]["gen"])
 
     def _cluster(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -73,9 +74,23 @@ class OneServer(RedisSettings):
                 "state with layout=string"
             )
         name = (self.prefix + state if self.records is None else self.records).encode()
-        access = Access(self.address, self.retries, self.socket_timeout, lambda: self.secret, self.pool)
         layout, text = self._layout_of(state, name, expiry)
-        return RedisStore(Server(access, state), state, name, layout, layout_text=text, commit_domain=self.reached)
+        return RedisStore(self._server(state), state, name, layout, layout_text=text, commit_domain=self.reached)
+
+    def states(self) -> Iterator[list[tuple[str, bytes]]]:
+        """See `ListsStates.states`: SCAN through the whole database. States of every layout.
+
+        Where the URL has ``records``, the one state that has them.
+        """
+        from mapstate.backends.redis.listing import states_on_server, the_one_state
+
+        if self.records is not None:
+            return the_one_state(self._server("*"), self.records)
+        return states_on_server(self._server("*"), self.prefix.encode())
+
+    def _server(self, state: str) -> Server:
+        access = Access(self.address, self.retries, self.socket_timeout, lambda: self.secret, self.pool)
+        return Server(access, state)
 
     def _layout_of(self, state: str, name: bytes, expiry: bytes | None) -> tuple[Layout, bytes]:
         """The layout of a state's records, and the text by which the state notes it."""

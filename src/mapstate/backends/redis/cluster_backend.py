@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from redis.connection import Connection, ConnectionPool, SSLConnection
 
-from mapstate.backends.redis.cluster_map import ClusterAccess
+from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap
 from mapstate.backends.redis.cluster_store import RedisClusterStore
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
 from mapstate.backends.redis.settings import RedisSettings
@@ -73,7 +74,19 @@ class RedisClusterBackend(RedisSettings):
         """See `Backend.open`. Makes no connection."""
         if "{" in state or "}" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in a cluster: braces choose the slot there")
-        access = ClusterAccess(
+        name = (self.prefix + state).encode()
+        expiry = self.expiry(state, ttl)
+        groups = [SlotGroup(name, number, state, self.max_value_bytes, expiry) for number in range(self.buckets)]
+        return RedisClusterStore(self._access(), state, self.prefix, groups)
+
+    def states(self) -> Iterator[list[tuple[str, bytes]]]:
+        """See `ListsStates.states`: SCAN, one node after the other."""
+        from mapstate.backends.redis.listing import states_in_cluster
+
+        return states_in_cluster(ClusterMap(self._access(), "*"), self.prefix.encode())
+
+    def _access(self) -> ClusterAccess:
+        return ClusterAccess(
             owner=self._reached,
             nodes=self.nodes,
             address=self.address,
@@ -82,10 +95,6 @@ class RedisClusterBackend(RedisSettings):
             secret=lambda: self.secret,
             pool_to=self.pool_to,
         )
-        name = (self.prefix + state).encode()
-        expiry = self.expiry(state, ttl)
-        groups = [SlotGroup(name, number, state, self.max_value_bytes, expiry) for number in range(self.buckets)]
-        return RedisClusterStore(access, state, self.prefix, groups)
 
     def pool_to(self, node: Address) -> ConnectionPool:
         """The connections of this process to one node; see `pool_of`."""

@@ -12,6 +12,7 @@ the file open.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,3 +84,16 @@ class SqliteBackend:
             )
         database = Database(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
         return SqliteStore(database, state, max_value_bytes=self.max_value_bytes)
+
+    def open_snapshot(self, state: str) -> SqliteStore:
+        """See `Snapshots.open_snapshot`: one read transaction. While it is open, the WAL file only grows."""
+        from mapstate.backends.sqlite.snapshot import FrozenDatabase
+
+        database = FrozenDatabase(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
+        return SqliteStore(database, state, max_value_bytes=self.max_value_bytes)
+
+    def states(self) -> Iterator[list[tuple[str, bytes]]]:
+        """See `ListsStates.states`. One page, in the order of the names."""
+        from mapstate.backends.sqlite.listing import states_in
+
+        return states_in(Database(self.path, "*", timeout=self.timeout, synchronous=self.synchronous))

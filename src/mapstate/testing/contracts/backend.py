@@ -21,12 +21,15 @@ from mapstate.capabilities import (
     JointLedgers,
     LedgerReads,
     LedgerStore,
+    ListsStates,
     Reports,
     Rewrites,
     Scan,
+    Snapshots,
     SpreadFences,
 )
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
+from mapstate.operations.states import list_states
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader import open_reader
@@ -128,6 +131,8 @@ class BackendContract(BackingMapContract):
         ):
             assert isinstance(store, protocol) == (name not in lacking), f"{name}: {protocol.__name__}"
         assert isinstance(store, SpreadFences) == ("fence_with_ledger" in lacking and "fenced_writes" not in lacking)
+        assert isinstance(backend, ListsStates) == ("states" not in lacking)
+        assert isinstance(backend, Snapshots) == ("snapshots" not in lacking)
         assert backend.shared_between_processes == ("shared_between_processes" not in lacking)
         assert hasattr(store, self.writes_through) == ("guarded_writes" not in lacking)
         if isinstance(store, FencedWrites):
@@ -372,6 +377,56 @@ class BackendContract(BackingMapContract):
         Ledger.open(store, opening(self.state, "opaque", self.serializer))
         with open_reader(backend, self.state) as reader, pytest.raises(UsageError, match="scanned"):
             reader.scan()
+
+    # States
+
+    @needs("states", "conditional_writes")
+    def test_the_states_of_a_store_are_listed_each_once_with_its_ledger(
+        self, backend: Any, store: Any, opened: ExitStack
+    ) -> None:
+        assert [state for page in backend.states() for state in page] == []
+        ledgers = {name: f'{{"state": "{name}"}}'.encode() for name in (self.state, f"{self.state}2", "a-b.c", "z")}
+        for name, ledger in ledgers.items():
+            one = closing(opened, backend.open(name))
+            assert one.swap(ledger, None, FenceToken(1, 1)) is not None
+            one.multi_put(["a", "b"], [self.a_record(1, 1), self.a_record(2, 1)])
+            if isinstance(one, Claims):
+                one.claim(1, 0, "me")
+            if isinstance(one, Reports):
+                one.keep_report(b"{}", 10)
+        closing(opened, backend.open("no-ledger")).multi_put(["a"], [self.a_record(1)])
+        assert sorted(state for page in backend.states() for state in page) == sorted(ledgers.items())
+        changed = b'{"state": "' + self.state.encode() + b'", "more": 1}'
+        assert store.swap(changed, store.load()[1], FenceToken(1, 2)) is not None
+        assert dict(state for page in backend.states() for state in page) == ledgers | {self.state: changed}
+
+    @needs("snapshots", "conditional_writes", "scan")
+    def test_a_snapshot_shows_one_moment_whatever_is_written_meanwhile(
+        self, backend: Any, store: Any, opened: ExitStack
+    ) -> None:
+        store.multi_put(["a", "b"], [self.a_record(1), self.a_record(1)])
+        version = store.swap(b"first", None, FenceToken(1, 1))
+        frozen = closing(opened, backend.open_snapshot(self.state))
+        assert frozen.load()[0] == b"first"
+        assert store.swap(b"second", version, FenceToken(1, 2)) is not None
+        store.multi_put(["b", "c"], [self.a_record(2), self.a_record(2)])
+        assert frozen.load()[0] == b"first"
+        assert frozen.multi_get(["a", "b", "c"]) == [self.a_record(1), self.a_record(1), None]
+        assert scanned(frozen, 1) == ["a", "b"]
+        with pytest.raises(UsageError):
+            frozen.multi_put(["a"], [self.a_record(3)])
+        frozen.close()
+        with pytest.raises(UsageError):
+            frozen.load()
+        assert store.multi_get(["a", "b", "c"]) == [self.a_record(1), self.a_record(2), self.a_record(2)]
+        again = closing(opened, backend.open_snapshot(self.state))
+        assert again.load()[0] == b"second"
+        assert scanned(again, 1) == ["a", "b", "c"]
+
+    @instead_of("states")
+    def test_who_lists_the_states_is_told_that_the_store_cannot(self, backend: Backend) -> None:
+        with pytest.raises(UsageError, match="list its states"):
+            list_states(backend)
 
 
 def _within(seconds: float, true: Any) -> bool:

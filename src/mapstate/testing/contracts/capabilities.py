@@ -23,6 +23,8 @@ CAPABILITIES: Mapping[str, str] = {
     "ledger_reads": "reads ledger and records in one call",
     "reports": "keeps the last batch reports",
     "scan": "lists its keys",
+    "states": "its backend lists its states",
+    "snapshots": "its backend opens a state as of one moment",
     "ttl": "drops records by itself",
     "shared_between_processes": "two processes that open it see the same",
     "max_value_bytes": "refuses a record above a limit, before anything is written",
