@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, Literal, NamedTuple, Self
 
@@ -117,8 +117,10 @@ class StateReader:
         """
         return self.ledger().keys_held()
 
-    def count_keys(self, page_size: int = 1000) -> CountedKeys:
+    def count_keys(self, page_size: int = 1000, *, on_page: Callable[[int], None] | None = None) -> CountedKeys:
         """Read all keys, and count those with a value. It needs 8 bytes of memory per key.
+
+        ``on_page`` is called after each page with the number of keys that were read so far.
 
         Raises:
             UsageError: The store cannot list its keys.
@@ -128,8 +130,11 @@ class StateReader:
 
         """
         pages, count, unreadable = self._pages(page_size), self._start_count(), Unreadable(self._state)
-        for _ in self._read_pages(pages, unreadable, count):
-            pass
+        done = 0
+        for _, texts, _ in self._read_pages(pages, unreadable, count):
+            done += len(texts)
+            if on_page is not None:
+                on_page(done)
         if unreadable.count:
             raise unreadable.error()
         return self._counted(count)

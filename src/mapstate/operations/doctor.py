@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -37,9 +37,17 @@ _PAGE = 1000
 _PATIENCE = 600.0
 _COUNTS = 3
 
+OnPage = Callable[[int], None]
+"""Called after each page of a reading, with the number of keys so far."""
+
 
 def examine(
-    backend_or_url: Backend | str, state: str, *, replay_horizon: float = 86_400.0, count_keys: bool = True
+    backend_or_url: Backend | str,
+    state: str,
+    *,
+    replay_horizon: float = 86_400.0,
+    count_keys: bool = True,
+    on_page: OnPage | None = None,
 ) -> list[Finding]:
     """Examine the ledger, the last batch reports, every record, and the store. It only reads.
 
@@ -50,6 +58,7 @@ def examine(
         state: The state's name.
         replay_horizon: Seconds after a batch for which it may have to be repeated.
         count_keys: Read all records once more to count them, at most three times if batches are committed meanwhile.
+        on_page: Called after each page with the number of keys so far; each reading begins anew.
 
     Returns:
         The findings, also those that need no action. Reports and records that cannot be read are findings.
@@ -65,10 +74,10 @@ def examine(
         ledger = read_ledger(store, state)
         findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
         if isinstance(store, Scan):
-            records = list(_records(store, ledger))
+            records = list(_records(store, ledger, on_page))
             findings += records
             if count_keys and all(finding.severity == "ok" for finding in records):
-                findings.append(_keys(backend_or_url, state))
+                findings.append(_keys(backend_or_url, state, on_page))
         if isinstance(store, Checkup):
             findings += store.checkup(replay_horizon)
         return findings
@@ -136,10 +145,13 @@ def _dead(ledger: LedgerRecord) -> Finding:
     return Finding("warning", "dead", observed, expected, "Run mapstate vacuum between two batches.")
 
 
-def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False) -> CountedKeys:
+def recount(
+    backend_or_url: Backend | str, state: str, *, dry_run: bool = False, on_page: OnPage | None = None
+) -> CountedKeys:
     """Count all keys and write the number into the ledger: missing keys are accepted as lost.
 
-    An operator runs it from any process, between two batches of the stream. ``dry_run`` writes nothing.
+    An operator runs it from any process, between two batches of the stream. ``dry_run`` writes nothing. ``on_page`` is
+    called after each page with the number of keys so far.
 
     Raises:
         UsageError: A batch or a vacuum was at work, the state has a ttl, or the store cannot list its keys.
@@ -154,7 +166,7 @@ def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False)
         read_ledger(store, state)  # raises the better error if there is no ledger
         ledger = Ledger(store, state)
         ledger.remember()
-        counted = _count(backend_or_url, state)
+        counted = _count(backend_or_url, state, on_page)
         upkeep.recount(counted.ledger, counted.ledger, counted.found)  # refuses before it writes
         if not dry_run:
             ledger.recount(counted.ledger, counted.found)
@@ -163,19 +175,19 @@ def recount(backend_or_url: Backend | str, state: str, *, dry_run: bool = False)
     return counted
 
 
-def _count(backend_or_url: Backend | str, state: str) -> CountedKeys:
+def _count(backend_or_url: Backend | str, state: str, on_page: OnPage | None) -> CountedKeys:
     with open_reader(backend_or_url, state) as reader:
-        return reader.count_keys()
+        return reader.count_keys(on_page=on_page)
 
 
-def _keys(backend_or_url: Backend | str, state: str) -> Finding:
+def _keys(backend_or_url: Backend | str, state: str, on_page: OnPage | None) -> Finding:
     """Whether the state has as many keys as its ledger says."""
     expected = "as many keys as the ledger says"
     try:
-        counted = _count(backend_or_url, state)
+        counted = _count(backend_or_url, state, on_page)
         for _ in range(_COUNTS - 1):
             if not counted.settled:
-                counted = _count(backend_or_url, state)
+                counted = _count(backend_or_url, state, on_page)
     except MapStateError as error:
         advice = "Repair the cause, and run this again; --no-count-keys skips the count."
         return Finding("warning" if isinstance(error, StoreError) else "error", "keys", error.message, expected, advice)
@@ -201,7 +213,7 @@ def _keys(backend_or_url: Backend | str, state: str) -> Finding:
     return Finding("error", "keys", f"{both}: {counted.held - counted.found} missing", expected, advice)
 
 
-def _records(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
+def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterator[Finding]:
     """One pass over all records: those that cannot be read, and those with impossible txids."""
     key_codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
     unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
@@ -220,6 +232,8 @@ def _records(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
         keys, records = unreadable.read(lambda some: _read(store, ledger, some), page)
         present = {key: record for key, record in zip(keys, records or [], strict=True) if record is not None}
         count += len(present)
+        if on_page is not None:
+            on_page(count)
         for key in present:
             try:
                 key_codec.decode(key)

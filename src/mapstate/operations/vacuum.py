@@ -77,7 +77,7 @@ def vacuum(
         take_over: Leave an attempt in flight behind, whose driver is gone for good. A living driver is fenced.
         beside: The states of the topology that are committed apart from this one, each with its store. Without them a
             vacuum that has to rewrite records is refused, because the last batch may have to be rolled back.
-        on_page: Called after each page with the counts so far.
+        on_page: Called after each page with the counts so far. They begin anew once a record has to be rewritten.
 
     Raises:
         StateNotFoundError: There is no such state.
@@ -121,7 +121,7 @@ def _vacuum(
     begin_vacuum(seen, "", take_over=take_over)  # refuses before any record is read
     # Without a fence a late writer may still put an orphaned record after its key was read.
     if (fenced or not seen.dead) and (seen.in_flight is None or seen.in_flight.epoch != seen.epoch):
-        clean = _scanned_in_vain(store, seen, page_size, everything=not fenced)
+        clean = _scanned_in_vain(store, seen, page_size, everything=not fenced, on_page=on_page)
         if clean is not None:
             done, held = clean
             ledger.forget_dead(seen, held)
@@ -187,7 +187,12 @@ def _reading(
 
 
 def _scanned_in_vain(
-    store: Any, ledger: LedgerRecord, page_size: int, *, everything: bool
+    store: Any,
+    ledger: LedgerRecord,
+    page_size: int,
+    *,
+    everything: bool,
+    on_page: Callable[[Vacuumed], None] | None,
 ) -> tuple[Vacuumed, int | None] | None:
     """The counts, and the number of keys with a value if all can be read. None if a record has to be written."""
     scanned, held, unreadable = 0, DistinctKeys(), Unreadable(ledger.state)
@@ -200,6 +205,8 @@ def _scanned_in_vain(
             return None
         scanned += len(part)
         held.update(present)
+        if on_page is not None:
+            on_page(Vacuumed(scanned, 0, 0, None))
     done = Vacuumed(scanned, 0, 0, None, unreadable.count, tuple(unreadable.keys))
     return done, None if unreadable.count else len(held)
 
