@@ -286,6 +286,20 @@ def test_an_error_is_one_message_and_exit_code_2(command, url):
         ["ledger", f"@redis://me:{SECRET}@localhost", "s"],
         ["rewind", "memory://", "s", f"redis:/me:{SECRET}@localhost"],
         [f"me:{SECRET}@localhost"],
+        ["ls", f"redis://:{SECRET}@localhost:1/0?retries=0"],
+        ["ls", f"redis+cluster://:{SECRET}@localhost:1?retries=0"],
+        ["ls", f"me:{SECRET}@localhost"],
+        ["ls", "memory://", f"me:{SECRET}@localhost"],
+        ["get", f"redis://:{SECRET}@localhost:1/0?retries=0", "s", "k"],
+        ["get", f"redis:/me:{SECRET}@localhost", "s", "k"],
+        ["get", f"redis:/me:{SECRET}@localhost"],
+        ["get", "s", f"redis://:{SECRET}@localhost:1"],
+        ["get", "memory://", f"redis://:{SECRET}@localhost:1", "k"],
+        ["watch", f"redis://:{SECRET}@localhost:1/0?retries=0", "s"],
+        ["watch", "--interval", f"redis://:{SECRET}@localhost:1", "s"],
+        ["export", f"redis://:{SECRET}@localhost:1/0?retries=0", "s", "--to", "x.csv"],
+        ["export", "memory://", "s", "--to", f"redis://:{SECRET}@localhost:1/x.csv"],
+        ["export", "memory://", "s", "--to", "x", "--format", f"me:{SECRET}@localhost"],
         ["ledger", "a", "b", "c", f"me:{SECRET}@localhost"],
     ],
 )
@@ -352,15 +366,25 @@ def _with_escapes(url: str) -> None:
         ["rollback", "URL", "s"],
         ["rewind", "URL", "s", "CHECKPOINT"],
         ["vacuum", "URL", "s"],
+        ["ls", "URL"],
+        ["ls", "URL", "--json"],
+        ["get", "URL", "s", "a"],
+        ["get", "URL", "s", "a", "--json"],
+        ["watch", "URL", "s", "--count", "1"],
+        ["watch", "URL", "s", "--count", "1", "--json"],
+        ["export", "URL", "s", "--to", "FILE"],
+        ["export", "URL", "s", "--to", "FILE", "--json"],
     ],
 )
 def test_what_a_terminal_would_obey_is_shown_escaped(args, url, tmp_path):
     _with_escapes(url)
     place = checkpoint(tmp_path / "c", range(4), range(3))
-    done = run(*({"URL": url, "CHECKPOINT": place}.get(one, one) for one in args), answer="n\n")
+    given = {"URL": url, "CHECKPOINT": place, "FILE": tmp_path / "x.csv"}
+    done = run(*(given.get(one, one) for one in args), answer="n\n")
     assert not done.exception or isinstance(done.exception, SystemExit)
     shown = done.stdout + done.stderr
-    assert [one for one in shown if not one.isprintable() and one != "\n"] == []
+    between = "\n\t" if args[0] in ("ls", "get", "watch") else "\n"  # the tabs are the command's own
+    assert [one for one in shown if not one.isprintable() and one not in between] == []
     if args[0] == "ledger":
         assert "u001b[2J" in shown or "x1b[2J" in shown
 

@@ -51,7 +51,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse more than one URL."""
         rest = super().parse_args(ctx, args)
-        urls = ctx.params["url"] or []
+        urls = ctx.params.get("url") or []
         if len(urls) > 1:
             names = [parameter.name for parameter in self.params if parameter.param_type_name == "argument"]
             given = [*urls, *(ctx.params[name] for name in names[1:])]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -10,10 +11,26 @@ from rich.table import Table
 from rich.text import Text
 
 from mapstate.batch_report import BatchReport
+from mapstate.cli.forms import cell
+from mapstate.errors import UsageError
 from mapstate.findings import Finding
+from mapstate.keys import Key
+from mapstate.operations.states import ListedState
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 
-__all__ = ["say", "show_findings", "show_ledger", "show_reports"]
+__all__ = [
+    "confirm",
+    "console",
+    "print_row",
+    "say",
+    "show_findings",
+    "show_ledger",
+    "show_reports",
+    "show_rows",
+    "show_states",
+    "table_of",
+    "title_of",
+]
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 _COLUMNS = ("batch", "txid", "attempt", "rows", "read", "cached", "written", "skipped", "ms", "committed at")
@@ -23,6 +40,23 @@ _MOST_RANGES = 10
 def say(text: str, *, err: bool = False) -> None:
     """Print one line, with control characters escaped: who can write to the store cannot control the terminal."""
     typer.echo(_shown(text), err=err)
+
+
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask before something is written, unless ``yes``. Ends the command with 1 for a no. Raises UsageError for JSON."""
+    if yes:
+        return
+    if as_json:
+        raise UsageError(
+            f"with --json nobody is asked. Nothing was written. The question is: {question} --yes says yes."
+        )
+    typer.confirm(question, abort=True)
+
+
+def console() -> Console:
+    """Standard output. Where it is no terminal, no line is broken for the width of one."""
+    to = Console()
+    return to if to.is_terminal else Console(width=200)
 
 
 def _shown(text: str) -> str:
@@ -73,6 +107,64 @@ def show_reports(console: Console, reports: list[BatchReport]) -> None:
         numbers = (report.batch_id, report.txid, report.attempt, report.rows, *keys, report.milliseconds)
         table.add_row(*map(str, numbers), Text(_shown(report.at)))
     console.print(table)
+
+
+def show_states(to: Console, states: Sequence[ListedState]) -> None:
+    """Print a table of states, or lines with tabs where there is no terminal."""
+    columns = ["state", "type", "keys", "fields", "last commit", "committed at", "keys held"]
+    rows = [_listed(state) for state in states]
+    if not to.is_terminal:
+        for row in [columns, *rows]:
+            print_row(row)
+        return
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(_shown(part)) for part in row))
+    to.print(table)
+
+
+def _listed(state: ListedState) -> list[str]:
+    ledger = state.ledger
+    if ledger is None:
+        return [state.name, "cannot be read", *[""] * 5]
+    last, held = ledger.last_commit, ledger.keys_held()
+    keys = ", ".join(f"{key.name} {key.type}" for key in ledger.keys)
+    fields = ", ".join(f"{field.name}={field.aggregator}" for field in ledger.fields)
+    batch = ["no batch", ""] if last is None else [f"batch {last.batch_id}", last.at]
+    return [state.name, ledger.type, f"({keys})", fields, *batch, "unknown" if held is None else str(held)]
+
+
+def show_rows(to: Console, ledger: LedgerRecord, rows: Sequence[tuple[Key, Mapping[str, Any] | None]]) -> None:
+    """Print keys and their values as a table, or as lines with tabs where there is no terminal."""
+    if to.is_terminal:
+        to.print(table_of(ledger, rows))
+        return
+    print_row([*(key.name for key in ledger.keys), *(field.name for field in ledger.fields)])
+    for key, value in rows:
+        print_row([*key, *(value or {}).values()])
+
+
+def title_of(text: str) -> Text:
+    """A line above a table."""
+    return Text(_shown(text), style="bold")
+
+
+def table_of(ledger: LedgerRecord, rows: Sequence[tuple[Key, Mapping[str, Any] | None]]) -> Table:
+    """A table of keys and their values. An absent key has no values."""
+    table = Table()
+    for name in (key.name for key in ledger.keys):
+        table.add_column(Text(_shown(name)), overflow="fold")
+    for name in (field.name for field in ledger.fields):
+        table.add_column(Text(_shown(name)), justify="right", overflow="fold")
+    for key, value in rows:
+        parts = [""] * len(ledger.fields) if value is None else [cell(part) for part in value.values()]
+        table.add_row(*(Text(_shown(part)) for part in (*map(cell, key), *parts)))
+    return table
+
+
+def print_row(parts: Iterable[Any]) -> None:
+    """Print one line of cells with tabs between them."""
+    typer.echo("\t".join(_shown(cell(part)) for part in parts))
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:

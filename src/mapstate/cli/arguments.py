@@ -1,0 +1,128 @@
+"""The arguments that commands share, and what they name: a store, a state, keys, a span of time."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mapstate.errors import MapStateError, UsageError
+from mapstate.operations.states import state_names
+from mapstate.spec import check_state_name
+from mapstate.urls import LIKE_A_URL
+
+__all__ = [
+    "AsJson",
+    "Place",
+    "State",
+    "StoreUrl",
+    "Url",
+    "Yes",
+    "quoted",
+    "seconds",
+    "split_place",
+    "state_beside",
+    "store_url",
+]
+
+_URL_VARIABLE = "MAPSTATE_URL"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_COMPLETION = 1.0  # seconds that a listing may take, with one more request, before a shell gets the names so far
+_URL_HELP = (
+    "the store: redis://..., sqlite:///..., or @FILE, a file with the URL. By default the variable "
+    f"{_URL_VARIABLE}, which other users of the machine do not see, unlike an argument"
+)
+
+
+def _names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The states that a shell offers, once the store is known. An error offers none."""
+    given = [ctx.params.get("state"), *(ctx.params.get("url") or ()), *(ctx.params.get("place") or ())]
+    words = [word for word in given if isinstance(word, str)]
+    urls = [word for word in words if _is_url(word)]
+    if len(words) > len(urls):
+        return []  # the state is there already
+    found: list[str] = []
+    end = time.monotonic() + _COMPLETION
+    try:
+        for page in state_names(store_url(urls)):
+            found += [name for name in page if name.startswith(incomplete)]
+            if time.monotonic() > end:
+                break
+    except MapStateError:
+        return []
+    return sorted(found)
+
+
+StoreUrl = Annotated[list[str] | None, typer.Argument(metavar="URL", help=_URL_HELP, show_default=False)]
+Url = Annotated[  # a list, because the arguments behind it are filled first; see `Command`
+    list[str] | None,
+    typer.Argument(metavar="URL", help=_URL_HELP, show_default=False, autocompletion=_names),
+]
+State = Annotated[str, typer.Argument(metavar="STATE", help="the state's name", show_default=False)]
+Place = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[URL] STATE [KEY]",
+        help=f"the store, or nothing if {_URL_VARIABLE} has it; the state's name; and the values of the key columns, "
+        "one argument each",
+        show_default=False,
+        autocompletion=_names,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+
+
+def store_url(url: list[str] | None) -> str:
+    """The store's URL, from the argument, the variable, or a file that it names. Raises UsageError."""
+    given = url[0] if url else os.environ.get(_URL_VARIABLE, "")
+    if not given:
+        raise UsageError(
+            f"there is no URL. Put it into the environment variable {_URL_VARIABLE}, or in front of the state's name: "
+            "mapstate COMMAND URL STATE"
+        )
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        file = "a file" if LIKE_A_URL.search(given) else f"the file {given[1:]!r}"
+        problem = f"the URL cannot be read out of {file}: {getattr(error, 'strerror', None) or 'it is no text'}"
+    raise UsageError(problem)  # outside the except block, because the context would hold the file's text
+
+
+def split_place(place: list[str]) -> tuple[str, str, list[str]]:
+    """The URL, the state, and the texts of the keys. A name of a state never looks like a URL."""
+    urls, rest = (place[:1], place[1:]) if _is_url(place[0]) else ([], place)
+    if not rest:
+        raise UsageError("there is no state: mapstate COMMAND URL STATE KEY")
+    return store_url(urls), check_state_name(rest[0]), rest[1:]
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith("@") or LIKE_A_URL.search(text) is not None
+
+
+def state_beside(text: str) -> tuple[str, str]:
+    """The store and the name of a state beside another one, from ``URL#STATE``."""
+    url, _, name = text.rpartition("#")
+    if not url or not name:
+        raise UsageError("a state beside this one is its store and its name, URL#STATE, such as sqlite:///b.db#by_page")
+    return store_url([url]), name
+
+
+def quoted(text: str) -> str:
+    """The text for a message, unless it may be a URL."""
+    return "a URL, which is not shown" if LIKE_A_URL.search(text) else repr(text)
+
+
+def seconds(text: str) -> float:
+    """The seconds of a replay horizon."""
+    parts: Any = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if parts is None:
+        raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {quoted(text)}")
+    return float(parts[1]) * _UNITS[parts[2]]

@@ -1,0 +1,203 @@
+"""The commands that maintain a state: vacuum, recount, adopt, drop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from mapstate.cli.arguments import AsJson, State, Url, Yes, quoted, state_beside, store_url
+from mapstate.cli.forms import emit
+from mapstate.cli.progress import keys_held, progress
+from mapstate.cli.show import confirm, say
+from mapstate.errors import UsageError, shown
+from mapstate.operations.adopt import FORMER_OWNER, Adopted
+from mapstate.operations.adopt import adopt as adopt_state
+from mapstate.operations.checkpoint import query_of
+from mapstate.operations.doctor import recount as recount_keys
+from mapstate.operations.drop import drop as drop_state
+from mapstate.operations.vacuum import Vacuumed
+from mapstate.operations.vacuum import vacuum as vacuum_state
+from mapstate.schema import Field, KeyField, StateType
+from mapstate.urls import LIKE_A_URL
+
+__all__ = ["adopt", "drop", "recount", "vacuum"]
+
+
+def vacuum(
+    *,
+    url: Url = None,
+    state: State,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")
+    ] = False,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rewrites orphaned records and drops empty ones; exit code 1 if a key holds no record. No value changes.
+
+    Run it between two batches.
+    """
+    place = store_url(url)
+    with progress("looking for the ledger", keys_held(place, state)) as update:
+        done = vacuum_state(
+            *(place, state),
+            take_over=take_over,
+            beside=[state_beside(text) for text in beside or ()],
+            on_page=lambda so_far: update(so_far.scanned, _vacuumed(so_far)),
+        )
+    if as_json:
+        emit(done._asdict())
+    else:
+        end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
+        say(f"{_vacuumed(done)}; {end}")
+    _say_foreign(done.unreadable, done.unreadable_keys, " mapstate doctor says what is wrong with the first.")
+
+
+def _vacuumed(done: Vacuumed) -> str:
+    return f"{done.scanned} records scanned, {done.rewritten} rewritten, {done.dropped} dropped"
+
+
+def recount(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Counts all keys, and writes the number into the ledger. Accepts missing keys as lost."""
+    place = store_url(url)
+    with progress("counting keys", keys_held(place, state)) as update:
+        counted = recount_keys(place, state, dry_run=True, on_page=lambda keys: update(keys, f"{keys} keys read"))
+    says = "does not know how many" if counted.held is None else f"says {counted.held}"
+    say(f"{counted.found} keys are there, and the ledger {says}.", err=as_json)
+    written = counted.found != counted.held
+    if written:
+        accepts = "" if counted.held is None else ", and accept the difference as lost"
+        confirm(f"Write {counted.found} into the ledger{accepts}?", yes=yes, as_json=as_json)
+        with progress("counting keys once more", lambda: counted.found) as update:
+            done = recount_keys(place, state, on_page=lambda keys: update(keys, f"{keys} keys read"))
+        say(f"Done: the state holds {done.found} keys.", err=as_json)
+        counted = counted._replace(found=done.found)
+    if as_json:
+        emit({"found": counted.found, "held_before": counted.held, "written": written})
+
+
+def drop(
+    *,
+    url: Url = None,
+    state: State,
+    force: Annotated[
+        bool, typer.Option("--force", help="also with an attempt in flight, or a ledger that cannot be read")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Removes a whole state: records, ledger, and all that is stored beside them. Stop the query first."""
+    place = store_url(url)
+    record = drop_state(place, state, force=force, dry_run=True).ledger
+    if record is None:
+        removed = f"State {state!r} has no ledger that can be read. All records under its name will be removed."
+    elif record.last_commit is None:
+        removed = f"State {state!r} of query {record.owner} will be removed. It counts no batch."
+    else:
+        batch = f"batch {record.last_commit.batch_id} was committed {record.last_commit.at}."
+        removed = f"State {state!r} of query {record.owner} will be removed: {batch}"
+    say(removed, err=as_json)
+    say("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.", err=as_json)
+    confirm("Remove the state?", yes=yes, as_json=as_json)
+    with progress("removing records", lambda: None if record is None else record.keys_held()) as update:
+        done = drop_state(
+            *(place, state),
+            force=force,
+            on_page=lambda so_far: update(so_far.records, f"{so_far.records} records removed"),
+        )
+    if as_json:
+        emit({"records": done.records, "foreign": done.foreign, "foreign_keys": done.foreign_keys})
+    else:
+        say(f"Done: {done.records} records removed, and the ledger.")
+    _say_foreign(done.foreign, done.foreign_keys, "")
+
+
+def adopt(
+    *,
+    url: Url = None,
+    state: State,
+    type: Annotated[  # noqa: A002  the option's name
+        StateType, typer.Option(help="what the topology kept: [txid,curr,prev], [txid,val], or the bare value")
+    ],
+    key: Annotated[list[str], typer.Option(help="a key column, 'user_id string'; once for each")],
+    field: Annotated[list[str], typer.Option(help="an aggregate, 'visits=Count bigint'; once for each")],
+    checkpoint: Annotated[
+        str | None, typer.Option(help="of the query whose state lost its ledger: a local directory", show_default=False)
+    ] = None,
+    serializer: Annotated[str, typer.Option(help="how the records are written")] = "json",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Gives a ledger to records of storm-redis, or of a state that lost its ledger. Stop their writer first."""
+    owner = None if checkpoint is None else query_of(checkpoint)
+    schema: dict[str, Any] = {"type": type, "keys": list(map(_key, key)), "fields": list(map(_field, field))}
+    schema |= {"owner": owner, "serializer": serializer}
+    place = store_url(url)
+    with progress("reading records") as update:
+        records = adopt_state(
+            *(place, state),
+            **schema,
+            dry_run=True,
+            on_page=lambda so_far: update(so_far.records, _adopted(so_far)),
+        )
+    if owner is None:
+        say(f"{_adopted(records)}. All of it will count.", err=as_json)
+        stopped = (
+            "The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost."
+        )
+        say(stopped, err=as_json)
+    else:
+        counts = f"{_adopted(records)}. What the batch reports do not name as committed will not count."
+        say(counts, err=as_json)
+    confirm("Is it stopped, and shall the state get a ledger?", yes=yes, as_json=as_json)
+    with progress("reading records once more", lambda: records.records) as update:
+        done = adopt_state(*(place, state), **schema, on_page=lambda so_far: update(so_far.records, _adopted(so_far)))
+    if as_json:
+        emit({**done._asdict(), "owner": FORMER_OWNER if owner is None else owner})
+    elif owner is not None:
+        say(f"Done: {_adopted(done)}. Start the query again from its checkpoint; mapstate rewind, if it asks.")
+    else:
+        say(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
+
+
+def _adopted(done: Adopted) -> str:
+    txid = "" if done.last_txid is None else f", the highest txid is {done.last_txid}"
+    return f"{done.records} records found{txid}"
+
+
+def _key(text: str) -> KeyField:
+    name, _, kind = text.partition(" ")
+    if not name or not kind or LIKE_A_URL.search(text):
+        raise UsageError(f"a key column is a name and a Spark type, such as 'user_id string', not {quoted(text)}")
+    return KeyField(name, kind.strip())
+
+
+def _field(text: str) -> Field:
+    parts = re.fullmatch(r"([^=\s]+)=(.+) (\S+)", text)
+    if parts is None or LIKE_A_URL.search(text):
+        raise UsageError(
+            "an aggregate is name=Aggregator and the type it accumulates, such as 'visits=Count bigint', not "
+            f"{quoted(text)}"
+        )
+    return Field(*parts.groups())
+
+
+def _say_foreign(count: int, keys: Sequence[str], more: str) -> None:
+    """Exit with 1 if keys hold no record of the state."""
+    if not count:
+        return
+    named = ", ".join(map(shown, keys))
+    others = f" and {count - len(keys)} more" if count > len(keys) else ""
+    say(
+        f"mapstate: {count} keys are no records of this state, and were left as they are: {named}{others}.{more}",
+        err=True,
+    )
+    raise typer.Exit(1)

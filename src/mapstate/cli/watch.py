@@ -1,0 +1,116 @@
+"""The command that shows values as they change: watch."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Group
+from rich.live import Live
+
+from mapstate.cli.arguments import AsJson, Place, split_place
+from mapstate.cli.forms import emit, json_row, json_state
+from mapstate.cli.show import console, print_row, table_of, title_of
+from mapstate.cli.typed_keys import typed_keys
+from mapstate.errors import CorruptRecordError, MissingKeysError
+from mapstate.keys import Key
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader import StateReader, open_reader
+
+__all__ = ["watch"]
+
+_TRIES = 20
+
+
+class _Snapshot(NamedTuple):
+    """Values of one batch. ``ledger`` is of that batch; or, if batches came too fast to tell, of a later one."""
+
+    ledger: LedgerRecord
+    is_exact: bool
+    rows: list[tuple[Key, dict[str, Any] | None]]
+
+
+def watch(
+    *,
+    place: Place,
+    interval: Annotated[float, typer.Option(min=0.05, help="seconds between two looks")] = 2.0,
+    count: Annotated[int | None, typer.Option(min=1, help="end after so many looks", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, help="keys that are shown if none is named")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Shows values as they change: a table that is refreshed on a terminal, else lines. Ctrl-C ends it.
+
+    All values of one look are of one batch. Without a KEY, it takes the first keys that the store lists.
+    """
+    url, state, texts = split_place(place)
+    with suppress(KeyboardInterrupt), open_reader(url, state) as reader, _shown(state, as_json=as_json) as show:
+        named = typed_keys(texts, reader.ledger().keys) if texts else None
+        keys, listed_at = named or [], None
+        for look in itertools.count(1):
+            began = time.monotonic()
+            contents = reader.ledger().contents()
+            if named is None and len(keys) < limit and contents != listed_at:
+                keys, listed_at = _first_keys(reader, limit), contents
+            show(_read(reader, keys))
+            if look == count:
+                return
+            time.sleep(max(0.0, began + interval - time.monotonic()))
+
+
+def _read(reader: StateReader, keys: list[Key]) -> _Snapshot:
+    """The values, and the ledger of their batch. The reader gives values of one batch, and does not say which."""
+    before = reader.ledger()
+    for left in reversed(range(_TRIES)):
+        values = reader.multi_get(keys)
+        after = reader.ledger()
+        is_exact = after.contents() == before.contents()
+        if is_exact or not left:
+            return _Snapshot(after, is_exact, list(zip(keys, values, strict=True)))
+        before = after
+    raise AssertionError("the last try returns")
+
+
+def _first_keys(reader: StateReader, limit: int) -> list[Key]:
+    found: dict[Key, None] = {}
+    with suppress(CorruptRecordError, MissingKeysError):  # at the end of the scan; doctor reports them
+        for key, _ in reader.scan():
+            found[key] = None
+            if len(found) == limit:
+                break
+    return list(found)
+
+
+@contextmanager
+def _shown(state: str, *, as_json: bool) -> Iterator[Callable[[_Snapshot], None]]:
+    """A function that shows a snapshot: as JSON, as a live table, or as lines of text."""
+    to = console()
+    if as_json:
+        yield lambda seen: emit(
+            {"state": state, **json_state(seen.ledger), "is_exact": seen.is_exact}
+            | {"rows": [json_row(seen.ledger.keys, key, value) for key, value in seen.rows]}
+        )
+    elif to.is_terminal:
+        with Live(console=to, auto_refresh=False) as live:
+            yield lambda seen: live.update(
+                Group(title_of(_title(state, seen)), table_of(seen.ledger, seen.rows)), refresh=True
+            )
+    else:
+        yield lambda seen: _print_lines(state, seen)
+
+
+def _print_lines(state: str, seen: _Snapshot) -> None:
+    print_row([f"# {_title(state, seen)}"])
+    for key, value in seen.rows:
+        parts = [None] * len(seen.ledger.fields) if value is None else list(value.values())
+        print_row([*key, *parts])
+
+
+def _title(state: str, seen: _Snapshot) -> str:
+    last, held = seen.ledger.last_commit, seen.ledger.keys_held()
+    batch = "no batch" if last is None else f"batch {last.batch_id}, committed {last.at or 'at an unknown time'}"
+    keys = "" if held is None else f", {held} keys"
+    return f"{state}: {batch if seen.is_exact else f'a batch up to {batch}'}{keys}"

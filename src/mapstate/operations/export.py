@@ -1,0 +1,386 @@
+"""Export a whole state to a file: for an operator, without Spark.
+
+Keys and values are collected in a SQLite file beside the target first, page by page, each key once. So an export that
+was killed goes on where it ended, and every format is written in one go, in the order of the keys. The target
+appears whole, by a rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypedDict
+
+import msgspec
+
+from mapstate.aggregators.results import results_of
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.capabilities import Scan, Snapshots
+from mapstate.errors import (
+    CorruptRecordError,
+    MissingKeysError,
+    StoreError,
+    StoreFullError,
+    UnsupportedTypeError,
+    UsageError,
+    cut,
+)
+from mapstate.keys import Key, KeyCodec, StoreKey
+from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
+from mapstate.protocol.stored_ledger import check_page_size, decode_ledger
+from mapstate.reader import StateReader, open_reader
+from mapstate.serializers import serializer
+from mapstate.serializers.value_types import WireForm, struct_parts, wire_type
+from mapstate.spec import check_state_name
+
+__all__ = ["Column", "Exported", "Write", "export", "item_type", "struct_fields"]
+
+_PAGE = 1000
+_COMMIT = 1.0  # seconds of work that a kill may lose
+_FORMAT = "1"
+
+
+class Column(NamedTuple):
+    """A column of an export: its name, and its Spark type."""
+
+    name: str
+    type: str
+
+
+Write = Callable[[Sequence[Column], Iterator[list[tuple[Any, ...]]], Path], None]
+"""Writes a file of some format, from its columns and pages of rows. The rows come in the order of the key texts."""
+
+
+class Exported(NamedTuple):
+    """The result of an export.
+
+    ``rows``             keys in the file
+    ``resumed``          of them, those that an interrupted export had read
+    ``is_one_batch``     whether all of it is as of one batch, that of ``last``
+    ``first``, ``last``  the ledger when the first and when the last key was read
+    ``missing``          keys that the ledger counts, and that are not there; 0 also where that is unknown
+    ``unreadable``       keys that hold no record of the state; they are left out
+    ``unreadable_keys``  the first ten of them
+    """
+
+    rows: int
+    resumed: int
+    is_one_batch: bool
+    first: LedgerRecord
+    last: LedgerRecord
+    missing: int = 0
+    unreadable: int = 0
+    unreadable_keys: tuple[str, ...] = ()
+
+
+def export(
+    backend_or_url: Backend | str,
+    state: str,
+    to: str | Path,
+    write: Write,
+    *,
+    page_size: int = _PAGE,
+    on_page: Callable[[int], None] | None = None,
+) -> Exported:
+    """Write all keys and their values to a file. The store is only read.
+
+    Of a store with `Snapshots` the export is as of one batch, whatever is committed meanwhile. Of another store it is,
+    if no batch was committed and no vacuum began meanwhile; the result says so. A state that is not opaque also needs
+    that no batch is at work.
+
+    What an interrupted export has read is in ``to`` with ``.part`` at its end. The next export to the same file goes
+    on from there. It begins anew if the state has changed and the store offers a snapshot, or if the state was reset or
+    has another schema.
+
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        to: The file. One that is there is replaced, at the end.
+        write: Writes the format.
+        page_size: Keys read at a time.
+        on_page: Called after each page with the number of keys collected so far.
+
+    Raises:
+        UsageError: The store cannot list its keys; the file cannot be there; or another export to it is at work.
+        StateNotFoundError: There is no such state.
+        LedgerLostError: There are records without a ledger.
+        StoreFullError: There is no room for the file.
+        StoreError: The store failed, or the file cannot be written.
+
+    """
+    backend, target = resolve(backend_or_url), Path(to)
+    check_state_name(state)
+    check_page_size(page_size)
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise UsageError(f"{str(target)!r} cannot be the file of an export: it is a directory, or lies in none")
+    try:
+        with _Part(target.with_name(f"{target.name}.part")) as part:
+            done, columns = _collect(backend, state, part, page_size, on_page)
+            _write(target, part.rows(columns), columns, write)
+            part.remove()
+            return done
+    except (sqlite3.Error, OSError) as error:
+        raise _problem(error, target) from error
+
+
+def item_type(name: str) -> str:
+    """The type inside ``array<t>``."""
+    return name.removeprefix("array<").removesuffix(">")
+
+
+def struct_fields(name: str) -> list[tuple[str, str]]:
+    """The names and types in ``struct<a:t,b:u>``."""
+    kinds = struct_parts(name)
+    names, rest = [], name.removeprefix("struct<")
+    for kind in kinds:
+        part, _, rest = rest.partition(f":{kind}")
+        names.append(part.removeprefix(","))
+    return list(zip(names, kinds, strict=True))
+
+
+def _collect(
+    backend: Backend, state: str, part: _Part, page_size: int, on_page: Callable[[int], None] | None
+) -> tuple[Exported, list[Column]]:
+    frozen = isinstance(backend, Snapshots)
+    source = _Source(backend, part)
+    with open_reader(source, state) as reader:
+        ledger = reader.ledger()
+        start = part.resume(ledger, state, anew_if_changed=frozen)
+        resumed = source.skip = part.count()
+        unreadable: tuple[int, tuple[str, ...]] = (0, ())
+        expected = None
+        try:
+            _read_all(reader, ledger, part, page_size, on_page)
+        except MissingKeysError as error:
+            expected = int(error.facts["expected"])
+        except CorruptRecordError as error:
+            if "count" not in error.facts:
+                raise
+            unreadable = int(error.facts["count"]), tuple(error.facts["keys"])
+        last = reader.ledger()
+    rows = part.count()
+    is_one_batch = start.is_whole and _same_values(start.ledger, last)
+    missing = 0 if expected is None or not is_one_batch else max(0, expected - rows)
+    return Exported(rows, resumed, is_one_batch, start.ledger, last, missing, *unreadable), _columns(ledger)
+
+
+def _read_all(
+    reader: StateReader, ledger: LedgerRecord, part: _Part, page_size: int, on_page: Callable[[int], None] | None
+) -> None:
+    """Collect every key that is not collected yet. Errors as of `StateReader.scan`, after all other keys."""
+    codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+    page: list[tuple[Key, dict[str, Any]]] = []
+
+    def keep() -> None:
+        part.add(codec.encode_all([key for key, _ in page]), [(*key, *value.values()) for key, value in page])
+        page.clear()
+        if on_page is not None:
+            on_page(part.added)
+
+    try:
+        for row in reader.scan(page_size):
+            page.append(row)
+            if len(page) >= page_size:
+                keep()
+    finally:
+        if page:
+            keep()
+        part.commit()
+
+
+def _same_values(before: LedgerRecord, after: LedgerRecord) -> bool:
+    """Whether all that was read between the two ledgers is as of one batch."""
+    at_work = before.type != "opaque" and (before.in_flight is not None or after.in_flight is not None)
+    return not at_work and before.contents() == after.contents()
+
+
+def _columns(ledger: LedgerRecord) -> list[Column]:
+    fields = results_of(ledger.fields, {})
+    results = zip(ledger.fields, fields.aggregators, strict=True)
+    return [
+        *(Column(key.name, key.type) for key in ledger.keys),
+        *(Column(field.name, aggregator.result_type(field.type)) for field, aggregator in results),
+    ]
+
+
+def _write(target: Path, rows: Iterator[list[tuple[Any, ...]]], columns: list[Column], write: Write) -> None:
+    """Write the file beside its target, and rename it once it is on the disk."""
+    made = target.with_name(f"{target.name}.tmp")
+    try:
+        write(columns, rows, made)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        made.replace(target)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+    folder = os.open(target.absolute().parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _problem(error: Exception, target: Path) -> StoreError | UsageError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return UsageError(f"another export to {str(target)!r} is at work. Nothing was written.")
+    kind = StoreFullError if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == 28 else StoreError
+    return kind(
+        f"the file {str(target)!r} or its .part could not be written ({cut(error)}). What was in it stays. Look at the "
+        "disk; or delete the .part, if no export has made it.",
+        path=str(target),
+    )
+
+
+class _Source:
+    """A backend whose store lists only the keys that are not collected yet, as of one moment where it can."""
+
+    def __init__(self, backend: Backend, part: _Part) -> None:
+        self._backend = backend
+        self._part = part
+        self.skip = 0
+        self.shared_between_processes = backend.shared_between_processes
+
+    def open(self, state: str, *, ttl: float | None = None) -> Any:
+        """See `Backend.open`."""
+        backend = self._backend
+        store: Any = backend.open_snapshot(state) if isinstance(backend, Snapshots) else backend.open(state, ttl=ttl)
+        names = ("multi_get", "multi_put", "multi_get_with_ledger", "load", "swap", "close")
+        methods: dict[str, Any] = {name: staticmethod(getattr(store, name)) for name in names if hasattr(store, name)}
+        if isinstance(store, Scan):
+
+            def scan(page_size: int) -> Iterator[list[StoreKey]]:
+                return self._left(store.scan(page_size))
+
+            methods["scan"] = staticmethod(scan)
+        return type("RemainingKeys", (), methods)()
+
+    def _left(self, pages: Iterator[list[StoreKey]]) -> Iterator[list[StoreKey]]:
+        for page in pages:
+            left = self._part.not_yet(page) if self.skip else page
+            if left:
+                yield left
+
+
+class _Start(NamedTuple):
+    """The ledger when the first key was read, and whether all keys so far are as of its batch."""
+
+    ledger: LedgerRecord
+    is_whole: bool
+
+
+class _Part:
+    """The keys and rows that were collected so far. One process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.added = 0
+
+    def __enter__(self) -> Self:
+        self._db = sqlite3.connect(self._path, isolation_level=None, timeout=0)
+        try:
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS about (format TEXT, state TEXT, ledger BLOB, is_whole INTEGER)"
+            )
+            self._db.execute("CREATE TABLE IF NOT EXISTS rows (key PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
+        except BaseException:
+            self._db.close()
+            raise
+        self._committed_at = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(sqlite3.Error):  # closed by `remove`, or the disk is full
+            is_empty = not self.count()
+            self._db.execute("COMMIT")
+            if is_empty:
+                self.remove()
+        self._db.close()
+
+    def resume(self, ledger: LedgerRecord, state: str, *, anew_if_changed: bool) -> _Start:
+        """Keep what was collected if it can be gone on with, or begin anew."""
+        found = self._db.execute("SELECT format, state, ledger, is_whole FROM about").fetchone()
+        if found is not None and found[:2] == (_FORMAT, state):
+            before = decode_ledger(found[2], state)
+            is_whole = bool(found[3]) and _same_values(before, ledger)
+            if _same_state(before, ledger) and (is_whole or not anew_if_changed):
+                self._db.execute("UPDATE about SET is_whole = ?", (is_whole,))
+                self.added = self.count()
+                self.commit()
+                return _Start(before, is_whole)
+        self._db.execute("DELETE FROM about")
+        self._db.execute("DELETE FROM rows")
+        self._db.execute("INSERT INTO about VALUES (?, ?, ?, 1)", (_FORMAT, state, encode_ledger(ledger)))
+        self.commit()
+        return _Start(ledger, True)
+
+    def add(self, keys: list[StoreKey], rows: list[tuple[Any, ...]]) -> None:
+        """Collect some keys. Of a key that a scan lists twice the last row stays."""
+        pairs = zip(keys, map(_encoder.encode, rows), strict=True)
+        self._db.executemany("REPLACE INTO rows VALUES (?, ?)", pairs)
+        self.added += len(keys)
+        if time.monotonic() - self._committed_at > _COMMIT:
+            self.commit()
+
+    def commit(self) -> None:
+        """Keep what was added from a kill."""
+        self._db.execute("COMMIT")
+        self._db.execute("BEGIN IMMEDIATE")
+        self._committed_at = time.monotonic()
+
+    def count(self) -> int:
+        """The number of keys."""
+        number: int = self._db.execute("SELECT count(*) FROM rows").fetchone()[0]
+        return number
+
+    def not_yet(self, keys: list[StoreKey]) -> list[StoreKey]:
+        """Those of some keys that are not collected."""
+        marks = ",".join("?" * len(keys))
+        found = {key for (key,) in self._db.execute(f"SELECT key FROM rows WHERE key IN ({marks})", keys)}  # noqa: S608
+        return [key for key in keys if key not in found]
+
+    def rows(self, columns: Sequence[Column]) -> Iterator[list[tuple[Any, ...]]]:
+        """All rows, a page at a time, in the order of the key texts."""
+        decoder = msgspec.msgpack.Decoder(tuple[tuple(_row_type(column.type) for column in columns)])  # type: ignore[misc]
+        cursor = self._db.execute("SELECT row FROM rows ORDER BY key")
+        while page := cursor.fetchmany(_PAGE):
+            yield [decoder.decode(row) for (row,) in page]
+
+    def remove(self) -> None:
+        """Delete the file. The export is whole."""
+        self._db.close()
+        for end in ("", "-wal", "-shm", "-journal"):
+            self._path.with_name(f"{self._path.name}{end}").unlink(missing_ok=True)
+
+
+_encoder = msgspec.msgpack.Encoder(decimal_format="string")
+
+
+def _row_type(name: str) -> Any:
+    """The type by which a value is read back from MessagePack. A struct is a dict, or a tuple as it is stored."""
+    if name.startswith("array<"):
+        return list[_row_type(item_type(name))] | None  # type: ignore[misc]
+    if name.startswith("struct<"):
+        parts = {part: _row_type(kind) for part, kind in struct_fields(name)}
+        named: Any = TypedDict("named", parts)  # type: ignore[misc]
+        return named | tuple[tuple(parts.values())] | None  # type: ignore[misc]
+    try:
+        return wire_type(name, WireForm())
+    except UnsupportedTypeError:
+        return Any
+
+
+def _same_state(before: LedgerRecord, now: LedgerRecord) -> bool:
+    """Whether keys that were read under the one ledger belong to the state of the other, in the same columns."""
+    names = ("first_txid", "floor", "keys", "fields")
+    return all(getattr(before, name) == getattr(now, name) for name in names)
