@@ -31,6 +31,7 @@ __all__ = [
     "Snapshots",
     "SpreadFences",
     "Swap",
+    "ThreadSafe",
     "close_if_possible",
 ]
 
@@ -337,3 +338,13 @@ class Checkup(Protocol):
         ``replay_horizon`` in seconds: how long after a batch it may have to be replayed.
         """
         ...
+
+
+@runtime_checkable
+class ThreadSafe(Protocol):
+    """Declared by a store whose reads several threads may call at one time.
+
+    Readers call any other store from one thread at a time.
+    """
+
+    thread_safe: Literal[True]

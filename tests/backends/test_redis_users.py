@@ -101,7 +101,7 @@ def read(url: str, odd: Callable[[str], AbstractContextManager[None]] | None = N
                 reader.get("user-odd")
         assert reader.multi_get(["user-0", "user-1"]) == [None, {"n": 1}]
         assert dict(reader.scan(7)) == {(key,): {"n": 1} for key in KEYS[1:]}
-        reader._store.reports()
+        reader._reads.store.reports()
 
 
 @contextmanager

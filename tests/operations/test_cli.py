@@ -443,7 +443,7 @@ def _damaged(draw: Any, ledger: bytes) -> bytes:
 
 
 @pytest.mark.slow
-@patch("mapstate.reader.time.sleep")  # a reader waits for a ledger that may still come
+@patch("time.sleep")  # a reader waits for a ledger that may still come
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says_so(waited, data, tmp_path_factory):

@@ -501,7 +501,8 @@ def test_a_record_from_the_future_is_asked_for_a_few_times_and_named_with_both_t
         record = b"[77777,1]" if kind == "transactional" else b"[77777,1,null]"
         job.store.multi_put([job.keys.encode(key)], [record])
     with reading(backend) as reader:
-        reader._store = counting = Counting(reader._store)
+        counting = Counting(reader._reads.store)
+        reader._reads.store = counting
         with pytest.raises(StaleBatchError, match=rf"'b'.*txid 77777.*above {START} \(1 more") as caught:
             reader.multi_get(list("abcd"))
         assert (caught.value.keys, caught.value.found, caught.value.newest) == (["b", "d"], 77777, START)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 from mapstate.backing_map import IBackingMap, check_lengths
@@ -46,6 +47,8 @@ class MemoryBackend:
 
 class MemoryStore:
     """The records, the ledger and the fence of one state, under one lock."""
+
+    thread_safe: Literal[True] = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

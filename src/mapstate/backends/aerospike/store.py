@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import aerospike
 from aerospike import exception as driver
@@ -43,6 +43,8 @@ class AerospikeStore:
 
     ``claim_ttl`` in seconds, 0 for claims that do not expire.
     """
+
+    thread_safe: Literal[True] = True
 
     def __init__(self, connection: Connection, records: Records, state: str, *, claim_ttl: int) -> None:
         self._connection = connection

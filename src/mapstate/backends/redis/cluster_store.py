@@ -14,7 +14,7 @@ change instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from redis.crc import key_slot
 
@@ -40,6 +40,8 @@ __all__ = ["RedisClusterStore"]
 
 class RedisClusterStore:
     """One state in a cluster. Cheap to make; holds no connection between requests."""
+
+    thread_safe: Literal[True] = True
 
     def __init__(self, access: ClusterAccess, state: str, prefix: str, groups: Sequence[SlotGroup]) -> None:
         self._access = access

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from mapstate.backends.redis.checkup import judge
 from mapstate.backends.redis.connection import Server
@@ -37,6 +37,8 @@ class RedisStore:
     ``layout``         of the records; ``layout_text`` is the state's note of it
     ``commit_domain``  see `JointLedgers.commit_domain`
     """
+
+    thread_safe: Literal[True] = True
 
     def __init__(
         self, server: Server, state: str, name: bytes, layout: Layout, *, layout_text: bytes, commit_domain: Hashable

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from mapstate.backends.sqlite.checkup import judge
 from mapstate.backends.sqlite.connection import Connection, Database
@@ -45,6 +45,8 @@ class SqliteStore:
     Every call is a transaction of its own. Idle connections stay open, as many as calls ran at one time; `close`
     closes them.
     """
+
+    thread_safe: Literal[True] = True
 
     def __init__(self, database: Database, state: str, *, max_value_bytes: int) -> None:
         self._database = database

@@ -1,0 +1,245 @@
+"""Reads of one state as of a whole batch: the ledger, then the records, then the rule of `CommitView`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from threading import RLock
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.results import results_of
+from mapstate.batch_report import BatchReport, read_reports
+from mapstate.capabilities import LedgerReads, Scan, ThreadSafe, close_if_possible
+from mapstate.errors import CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
+from mapstate.protocol.stored_ledger import (
+    decode_ledger,
+    has_records,
+    ledger_store,
+    lost_ledger,
+    read_ledger,
+    record_pages,
+)
+from mapstate.serializers import RecordCodec, serializer
+
+__all__ = ["PAUSES", "CommittedReads", "Consistency", "Opened"]
+
+T = TypeVar("T")
+
+Consistency = Literal["committed", "latest"]
+PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Seconds between the reads of a record that is newer than the ledger."""
+
+_TRIES = 1000
+
+
+class Opened(NamedTuple):
+    """A ledger, its bytes, and the codecs of its schema."""
+
+    data: bytes
+    ledger: LedgerRecord
+    keys: KeyCodec
+    codec: RecordCodec
+    fields: Fields
+
+
+class CommittedReads:
+    """The reads of one state, for a reader. Any thread may call.
+
+    A call reads from a ledger to its result with its own variables. What calls share is the last ledger with its
+    codecs, which is replaced as a whole. A store that is not `ThreadSafe` is called from one thread at a time.
+
+    ``before`` is that of `StateReader`.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        state: str,
+        consistency: Consistency,
+        aggregators: Mapping[str, Aggregator],
+        before: tuple[str, int] | None,
+    ) -> None:
+        self.state = state
+        self.store = store
+        self.compares = consistency == "committed" and before is None
+        """Whether the number of keys can be compared with the ledger's."""
+        self._in_one_call = isinstance(store, LedgerReads)  # once: an isinstance of a protocol is slow
+        self._turn: AbstractContextManager[Any] = nullcontext() if isinstance(store, ThreadSafe) else RLock()
+        self._latest = consistency == "latest"
+        self._aggregators = aggregators
+        self._before = before
+        self._last: Opened | None = None
+
+    def ledger(self) -> LedgerRecord:
+        """Read the current ledger. Errors as of `read_ledger`."""
+        with self._turn:
+            return read_ledger(self.store, self.state)
+
+    def reports(self) -> list[BatchReport]:
+        """Read the batch reports. Errors as of `read_reports`."""
+        with self._turn:
+            return read_reports(self.store, self.state)
+
+    def pages(self, page_size: int) -> Iterator[list[StoreKey]]:
+        """List the store's keys. Raises UsageError where it cannot list them."""
+        if not isinstance(self.store, Scan):
+            raise UsageError(f"the store of state {self.state!r} cannot list its keys, so it cannot be scanned")
+        return self._in_turn(record_pages(self.store, page_size))
+
+    def close(self) -> None:
+        """Close the store."""
+        with self._turn:
+            close_if_possible(self.store)
+
+    def opened(self, *, newest: bool = False) -> Opened:
+        """The last ledger that was read, or the ``newest``, with its codecs."""
+        last = self._last
+        return self._with(self._load()) if last is None or newest else last
+
+    def read(
+        self, texts: list[StoreKey], pauses: Iterator[float] | None = None, room: Room | None = None
+    ) -> tuple[Opened, list[Any]]:
+        """The values of some keys as of one ledger.
+
+        A read is repeated if a record is newer than the ledger. It is also repeated if a key is absent, and meanwhile a
+        vacuum may have purged it or the state has another incarnation.
+
+        No attempt wrote a record that is newer than a ledger read after it. A failover may explain it, so it is read
+        again after each of ``pauses``, and then it is an error.
+        """
+        pauses = iter(PAUSES) if pauses is None else pauses
+        for _ in range(_TRIES):
+            before, data, after = self._fetch(texts)
+            if room is not None:
+                room.learn(data)
+            opened = self._with(before)
+            records: list[Any] = []
+            try:
+                records = opened.codec.loads(texts, data)
+                values = self._values(opened.ledger, records)
+            except StaleBatchError:
+                newest = self.ledger().next_txid - 1
+                unknown = newer_txids(texts, records, newest)
+                seconds = next(pauses, None) if unknown else 0.0
+                if seconds is None:
+                    raise newer_than_ledger(self.state, unknown, newest) from None
+                time.sleep(seconds)
+                continue
+            except CorruptRecordError:
+                if self._changed(opened):
+                    continue  # the record may have a field that was added meanwhile
+                raise
+            if (
+                not contains_none(data)
+                or before == after
+                or _purged(self._with(after).ledger) == _purged(opened.ledger)
+            ):
+                return opened, values
+        raise StaleBatchError(
+            f"state {self.state!r}: a batch began within each of {_TRIES} reads in a row, because batches come faster "
+            f"than {len(texts)} keys can be read. Read fewer at a time.",
+            state=self.state,
+        )
+
+    def _values(self, ledger: LedgerRecord, records: list[Any]) -> list[Any]:
+        """The values of the records by the one rule. Raises StaleBatchError for a record newer than the ledger."""
+        if ledger.type == "non-transactional":
+            return records
+        view, newest = self._view(ledger), ledger.next_txid - 1
+        if not self._latest and ledger.type == "opaque":
+            return view.values(records, newest)
+        if any(record is not None and record[0] > newest for record in records):
+            raise StaleBatchError(f"a record is newer than txid {newest}")
+        return [None if record is None or not view.check_age(record[0]) else record[1] for record in records]
+
+    def _view(self, ledger: LedgerRecord) -> CommitView:
+        """The ledger's view, without the last batch if the state is to be read as it was before that batch."""
+        last = ledger.last_commit
+        if self._before is None or ledger.type != "opaque" or last is None:
+            return ledger.view()
+        query_id, batch_id = self._before
+        if ledger.owner != query_id or last.owner != query_id or last.batch_id < batch_id:
+            return ledger.view()
+        if last.batch_id > batch_id or ledger.next_txid != last.txid + 1:
+            # An orphaned attempt matters, too: its records keep the values of this batch, and not those before it.
+            other = last.batch_id > batch_id
+            later = f"batch {last.batch_id} is committed" if other else "an attempt or a vacuum began"
+            raise UsageError(
+                f"state {self.state!r} cannot be read as it was before batch {batch_id}: {later} since, and records "
+                "keep one value before the current one. Restore the store as it was before that; or ask this once with "
+                "consistency='latest', which answers with what is there now."
+            )
+        return CommitView(last.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
+
+    def _changed(self, opened: Opened) -> bool:
+        return self._load() != opened.data
+
+    def _load(self) -> bytes | None:
+        with self._turn:
+            stored = ledger_store(self.store).load()
+        return None if stored is None else stored[0]
+
+    def _fetch(self, texts: list[Any]) -> tuple[bytes | None, list[Any], bytes | None]:
+        store = self.store
+        with self._turn:
+            if self._in_one_call:
+                read: tuple[bytes | None, list[Any], bytes | None] = store.multi_get_with_ledger(texts)
+                return read
+            before = self._load()
+            data = store.multi_get(texts)
+            return before, data, self._load() if contains_none(data) else before
+
+    def _with(self, data: bytes | None) -> Opened:
+        """Decode the ledger, and make the codecs of its schema, unless it is the last one."""
+        last = self._last
+        if last is not None and last.data == data:
+            return last
+        if data is None:
+            with self._turn:
+                lost = isinstance(self.store, Scan) and has_records(self.store)
+            if lost:
+                raise lost_ledger(self.state)
+            raise StateNotFoundError(
+                f"state {self.state!r} has no ledger any more, and no record: the store was flushed or replaced, or "
+                "the state was dropped",
+                state=self.state,
+            )
+        ledger = decode_ledger(data, self.state)
+        if last is not None and _schema(last.ledger) == _schema(ledger):
+            opened = last._replace(data=data, ledger=ledger)
+        else:
+            form = serializer(ledger.serializer)
+            opened = Opened(
+                data,
+                ledger,
+                KeyCodec(ledger.keys, native=form.native),
+                RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts),
+                results_of(ledger.fields, self._aggregators),
+            )
+        self._last = opened
+        return opened
+
+    def _in_turn(self, pages: Iterator[T]) -> Iterator[T]:
+        """The pages, with one thread at a time in the store."""
+        while True:
+            with self._turn:
+                page = next(pages, None)
+            if page is None:
+                return
+            yield page
+
+
+def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
+    return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer
+
+
+def _purged(ledger: LedgerRecord) -> tuple[int, int]:
+    """A pair that differs between two ledgers if records may have been purged between them."""
+    return ledger.first_txid, ledger.rewrites

@@ -1,0 +1,75 @@
+"""The number of keys that a scan finds, and whether it can be compared with the ledger's."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Any, NamedTuple
+
+from mapstate.distinct_keys import DistinctKeys
+from mapstate.errors import MissingKeysError
+from mapstate.keys import StoreKey
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.records import contains_none
+
+__all__ = ["CountedKeys", "KeyCount", "check_missing"]
+
+
+class CountedKeys(NamedTuple):
+    """The result of `StateReader.count_keys`.
+
+    ``found``    the number of keys with a value
+    ``held``     the ledger's number; None if unknown, or if the two cannot be compared
+    ``ledger``   the ledger before the count
+    ``settled``  whether the count is of one moment: no batch was committed, and no vacuum began meanwhile
+    """
+
+    found: int
+    held: int | None
+    ledger: LedgerRecord
+    settled: bool
+
+
+class KeyCount:
+    """The keys of a scan, and whether their number can be compared with the ledger's."""
+
+    def __init__(self, ledger: LedgerRecord, *, comparable: bool) -> None:
+        self.ledger = ledger
+        self.keys = DistinctKeys()
+        self.settled = comparable
+        self._contents = ledger.contents()
+        self._held = ledger.keys_held()
+        self.verify(ledger)
+
+    @property
+    def held(self) -> int | None:
+        """The ledger's number, as long as it can be compared."""
+        return self._held if self.settled else None
+
+    def verify(self, ledger: LedgerRecord) -> None:
+        """Note a ledger under which a page was read."""
+        if ledger is self.ledger and ledger.type == "opaque":
+            return
+        at_work = ledger.type != "opaque" and ledger.in_flight is not None
+        self.settled = self.settled and not at_work and ledger.contents() == self._contents
+
+    def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
+        """Note the keys of a page."""
+        self.verify(ledger)
+        self.keys.update(
+            list(compress(page, [value is not None for value in values])) if contains_none(values) else page
+        )
+
+
+def check_missing(state: str, counted: CountedKeys) -> None:
+    """Raise MissingKeysError if a scan found fewer keys than the ledger counts."""
+    number, held = counted.found, counted.held
+    if held is None or number >= held:
+        return
+    raise MissingKeysError(
+        f"state {state!r}: {held - number} of {held} keys are missing. The scan gave out all {number} that are there. "
+        "Another program deleted records, or the store evicted or lost them. Restore the store, or accept the loss: "
+        "mapstate recount. See docs/operating.md#how-many-keys",
+        state=state,
+        found=number,
+        expected=held,
+    )

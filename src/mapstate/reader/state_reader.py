@@ -1,0 +1,235 @@
+"""Read a state from threads, as of a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Self
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.batch_report import BatchReport
+from mapstate.capabilities import ThreadSafe
+from mapstate.errors import ConfigurationError, KeyEncodingError, UsageError
+from mapstate.findings import Unreadable
+from mapstate.keys import Key, StoreKey
+from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
+from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
+from mapstate.spec import check_state_name
+
+__all__ = ["StateReader", "check_consistency", "open_reader"]
+
+Page = list[tuple[Key, dict[str, Any]]]
+
+
+def open_reader(
+    backend_or_url: Backend | str,
+    state: str,
+    *,
+    consistency: Consistency = "committed",
+    aggregators: Mapping[str, Aggregator] | None = None,
+) -> StateReader:
+    """Open a reader of one state, in any process, while the stream runs.
+
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        consistency: "committed" reads whole batches only. "latest" also reads a batch that is not committed, and may
+            be rolled back. Transactional and non-transactional states are always read latest, because they keep no
+            older value.
+        aggregators: A user's own aggregators by field name, if readers shall show their `result`.
+
+    Raises:
+        StateNotFoundError: There is no such state.
+        LedgerLostError: There are records without a ledger. To find them, all keys may be listed.
+        ConfigurationError: An argument cannot be used.
+        StoreError: The store failed.
+
+    """
+    check_consistency(consistency)
+    reader = StateReader(resolve(backend_or_url), state, consistency, aggregators or {})
+    reader.ledger()
+    return reader
+
+
+def check_consistency(consistency: str) -> None:
+    """Raise ConfigurationError for an unknown consistency."""
+    if consistency not in ("committed", "latest"):
+        raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
+
+
+class StateReader:
+    """Committed reads of one state; see `open_reader`. A context manager.
+
+    Any number of threads may use one reader at one time, and each call reads one whole batch. Threads share its
+    connections, which Redis and SQLite keep in a pool: it grows to the number of calls that run at one time. A store of
+    another package is called from one thread at a time, unless it is `mapstate.capabilities.ThreadSafe`.
+
+    After a fork the child may use the reader, too, on Redis, SQLite and Aerospike: it makes connections of its own.
+
+    ``before`` is a query id and a batch of that query, its last or its next. An opaque state is then read as it was
+    before that batch, even if the batch is committed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        state: str,
+        consistency: Consistency,
+        aggregators: Mapping[str, Aggregator],
+        *,
+        before: tuple[str, int] | None = None,
+    ) -> None:
+        self._state = check_state_name(state)
+        self._reads = CommittedReads(backend.open(state), state, consistency, aggregators, before)
+
+    def ledger(self) -> LedgerRecord:
+        """The current ledger: owner, last and previous commit, the attempt in flight."""
+        return self._reads.ledger()
+
+    def reports(self) -> list[BatchReport]:
+        """The reports of the last hundred batches, newest first; empty if the store keeps none. One read."""
+        return self._reads.reports()
+
+    def key_count(self) -> int | None:
+        """The number of keys in the state, from its ledger: one small read. None if unknown.
+
+        Removed keys do not count. The number is unknown for a state with a ttl. See docs/operating.md#how-many-keys.
+        """
+        return self.ledger().keys_held()
+
+    def count_keys(self, page_size: int = 1000, *, on_page: Callable[[int], None] | None = None) -> CountedKeys:
+        """Read all keys, and count those with a value. It needs 8 bytes of memory per key.
+
+        ``on_page`` is called after each page with the number of keys that were read so far.
+
+        Raises:
+            UsageError: The store cannot list its keys.
+            CorruptRecordError: A record cannot be read.
+            LedgerLostError: There are records without a ledger.
+            StoreError: The store failed.
+
+        """
+        pages, count, unreadable = self._reads.pages(page_size), self._start_count(), Unreadable(self._state)
+        done = 0
+        for _, texts, _ in self._read_pages(pages, unreadable, count):
+            done += len(texts)
+            if on_page is not None:
+                on_page(done)
+        if unreadable.count:
+            raise unreadable.error()
+        return self._counted(count)
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """The fields of one key, None if the key is absent.
+
+        ``key`` is a tuple or a list of the grouping values. The key of a single grouping column may be its bare value.
+
+        Raises:
+            KeyEncodingError: The values do not fit the grouping columns.
+            CorruptRecordError: The record cannot be read.
+            LedgerLostError: There are records without a ledger.
+            StaleBatchError: Batches come faster than the keys can be read, or a record is newer than the ledger.
+            StoreError: The store failed.
+
+        """
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
+        """The fields of each key, in the order of ``keys``, all as of the same batch.
+
+        Redis needs one round trip, or two if some of more than 128 keys are absent. Raises the errors of `get`, and
+        UsageError for a str or bytes instead of a list.
+        """
+        if isinstance(keys, str | bytes):
+            raise UsageError("multi_get takes a list of keys; for one key there is get")
+        if not keys:
+            return []
+        opened, values = self._reads.read(self._reads.opened().keys.encode_all(keys))
+        return opened.fields.named(values)
+
+    def scan(self, page_size: int = 1000) -> Iterator[tuple[Key, dict[str, Any]]]:
+        """All keys and their fields, with one page of about ``page_size`` keys in memory, or of fewer large records.
+
+        The number of keys is compared with the ledger's, if the ledger knows it. The comparison needs a scan without a
+        commit and without the begin of a vacuum. States that are not opaque need a scan without a batch at work.
+
+        Raises:
+            CorruptRecordError: Some keys cannot be read, after all others have come. ``keys`` has the first ten,
+                ``count`` their number.
+            MissingKeysError: The ledger counts more keys, after the last key has come.
+            UsageError: The store cannot list its keys.
+            StoreError: The store failed.
+
+        Not guaranteed: a page is of one batch, but two pages may be of two batches. Keys that are new during the scan
+        may be missed. On Redis a key can come twice, as with SCAN. One thread at a time takes from a scan.
+
+        """
+        return chain.from_iterable(self.pages(page_size))
+
+    def pages(self, page_size: int = 1000) -> Iterator[Page]:
+        """`scan`, with a list for each page: all of its keys are as of one batch. Errors as of `scan`."""
+        count = self._start_count()
+        pages = self._reads.pages(page_size)
+        return self._scanned(pages, count if count.held is not None else None)
+
+    def _scanned(self, pages: Iterator[list[StoreKey]], count: KeyCount | None) -> Iterator[Page]:
+        unreadable = Unreadable(self._state)
+        for opened, texts, values in self._read_pages(pages, unreadable, count):
+            page = []
+            for text, fields in zip(texts, opened.fields.named(values), strict=True):
+                if fields is not None:
+                    try:
+                        key = opened.keys.decode(text)
+                    except KeyEncodingError as error:
+                        unreadable.add([str(text)], error)
+                        continue
+                    page.append((key, fields))
+            if page:
+                yield page
+        if unreadable.count:
+            raise unreadable.error()
+        if count is not None:
+            check_missing(self._state, self._counted(count))
+
+    def _read_pages(
+        self, pages: Iterator[list[StoreKey]], unreadable: Unreadable, count: KeyCount | None
+    ) -> Iterator[tuple[Opened, list[StoreKey], list[Any]]]:
+        """The values of each page, which ``count`` and ``unreadable`` note."""
+        pauses, room = iter(PAUSES), Room(self._reads.opened().ledger.fields)
+        for part in (part for page in unreadable.listed(pages) for part in room.parts(page)):
+            texts, read = unreadable.read(lambda some: self._reads.read(some, pauses, room), part)
+            if read is None:
+                continue
+            opened, values = read
+            if count is not None:
+                count.add(opened.ledger, texts, values)
+            yield opened, texts, values
+
+    def _start_count(self) -> KeyCount:
+        """Start before the store lists its keys, because the ledger counts keys of that moment."""
+        return KeyCount(self._reads.opened(newest=True).ledger, comparable=self._reads.compares)
+
+    def _counted(self, count: KeyCount) -> CountedKeys:
+        number = len(count.keys)
+        if count.held is not None and count.held != number:
+            count.verify(self.ledger())  # a latest read may see a batch that has begun after the last page
+        return CountedKeys(number, count.held, count.ledger, settled=count.settled)
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether several threads read at one time, instead of one after the other."""
+        return isinstance(self._reads.store, ThreadSafe)
+
+    def close(self) -> None:
+        """Close the store's connection. Closing twice is no error."""
+        self._reads.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
