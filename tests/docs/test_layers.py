@@ -156,7 +156,8 @@ def test_nothing_below_spark_imports_spark_even_late(module):
         assert not [name for name in late if name.startswith("mapstate.spark")]
     heavy = [name for name in imports(MODULES[module]) if name.partition(".")[0] in SPARK]
     assert heavy == []
-    if not module.startswith("mapstate.aggregators"):  # which write Spark expressions, in functions
+    # Aggregators write Spark expressions, and a reader makes a table of pyarrow: in functions.
+    if not module.startswith(("mapstate.aggregators", "mapstate.reader.tables")):
         assert not [name for name in late if name.partition(".")[0] in SPARK]
 
 
@@ -363,6 +364,35 @@ def test_every_module_says_its_subject_in_its_first_line(module):
     said = ast.get_docstring(ast.parse(MODULES[module].read_text()))
     assert said
     assert said[0].isupper() or said.startswith("mapstate")
+
+
+def test_what_a_table_needs_says_how_to_install_it():
+    run(
+        WITHOUT
+        + """
+import mapstate
+from mapstate.backends.memory import MemoryBackend
+from mapstate.errors import MissingDriverError
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import OpenRequest
+from mapstate.schema import Field
+fields = (Field("n", "Count", "bigint"),)
+Ledger.open(MemoryBackend().open("s"), OpenRequest(state="s", type="opaque", serializer="json", keys=(), fields=fields,
+                                                  owner="q", clock_txid=1))
+
+def table():
+    with mapstate.open_reader("memory://", "s") as reader:
+        reader.to_pandas()
+
+try:
+    table()
+except MissingDriverError as error:
+    assert "mapstate[tables]" in str(error), error
+    assert error.package == "pyarrow", error.package
+else:
+    raise SystemExit("no error")
+"""
+    )
 
 
 def test_nothing_is_made_at_import():

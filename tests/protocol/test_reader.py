@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from mapstate.errors import (
     StaleBatchError,
     StateNotFoundError,
     StoreUnavailableError,
+    UnknownColumnError,
     UsageError,
 )
 from mapstate.keys import KeyCodec
@@ -652,6 +654,83 @@ def test_a_store_that_cannot_list_its_keys_says_so():
             list(reader.scan())
 
 
+# Columns and tables
+
+TWO = (VISITS, BYTES)
+
+
+def test_a_scan_gives_the_columns_that_are_asked_for_in_their_order(backend):
+    Job(backend, fields=TWO).batch({"a": (1, 50), "b": (2, 60)})
+    with reading(backend) as reader:
+        assert dict(reader.scan(1, columns=["bytes"])) == {("a",): {"bytes": 50}, ("b",): {"bytes": 60}}
+        assert [list(fields) for _, fields in reader.scan(columns=("bytes", "visits"))] == [["bytes", "visits"]] * 2
+        assert dict(reader.scan(columns=[])) == {("a",): {}, ("b",): {}}
+
+
+def test_a_column_that_the_state_lacks_is_named_with_those_it_has(backend):
+    Job(backend, fields=TWO).batch({"a": (1, 50)})
+    with reading(backend) as reader:
+        for read in (
+            lambda columns: list(reader.scan(columns=columns)),
+            lambda columns: reader.to_arrow(columns=columns),
+        ):
+            with pytest.raises(UnknownColumnError, match="no field 'user'; it has visits, bytes") as caught:
+                read(["visits", "user"])
+            assert caught.value.column == "user"
+            with pytest.raises(UsageError, match="list of field names"):
+                read("visits")
+
+
+def test_a_table_has_the_key_columns_and_the_fields_with_the_types_of_the_ledger(backend):
+    import datetime as dt
+
+    import pyarrow as pa
+
+    keys = (KeyField("user", "string"), KeyField("at", "timestamp"), KeyField("price", "decimal(10,2)"))
+    job = Job(backend, keys=keys, fields=TWO)
+    noon = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
+    types = [
+        ("user", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("price", pa.decimal128(10, 2)),
+        ("visits", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+    with reading(backend) as reader:
+        assert reader.to_arrow().schema == pa.schema(types)
+        assert len(reader.to_arrow()) == 0
+        job.batch({("a", noon, Decimal("1.50")): (1, 50), (None, None, None): (2, 60)})
+        for page_size in (1, 1000):
+            table = reader.to_arrow(page_size)
+            assert table.schema == pa.schema(types)
+            assert sorted(table.to_pylist(), key=lambda row: row["visits"]) == [
+                {"user": "a", "at": noon, "price": Decimal("1.50"), "visits": 1, "bytes": 50},
+                {"user": None, "at": None, "price": None, "visits": 2, "bytes": 60},
+            ]
+        assert reader.to_arrow(columns=["bytes"]).schema == pa.schema([*types[:3], types[4]])
+        frame = reader.to_pandas(columns=["visits"])
+        assert sorted(frame["visits"]) == [1, 2]
+        assert list(frame.columns) == ["user", "at", "price", "visits"]
+
+
+def test_an_ungrouped_state_is_a_table_of_one_row(backend):
+    Job(backend, keys=()).batch({(): 3})
+    with reading(backend) as reader:
+        assert reader.to_arrow().to_pylist() == [{"visits": 3}]
+        assert reader.to_arrow(columns=[]).num_columns == 0
+
+
+def test_a_field_that_is_added_while_a_table_is_made_is_not_in_it(backend):
+    Job(backend).batch({"a": 1, "b": 1})
+    between = InterleavedBackend(backend)
+    with open_reader(between, STATE) as reader:
+        between.store.before_records = [lambda: Job(backend, fields=TWO).batch({"a": (1, 50)})]
+        assert sorted(reader.to_arrow(1).to_pylist(), key=str) == [
+            {"user": "a", "visits": 2},
+            {"user": "b", "visits": 1},
+        ]
+
+
 # Opening
 
 
@@ -735,8 +814,6 @@ def test_results_are_shown_as_their_aggregators_do():
         Field("total", Sum("x").describe(), "bigint"),
         Field("own", "Own", "any"),
     )
-    from decimal import Decimal
-
     job = Job(backend, fields=fields)
     attempt = job.ledger.begin(0)
     codec = RecordCodec(serializer("json"), STATE, "opaque", fields, [(0, 3)])
@@ -745,6 +822,11 @@ def test_results_are_shown_as_their_aggregators_do():
     job.commit(attempt)
     with reading(backend) as reader:
         assert reader.get("a") == {"mean": 1.5, "total": None, "own": [1]}
+        assert (
+            str(reader.to_arrow().schema.types)
+            == "[DataType(string), DataType(double), DataType(int64), DataType(string)]"
+        )
+        assert reader.to_arrow().to_pylist() == [{"user": "a", "mean": 1.5, "total": None, "own": "[1]"}]
 
     class Shown(Count):
         def result(self, value):

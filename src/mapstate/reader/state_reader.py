@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import ThreadSafe
-from mapstate.errors import ConfigurationError, KeyEncodingError, UsageError
+from mapstate.errors import ConfigurationError, KeyEncodingError, MissingDriverError, UnknownColumnError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey
 from mapstate.maps.serialized import Room
@@ -19,6 +19,10 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
 from mapstate.spec import check_state_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 __all__ = ["StateReader", "check_consistency", "open_reader"]
 
@@ -151,8 +155,12 @@ class StateReader:
         opened, values = self._reads.read(self._reads.opened().keys.encode_all(keys))
         return opened.fields.named(values)
 
-    def scan(self, page_size: int = 1000) -> Iterator[tuple[Key, dict[str, Any]]]:
+    def scan(
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All keys and their fields, with one page of about ``page_size`` keys in memory, or of fewer large records.
+
+        ``columns`` are the fields to give, in their order; None gives all. The records are read as a whole.
 
         The number of keys is compared with the ledger's, if the ledger knows it. The comparison needs a scan without a
         commit and without the begin of a vacuum. States that are not opaque need a scan without a batch at work.
@@ -161,6 +169,7 @@ class StateReader:
             CorruptRecordError: Some keys cannot be read, after all others have come. ``keys`` has the first ten,
                 ``count`` their number.
             MissingKeysError: The ledger counts more keys, after the last key has come.
+            UnknownColumnError: The state has no such field.
             UsageError: The store cannot list its keys.
             StoreError: The store failed.
 
@@ -168,15 +177,62 @@ class StateReader:
         may be missed. On Redis a key can come twice, as with SCAN. One thread at a time takes from a scan.
 
         """
-        return chain.from_iterable(self.pages(page_size))
+        return chain.from_iterable(self.pages(page_size, columns=columns))
 
-    def pages(self, page_size: int = 1000) -> Iterator[Page]:
+    def pages(self, page_size: int = 1000, *, columns: Sequence[str] | None = None) -> Iterator[Page]:
         """`scan`, with a list for each page: all of its keys are as of one batch. Errors as of `scan`."""
         count = self._start_count()
+        chosen = None if columns is None else self._chosen(columns)
         pages = self._reads.pages(page_size)
-        return self._scanned(pages, count if count.held is not None else None)
+        return self._scanned(pages, count if count.held is not None else None, chosen)
 
-    def _scanned(self, pages: Iterator[list[StoreKey]], count: KeyCount | None) -> Iterator[Page]:
+    def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """All keys and their fields as a pyarrow Table: a column for each key column, then one for each field.
+
+        Types are those of the ledger's schema; the result of an aggregator without a Spark type is JSON text. The
+        table is made page by page: beside it, one page of Python objects is in memory. Arguments, errors and what is
+        not guaranteed are those of `scan`.
+
+        Raises:
+            MissingDriverError: pyarrow is not installed: ``pip install 'mapstate[tables]'``.
+            UnsupportedTypeError: Arrow has no such type.
+
+        """
+        from mapstate.reader.tables import Columns
+
+        chosen = None if columns is None else self._chosen(columns)
+        opened = self._reads.opened(newest=True)
+        made = Columns(opened.keys.fields, opened.fields, chosen)
+        names = [field.name for field in opened.ledger.fields] if chosen is None else chosen
+        return made.table([made.batch(page) for page in self.pages(page_size, columns=names)])
+
+    def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """`to_arrow` as a pandas DataFrame. Needs pandas, too."""
+        table = self.to_arrow(page_size, columns=columns)
+        try:
+            return table.to_pandas()
+        except ModuleNotFoundError as error:
+            raise MissingDriverError(
+                f"to_pandas needs the package {error.name!r}, which is not installed: pip install 'mapstate[tables]'",
+                package=error.name,
+            ) from error
+
+    def _chosen(self, columns: Sequence[str]) -> list[str]:
+        """The columns, if the state has them."""
+        if isinstance(columns, str | bytes):
+            raise UsageError("columns is a list of field names, also for one field: columns=['visits']")
+        names = [field.name for field in self._reads.opened().ledger.fields]
+        for name in columns:
+            if name not in names:
+                raise UnknownColumnError(
+                    f"state {self._state!r} has no field {name!r}; it has {', '.join(names)}. Nothing was read.",
+                    column=name,
+                )
+        return list(columns)
+
+    def _scanned(
+        self, pages: Iterator[list[StoreKey]], count: KeyCount | None, columns: list[str] | None
+    ) -> Iterator[Page]:
         unreadable = Unreadable(self._state)
         for opened, texts, values in self._read_pages(pages, unreadable, count):
             page = []
@@ -187,7 +243,7 @@ class StateReader:
                     except KeyEncodingError as error:
                         unreadable.add([str(text)], error)
                         continue
-                    page.append((key, fields))
+                    page.append((key, fields if columns is None else {name: fields.get(name) for name in columns}))
             if page:
                 yield page
         if unreadable.count:

@@ -1,0 +1,106 @@
+"""A state as a table of pyarrow, whose types are those of the ledger's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mapstate.aggregators.fields import Fields, shown_as
+from mapstate.errors import MissingDriverError, UnsupportedTypeError
+from mapstate.keys import Key
+from mapstate.schema import KeyField
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Columns"]
+
+
+class Columns:
+    """The columns of a state: those of its keys, then its fields, or the ``chosen`` ones of them.
+
+    Raises MissingDriverError without pyarrow, and UnsupportedTypeError for a type that Arrow lacks.
+    """
+
+    def __init__(self, keys: Sequence[KeyField], fields: Fields, chosen: Sequence[str] | None) -> None:
+        self._arrow = _pyarrow()
+        shown = {
+            field.name: aggregator.result_type(field.type)
+            for field, aggregator in zip(fields.fields, fields.aggregators, strict=True)
+        }
+        self._names = list(shown if chosen is None else chosen)
+        self._json = {name for name in self._names if shown[name] == "any"}
+        types = [(key.name, key.type) for key in keys]
+        types += [(name, "string" if name in self._json else shown[name]) for name in self._names]
+        self.schema = self._arrow.schema([(name, _arrow_type(self._arrow, kind)) for name, kind in types])
+
+    def batch(self, page: Sequence[tuple[Key, dict[str, Any]]]) -> pa.RecordBatch:
+        """One page of a scan."""
+        keys = zip(*(key for key, _ in page), strict=True)
+        fields = ([self._shown(name, own[name]) for _, own in page] for name in self._names)
+        arrays = [
+            self._arrow.array(list(values), kind)
+            for values, kind in zip((*keys, *fields), self.schema.types, strict=True)
+        ]
+        if not arrays:  # an ungrouped state without its fields
+            return self._arrow.RecordBatch.from_pylist([{}] * len(page), self.schema)
+        return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        """All pages, without a copy."""
+        return self._arrow.Table.from_batches(batches, self.schema)
+
+    def _shown(self, name: str, value: Any) -> Any:
+        return shown_as(value, is_json=name in self._json)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError as error:
+        raise MissingDriverError(
+            f"to_arrow and to_pandas need the package {error.name!r}, which is not installed: pip install "
+            "'mapstate[tables]'",
+            package=error.name,
+        ) from error
+    return pa
+
+
+def _arrow_type(pa: Any, name: str) -> Any:
+    """Arrow's type for one of Spark's."""
+    if name.startswith("decimal("):
+        precision, scale = name[len("decimal(") : -1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    if name.startswith("array<"):
+        return pa.list_(_arrow_type(pa, name[len("array<") : -1]))
+    if name.startswith("struct<"):
+        parts = [part.partition(":") for part in _parts(name[len("struct<") : -1])]
+        return pa.struct([(field, _arrow_type(pa, kind)) for field, _, kind in parts])
+    kinds = {
+        "bigint": pa.int64(),
+        "int": pa.int32(),
+        "smallint": pa.int16(),
+        "tinyint": pa.int8(),
+        "double": pa.float64(),
+        "float": pa.float32(),
+        "string": pa.string(),
+        "boolean": pa.bool_(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestamp_ntz": pa.timestamp("us"),
+        "binary": pa.binary(),
+    }
+    if name not in kinds:
+        raise UnsupportedTypeError(f"a table of pyarrow has no column of the type {name}: read with scan()", type=name)
+    return kinds[name]
+
+
+def _parts(inside: str) -> list[str]:
+    """Split at commas that are in no parentheses."""
+    parts, depth, start = [], 0, 0
+    for at, char in enumerate(inside):
+        depth += (char in "(<") - (char in ")>")
+        if char == "," and depth == 0:
+            parts.append(inside[start:at])
+            start = at + 1
+    return [*parts, inside[start:]]
