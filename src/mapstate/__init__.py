@@ -1,7 +1,7 @@
 """mapstate: exact, live aggregates of a Spark stream in an external store, readable as of a whole batch.
 
-Importing this loads no driver and no Spark: `newStream` and `Topology` are fetched from `mapstate.spark` when they
-are used.
+Importing this loads no driver, no Spark and no asyncio: `newStream`, `Topology` and the async reader are fetched when
+they are used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,13 @@ from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
 
 if TYPE_CHECKING:
+    from mapstate.reader import AsyncStateReader, open_async_reader
     from mapstate.spark import Topology, newStream
 
 __all__ = [
     "ArgMax",
     "ArgMin",
+    "AsyncStateReader",
     "Avg",
     "BatchReport",
     "BoolAnd",
@@ -75,12 +77,17 @@ __all__ = [
     "newStream",
     "non_transactional",
     "opaque",
+    "open_async_reader",
     "open_reader",
     "transactional",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("AsyncStateReader", "open_async_reader"):
+        from mapstate import reader
+
+        return getattr(reader, name)
     if name not in ("Topology", "newStream"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

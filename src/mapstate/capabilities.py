@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from mapstate.backing_map import IBackingMap
+from mapstate.backing_map import Backend, IBackingMap
 from mapstate.findings import Finding
 
 __all__ = [
     "Checkup",
     "Claims",
     "Drops",
+    "EventLoops",
     "Fence",
     "FenceToken",
     "FencedWrites",
@@ -348,3 +349,12 @@ class ThreadSafe(Protocol):
     """
 
     thread_safe: Literal[True]
+
+
+@runtime_checkable
+class EventLoops(Protocol):
+    """What a `Backend` may offer: stores whose requests let an event loop go on, for `mapstate.open_async_reader`."""
+
+    def on_event_loop(self) -> Backend:
+        """Return a backend for one reader. Its stores are used inside of `mapstate.event_loop.on_loop` only."""
+        ...

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mapstate.errors import MapStateError, StoreUnavailableError
+from mapstate.waiting import pause
 
 __all__ = ["Patience", "Pauses", "Retries", "retrying"]
 
@@ -30,8 +31,8 @@ class Pauses:
 
     def sleep(self, most: float = float("inf")) -> None:
         """Sleep for the `upcoming` pause, or for ``most`` seconds where that is less."""
-        pause = min(self._next, most)
-        time.sleep(pause * random.uniform(0.5, 1) if self._jitter else pause)  # noqa: S311  no secret
+        seconds = min(self._next, most)
+        pause(seconds * random.uniform(0.5, 1) if self._jitter else seconds)  # noqa: S311  no secret
         self._next = min(2 * self._next, self._longest)
 
     @property

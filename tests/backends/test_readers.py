@@ -1,17 +1,23 @@
-"""Readers of every store: threads share one, and each read is of one batch."""
+"""Readers of every store: threads share one, tasks of an event loop share one, and each read is of one batch."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
+import traceback
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from servers import free_port
 
-from mapstate import open_reader
+from mapstate import open_async_reader, open_reader
 from mapstate.backends import resolve
+from mapstate.errors import StoreUnavailableError, UsageError
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.driver import CountingQuery
@@ -150,8 +156,8 @@ def whole(found):
 
 
 @pytest.mark.parametrize("backend", EVERYWHERE, indirect=True)
-def test_each_read_of_threads_beside_a_writer_is_of_one_batch(backend, job):
-    """Four threads read all keys; each committed batch adds one to every key."""
+def test_each_read_of_threads_and_tasks_beside_a_writer_is_of_one_batch(backend, job):
+    """Four threads and four tasks read all keys; each committed batch adds one to every key."""
     batches, ended = 15, threading.Event()
     some = KEYS[:60]
 
@@ -165,8 +171,19 @@ def test_each_read_of_threads_beside_a_writer_is_of_one_batch(backend, job):
             reading(seen, reader.multi_get(some))
         return whole(reader.multi_get(some))
 
-    with open_reader(backend, STATE) as reader, ThreadPoolExecutor(4) as pool:
+    async def in_tasks():
+        async def task(tasks_reader):
+            seen: list[int] = []
+            while not ended.is_set() or len(seen) < 2:
+                reading(seen, await tasks_reader.multi_get(some))
+            return whole(await tasks_reader.multi_get(some))
+
+        async with open_async_reader(backend, STATE) as tasks_reader:
+            return await asyncio.gather(*(task(tasks_reader) for _ in range(4)))
+
+    with open_reader(backend, STATE) as reader, ThreadPoolExecutor(5) as pool:
         threads = [pool.submit(in_thread, number) for number in range(4)]
+        tasks = pool.submit(asyncio.run, in_tasks())
         try:
             for batch in range(1, batches):
                 attempt = job.begin(batch)
@@ -175,7 +192,109 @@ def test_each_read_of_threads_beside_a_writer_is_of_one_batch(backend, job):
                 attempt.commit()
         finally:
             ended.set()
-        assert [one.result() for one in threads] == [batches] * 4
+        assert [one.result() for one in threads] == tasks.result() == [batches] * 4
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE, indirect=True)
+def test_an_async_reader_gives_what_a_reader_gives(backend, job):
+    job.run(1, {"user-7": 5, "ü|\\": 1})
+
+    async def read():
+        reader = await open_async_reader(backend, STATE)
+        try:
+            return (
+                await reader.get("user-7"),
+                await reader.multi_get(["user-7", "no", "ü|\\", *KEYS]),
+                sorted([item async for item in reader.scan(50)]),
+                sorted([item async for item in reader.scan(columns=["n"])]),
+                (await reader.ledger()).last_commit,
+                await reader.key_count(),
+                (await reader.count_keys())[:2],
+                await reader.reports(),
+                (await reader.to_arrow(columns=["n"])).sort_by("k").to_pydict(),
+            )
+        finally:
+            await reader.close()
+            await reader.close()
+
+    with open_reader(backend, STATE) as reader:
+        assert asyncio.run(read()) == (
+            {"n": 6},
+            reader.multi_get(["user-7", "no", "ü|\\", *KEYS]),
+            sorted(reader.scan(50)),
+            sorted(reader.scan(columns=["n"])),
+            reader.ledger().last_commit,
+            reader.key_count(),
+            reader.count_keys()[:2],
+            reader.reports(),
+            reader.to_arrow(columns=["n"]).sort_by("k").to_pydict(),
+        )
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE, indirect=True)
+def test_a_cancelled_read_leaves_no_reply_for_the_next_one(backend, job):
+    """The read is cancelled after each number of turns of the loop, from before its request to after its reply."""
+    job.run(1, {"user-7": 5})
+
+    async def read():
+        ends: Counter[bool] = Counter()
+        async with open_async_reader(backend, STATE) as reader:
+            for turns in range(40):
+                task = asyncio.create_task(reader.multi_get(KEYS))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                ends[task.cancelled()] += 1
+                assert await asyncio.gather(reader.get("user-7"), reader.get("user-8")) == [{"n": 6}, {"n": 1}]
+        return ends
+
+    assert asyncio.run(read())[True] > 0
+
+
+@pytest.mark.parametrize("backend", ON_REDIS, indirect=True)
+def test_a_scan_that_is_left_holds_no_connection(backend, job):
+    async def read():
+        async with open_async_reader(backend, STATE) as reader:
+            scan = reader.scan(10)
+            assert (await anext(scan))[1] == {"n": 1}
+            await scan.aclose()
+            return await reader.multi_get(KEYS)
+
+    assert asyncio.run(read()) == [{"n": 1}] * len(KEYS)
+
+
+@redis
+@pytest.mark.parametrize("shape", ["redis", "redis+cluster", "redis+sentinel"])
+def test_an_async_reader_of_a_server_that_is_away_says_so_without_the_password(shape):
+    url = f"{shape}://user:hunter2@127.0.0.1:{free_port()}/{'mymaster' if 'sentinel' in shape else '0'}?retries=1"
+
+    async def read():
+        async with open_async_reader(url, STATE):
+            pytest.fail("nobody answers there")
+
+    with pytest.raises(StoreUnavailableError) as caught:
+        asyncio.run(read())
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_reader_is_opened_before_it_reads_and_once(tmp_path):
+    backend = PlainBackend()
+    CountingQuery(backend, How(backend)).run(0, {"a": 1})
+
+    async def read():
+        reader = open_async_reader(backend, STATE)
+        with pytest.raises(UsageError, match="async with"):
+            await reader.get("a")
+        async with reader:
+            assert await reader.get("a") == {"n": 1}
+            with pytest.raises(UsageError, match="open already"):
+                await reader
+        with pytest.raises(UsageError, match="async with"):
+            await reader.get("a")
+
+    asyncio.run(read())
 
 
 @pytest.mark.parametrize("backend", ["sqlite", *ON_REDIS], indirect=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import trustme
+from driven_reader import WAYS
 from redis_groups import SLOTS, RedisCluster, SentinelPair
 from servers import EitherFront, GivenRedis, TlsFront, wait_until
 from test_redis_shapes import KEYS, OPENING, commit, count
 
-from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StoreUnavailableError
 from mapstate.protocol.ledger import Ledger
@@ -46,9 +46,10 @@ def two_batches(url: str, between: Callable[[], object]) -> None:
     attempt = ledger.begin(1)
     count(store, ledger, attempt, KEYS)
     commit(ledger, attempt)
-    with open_reader(url, "visits") as reader:
-        assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
-        assert len(dict(reader.scan())) == len(KEYS)
+    for way in WAYS.values():
+        with way["open_reader"](url, "visits") as reader:
+            assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
+            assert len(dict(reader.scan())) == len(KEYS)
 
 
 # A cluster

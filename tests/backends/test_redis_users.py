@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driven_reader import WAYS
 from redis_groups import RedisCluster
 from servers import GivenRedis
 from test_redis_shapes import KEYS, OPENING, commit, count
 
-from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis.slot_groups import by_slot_group
 from mapstate.errors import CorruptRecordError, StoreAuthError
@@ -95,13 +95,14 @@ def live(url: str) -> None:
 
 def read(url: str, odd: Callable[[str], AbstractContextManager[None]] | None = None) -> None:
     """All that a service does. ``odd`` has a key of another type at a place, where that is told by its type."""
-    with open_reader(url, "visits") as reader:
-        if odd is not None:
-            with odd("user-odd"), pytest.raises(CorruptRecordError, match="list"):
-                reader.get("user-odd")
-        assert reader.multi_get(["user-0", "user-1"]) == [None, {"n": 1}]
-        assert dict(reader.scan(7)) == {(key,): {"n": 1} for key in KEYS[1:]}
-        reader._reads.store.reports()
+    for way in WAYS.values():
+        with way["open_reader"](url, "visits") as reader:
+            if odd is not None:
+                with odd("user-odd"), pytest.raises(CorruptRecordError, match="list"):
+                    reader.get("user-odd")
+            assert reader.multi_get(["user-0", "user-1"]) == [None, {"n": 1}]
+            assert dict(reader.scan(7)) == {(key,): {"n": 1} for key in KEYS[1:]}
+            reader.reports()
 
 
 @contextmanager

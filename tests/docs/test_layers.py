@@ -20,11 +20,12 @@ MODULES = {
 # From the bottom up. A module imports only from layers below its own, or from its own.
 LAYERS = [
     ("errors",),
+    ("waiting",),
     ("retry", "urls"),
     ("findings",),
     ("schema",),
     ("keys", "distinct_keys", "protocol.records", "backing_map"),
-    ("capabilities",),
+    ("capabilities", "event_loop"),
     ("protocol.ledger_record",),
     ("protocol.plans",),
     ("protocol.transitions",),
@@ -47,8 +48,9 @@ LAYERS = [
 ]
 # A store's files or package are loaded when its URL is used, so they alone may import its driver at the top.
 DRIVERS = {"redis": "mapstate.backends.redis", "aerospike": "mapstate.backends.aerospike"}
+READERS = ("greenlet",)
 SPARK = ("pyspark", "py4j", "pyarrow", "pandas", "numpy")
-HEAVY = (*SPARK, *DRIVERS, "aerospike_helpers", "sqlite3", "hypothesis", "pytest", "typer", "rich")
+HEAVY = (*SPARK, *DRIVERS, *READERS, "aerospike_helpers", "sqlite3", "hypothesis", "pytest", "typer", "rich")
 # Names with an underscore that a module may use of others, and whose they are.
 FOREIGN = {
     "_asdict": "a named tuple's public method",
@@ -127,6 +129,7 @@ def test_there_are_modules_to_look_at():
 
 
 def test_importing_mapstate_loads_no_driver_and_no_spark():
+    assert "asyncio" not in run("import sys, mapstate; print(*sys.modules)").split()
     for module in ("mapstate", "mapstate.reader", "mapstate.backends", "mapstate.maps", "mapstate.aggregators"):
         loaded = run(f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})").split()
         assert set(loaded) & set(HEAVY) == set()
@@ -329,7 +332,7 @@ def all_of(path):
     """What ``__all__`` says, or None; the names that the module has at its top; its public classes."""
     said, names, classes = None, set(), set()
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes.add(node.name)
@@ -366,11 +369,11 @@ def test_every_module_says_its_subject_in_its_first_line(module):
     assert said[0].isupper() or said.startswith("mapstate")
 
 
-def test_what_a_table_needs_says_how_to_install_it():
+def test_what_only_some_readers_need_says_how_to_install_it():
     run(
         WITHOUT
         + """
-import mapstate
+import asyncio, mapstate
 from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import MissingDriverError
 from mapstate.protocol.ledger import Ledger
@@ -380,17 +383,27 @@ fields = (Field("n", "Count", "bigint"),)
 Ledger.open(MemoryBackend().open("s"), OpenRequest(state="s", type="opaque", serializer="json", keys=(), fields=fields,
                                                   owner="q", clock_txid=1))
 
+class OnALoop(MemoryBackend):
+    def on_event_loop(self):
+        return self
+
+async def read():
+    async with mapstate.open_async_reader("memory://", "s") as reader:  # in threads
+        assert await reader.get(()) is None
+    await mapstate.open_async_reader(OnALoop(), "s")
+
 def table():
     with mapstate.open_reader("memory://", "s") as reader:
         reader.to_pandas()
 
-try:
-    table()
-except MissingDriverError as error:
-    assert "mapstate[tables]" in str(error), error
-    assert error.package == "pyarrow", error.package
-else:
-    raise SystemExit("no error")
+for call, package, extra in ((table, "pyarrow", "tables"), (lambda: asyncio.run(read()), "greenlet", "redis")):
+    try:
+        call()
+    except MissingDriverError as error:
+        assert f"mapstate[{extra}]" in str(error), error
+        assert error.package == package, error.package
+    else:
+        raise SystemExit("no error")
 """
     )
 

@@ -21,7 +21,7 @@ checkpoint: str
 
 """
 REVEALED = """\
-from mapstate import Count, Max, Sum, Topology, newStream, opaque, open_reader
+from mapstate import Count, Max, Sum, Topology, newStream, opaque, open_async_reader, open_reader
 
 counts = newStream("visits", df).groupBy("user").persistentAggregate(opaque(url, ttl=60), n=Count(), most=Sum("n"))
 users = counts.newValuesStream().groupBy("n").persistentAggregate(opaque(url, name="users"), users=Count())
@@ -40,6 +40,18 @@ reveal_type(counts.on_batch(print).start(checkpoint, trigger="10 seconds").isAct
 with open_reader(url, "visits") as reader:
     reveal_type(reader.get("a"))  # dict[str, Any] | None
     reveal_type(reader.multi_get(["a"]))  # list[dict[str, Any] | None]
+    reveal_type(reader.scan(columns=["n"]))  # Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+async def read() -> None:
+    async with open_async_reader(url, "visits") as reader:
+        reveal_type(await reader.get("a"))  # dict[str, Any] | None
+        reveal_type(await reader.multi_get(["a"]))  # list[dict[str, Any] | None]
+        async for item in reader.scan():
+            reveal_type(item)  # tuple[tuple[Any, ...], dict[str, Any]]
+    reveal_type(await open_async_reader(url, "visits"))  # AsyncStateReader
+
+
 opaque(url, tll=60)  # error: Unexpected keyword argument "tll" for "opaque"
 counts.start(checkpoint, triger="10 seconds")  # error: Unexpected keyword argument "triger" for "start" of "Startable"
 """

@@ -9,10 +9,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from driven_reader import WAYS, reads_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapstate import open_reader
 from mapstate.aggregators import Avg, Count, Sum
 from mapstate.backends.memory import MemoryBackend
 from mapstate.backends.sqlite import SqliteBackend
@@ -35,7 +35,6 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import LEDGER_KEY, ledger_store
-from mapstate.reader import StateReader
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
@@ -73,6 +72,20 @@ class PlainBackend:
 
     def open(self, state, *, ttl=None):
         return self.store
+
+
+open_reader: Any = None
+StateReader: Any = None
+
+
+@pytest.fixture(scope="module", params=list(WAYS), autouse=True)
+def way(request):
+    """Each test reads from a thread, and on an event loop."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mapstate.backends.memory._stores", {})  # states of one name are new for each
+        for name, value in WAYS[request.param].items():
+            patch.setitem(globals(), name, value)
+        yield
 
 
 @pytest.fixture(params=["memory", "sqlite", "plain"])
@@ -503,8 +516,8 @@ def test_a_record_from_the_future_is_asked_for_a_few_times_and_named_with_both_t
         record = b"[77777,1]" if kind == "transactional" else b"[77777,1,null]"
         job.store.multi_put([job.keys.encode(key)], [record])
     with reading(backend) as reader:
-        counting = Counting(reader._reads.store)
-        reader._reads.store = counting
+        counting = Counting(reads_of(reader).store)
+        reads_of(reader).store = counting
         with pytest.raises(StaleBatchError, match=rf"'b'.*txid 77777.*above {START} \(1 more") as caught:
             reader.multi_get(list("abcd"))
         assert (caught.value.keys, caught.value.found, caught.value.newest) == (["b", "d"], 77777, START)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from threading import RLock
@@ -27,6 +26,7 @@ from mapstate.protocol.stored_ledger import (
     record_pages,
 )
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.waiting import pause
 
 __all__ = ["PAUSES", "CommittedReads", "Consistency", "Opened"]
 
@@ -130,7 +130,7 @@ class CommittedReads:
                 seconds = next(pauses, None) if unknown else 0.0
                 if seconds is None:
                     raise newer_than_ledger(self.state, unknown, newest) from None
-                time.sleep(seconds)
+                pause(seconds)
                 continue
             except CorruptRecordError:
                 if self._changed(opened):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from redis.connection import Connection, ConnectionPool, SSLConnection
+from redis.connection import ConnectionPool
 
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, Access, Server, pool_of
 from mapstate.backends.redis.hash_layout import HashLayout
 from mapstate.backends.redis.layout import Layout, StringLayout
 from mapstate.backends.redis.packed_layout import PackedLayout
-from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
+from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.urls import Parameters, Url, shown_address
 
@@ -67,6 +68,16 @@ class OneServer(RedisSettings):
 
     def open(self, state: str, *, ttl: float | None = None) -> RedisStore:
         """See `Backend.open`. Makes no connection."""
+        return self.open_with(self.pool, state, ttl)
+
+    def on_event_loop(self) -> Backend:
+        """See `EventLoops.on_event_loop`."""
+        from mapstate.backends.redis.async_pools import AsyncPools
+
+        return AsyncPools(lambda _: self.new_pool(asynchronous=True), self.open_with)
+
+    def open_with(self, pool: Callable[[], ConnectionPool], state: str, ttl: float | None) -> RedisStore:
+        """`open`, with the connections of ``pool``."""
         expiry = self.expiry(state, ttl)
         if expiry is not None and self.layout != "string":
             raise ConfigurationError(
@@ -75,7 +86,7 @@ class OneServer(RedisSettings):
             )
         name = (self.prefix + state if self.records is None else self.records).encode()
         layout, text = self._layout_of(state, name, expiry)
-        return RedisStore(self._server(state), state, name, layout, layout_text=text, commit_domain=self.reached)
+        return RedisStore(self._server(state, pool), state, name, layout, layout_text=text, commit_domain=self.reached)
 
     def states(self) -> Iterator[list[tuple[str, bytes]]]:
         """See `ListsStates.states`: SCAN through the whole database. States of every layout.
@@ -85,11 +96,11 @@ class OneServer(RedisSettings):
         from mapstate.backends.redis.listing import states_on_server, the_one_state
 
         if self.records is not None:
-            return the_one_state(self._server("*"), self.records)
-        return states_on_server(self._server("*"), self.prefix.encode())
+            return the_one_state(self._server("*", self.pool), self.records)
+        return states_on_server(self._server("*", self.pool), self.prefix.encode())
 
-    def _server(self, state: str) -> Server:
-        access = Access(self.address, self.retries, self.socket_timeout, lambda: self.secret, self.pool)
+    def _server(self, state: str, pool: Callable[[], ConnectionPool]) -> Server:
+        access = Access(self.address, self.retries, self.socket_timeout, lambda: self.secret, pool)
         return Server(access, state)
 
     def _layout_of(self, state: str, name: bytes, expiry: bytes | None) -> tuple[Layout, bytes]:
@@ -105,14 +116,15 @@ class OneServer(RedisSettings):
 
     def pool(self) -> ConnectionPool:
         """The connections of this process; see `pool_of`."""
-        return pool_of(self.reached, self._new_pool)
+        return pool_of(self.reached, self.new_pool)
 
     @cached_property
     def reached(self) -> Self:
         """The backend without the fields that place the records. Backends for which it is equal share connections."""
         return replace(self, prefix="", layout="string", buckets=None, records=None)
 
-    def _new_pool(self) -> ConnectionPool:
+    def new_pool(self, *, asynchronous: bool = False) -> Any:
+        """A pool of redis-py, or one of ``redis.asyncio``."""
         raise NotImplementedError
 
 
@@ -151,14 +163,16 @@ class RedisBackend(OneServer):
         """``host:port``, for messages."""
         return shown_address((self.host, self.port))
 
-    def _new_pool(self) -> ConnectionPool:
-        return ConnectionPool(
-            connection_class=SSLConnection if self.tls else Connection,
+    def new_pool(self, *, asynchronous: bool = False) -> Any:
+        """See `OneServer.new_pool`."""
+        driver = driver_module("connection", asynchronous=asynchronous)
+        return driver.ConnectionPool(
+            connection_class=driver.SSLConnection if self.tls else driver.Connection,
             max_connections=MOST_CONNECTIONS,
             host=self.host,
             port=self.port,
             db=self.db,
             socket_keepalive=True,
-            **self.connection_options(),
+            **self.connection_options(asynchronous=asynchronous),
             **self.tls_options(),
         )

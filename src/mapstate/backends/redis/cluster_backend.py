@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from redis.connection import Connection, ConnectionPool, SSLConnection
+from redis.connection import ConnectionPool
 
 from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap
 from mapstate.backends.redis.cluster_store import RedisClusterStore
 from mapstate.backends.redis.connection import MOST_CONNECTIONS, pool_of
-from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.slot_groups import SlotGroup
+from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.urls import Address, Parameters, Url, shown_address
 
@@ -72,20 +73,32 @@ class RedisClusterBackend(RedisSettings):
 
     def open(self, state: str, *, ttl: float | None = None) -> RedisClusterStore:
         """See `Backend.open`. Makes no connection."""
+        return self.open_with(self.pool_to, state, ttl)
+
+    def on_event_loop(self) -> Backend:
+        """See `EventLoops.on_event_loop`."""
+        from mapstate.backends.redis.async_pools import AsyncPools
+
+        return AsyncPools(lambda node: self._new_pool(node, asynchronous=True), self.open_with)
+
+    def open_with(
+        self, pool_to: Callable[[Address], ConnectionPool], state: str, ttl: float | None
+    ) -> RedisClusterStore:
+        """`open`, with the connections of ``pool_to``."""
         if "{" in state or "}" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in a cluster: braces choose the slot there")
         name = (self.prefix + state).encode()
         expiry = self.expiry(state, ttl)
         groups = [SlotGroup(name, number, state, self.max_value_bytes, expiry) for number in range(self.buckets)]
-        return RedisClusterStore(self._access(), state, self.prefix, groups)
+        return RedisClusterStore(self._access(pool_to), state, self.prefix, groups)
 
     def states(self) -> Iterator[list[tuple[str, bytes]]]:
         """See `ListsStates.states`: SCAN, one node after the other."""
         from mapstate.backends.redis.listing import states_in_cluster
 
-        return states_in_cluster(ClusterMap(self._access(), "*"), self.prefix.encode())
+        return states_in_cluster(ClusterMap(self._access(self.pool_to), "*"), self.prefix.encode())
 
-    def _access(self) -> ClusterAccess:
+    def _access(self, pool_to: Callable[[Address], ConnectionPool]) -> ClusterAccess:
         return ClusterAccess(
             owner=self._reached,
             nodes=self.nodes,
@@ -93,7 +106,7 @@ class RedisClusterBackend(RedisSettings):
             retries=self.retries,
             socket_timeout=self.socket_timeout,
             secret=lambda: self.secret,
-            pool_to=self.pool_to,
+            pool_to=pool_to,
         )
 
     def pool_to(self, node: Address) -> ConnectionPool:
@@ -105,13 +118,14 @@ class RedisClusterBackend(RedisSettings):
         """See `OneServer.reached`."""
         return replace(self, prefix="", buckets=1)
 
-    def _new_pool(self, node: Address) -> ConnectionPool:
-        return ConnectionPool(
-            connection_class=SSLConnection if self.tls else Connection,
+    def _new_pool(self, node: Address, *, asynchronous: bool = False) -> Any:
+        driver = driver_module("connection", asynchronous=asynchronous)
+        return driver.ConnectionPool(
+            connection_class=driver.SSLConnection if self.tls else driver.Connection,
             max_connections=MOST_CONNECTIONS,
             host=node[0],
             port=node[1],
             socket_keepalive=True,
-            **self.connection_options(),
+            **self.connection_options(asynchronous=asynchronous),
             **self.tls_options(),
         )

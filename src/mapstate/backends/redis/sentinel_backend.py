@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from redis.connection import ConnectionPool
-from redis.sentinel import Sentinel, SentinelConnectionPool
-
 from mapstate.backends.redis.backend import OneServer
 from mapstate.backends.redis.connection import MOST_CONNECTIONS
+from mapstate.backends.redis.settings import driver_module
 from mapstate.urls import Address, Parameters, Url, boolean, shown_address
 
 __all__ = ["RedisSentinelBackend"]
@@ -65,14 +63,14 @@ class RedisSentinelBackend(OneServer):
         """The primary's name and its sentinels, for messages."""
         return f"{self.master} (sentinels {self._hosts})"
 
-    def _new_pool(self) -> ConnectionPool:
-        options = self.connection_options()
+    def new_pool(self, *, asynchronous: bool = False) -> Any:
+        """See `OneServer.new_pool`."""
+        driver = driver_module("sentinel", asynchronous=asynchronous)
+        options = self.connection_options(asynchronous=asynchronous)
         tls = {"ssl": True, **self.tls_options()} if self.tls else {}
         plain = {name: value for name, value in options.items() if name != "credential_provider"}
-        sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
-            self.sentinels, sentinel_kwargs=(options if self.sentinel_login else plain) | tls
-        )
-        return SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        sentinel = driver.Sentinel(self.sentinels, sentinel_kwargs=(options if self.sentinel_login else plain) | tls)
+        return driver.SentinelConnectionPool(
             self.master,
             sentinel,
             max_connections=MOST_CONNECTIONS,

@@ -7,12 +7,12 @@ import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from redis.backoff import NoBackoff
 from redis.credentials import UsernamePasswordCredentialProvider
-from redis.retry import Retry
 
 from mapstate.errors import ConfigurationError
 from mapstate.urls import (
@@ -27,7 +27,7 @@ from mapstate.urls import (
     unreadable,
 )
 
-__all__ = ["RedisSettings"]
+__all__ = ["RedisSettings", "driver_module"]
 
 _LONGEST_TTL = 1e10
 _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
@@ -147,13 +147,14 @@ class RedisSettings:
         """The password, which messages must not show. Raises ConfigurationError."""
         return secret_of(self.password, self.password_env)
 
-    def connection_options(self) -> dict[str, Any]:
+    def connection_options(self, *, asynchronous: bool = False) -> dict[str, Any]:
         """Options of redis-py for a connection, without the address. Raises ConfigurationError."""
+        retry = driver_module("retry", asynchronous=asynchronous).Retry
         options: dict[str, Any] = {
             "socket_timeout": self.socket_timeout,
             "socket_connect_timeout": self.socket_connect_timeout,
             "protocol": 2,  # RESP 3 pushes messages between replies
-            "retry": Retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
+            "retry": retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
         }
         if self.username or self.secret:  # a provider, because some pools show a password in their repr
             options["credential_provider"] = UsernamePasswordCredentialProvider(self.username, self.secret)
@@ -180,3 +181,8 @@ class RedisSettings:
         if ":" in state or "!" in state:
             raise ConfigurationError(f"{state!r} cannot name a state in Redis: ':' and '!' end the name there")
         return None if ttl is None else b"%d" % math.ceil(ttl * 1000)
+
+
+def driver_module(name: str, *, asynchronous: bool) -> Any:
+    """A module of redis-py, or its twin of ``redis.asyncio``, which only an async reader imports."""
+    return import_module(f"redis.asyncio.{name}" if asynchronous else f"redis.{name}")

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from redis.connection import ConnectionPool, UnixDomainSocketConnection
-
 from mapstate.backends.redis.backend import OneServer
 from mapstate.backends.redis.connection import MOST_CONNECTIONS
+from mapstate.backends.redis.settings import driver_module
 from mapstate.urls import Parameters, Url
 
 __all__ = ["RedisUnixBackend"]
@@ -43,11 +42,13 @@ class RedisUnixBackend(OneServer):
         """The socket's path, for messages."""
         return self.path
 
-    def _new_pool(self) -> ConnectionPool:
-        return ConnectionPool(
-            connection_class=UnixDomainSocketConnection,
+    def new_pool(self, *, asynchronous: bool = False) -> Any:
+        """See `OneServer.new_pool`."""
+        driver = driver_module("connection", asynchronous=asynchronous)
+        return driver.ConnectionPool(
+            connection_class=driver.UnixDomainSocketConnection,
             max_connections=MOST_CONNECTIONS,
             path=self.path,
             db=self.db,
-            **self.connection_options(),
+            **self.connection_options(asynchronous=asynchronous),
         )

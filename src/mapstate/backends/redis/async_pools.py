@@ -1,0 +1,78 @@
+"""Connections of redis.asyncio with the methods that the stores call: each waits as `mapstate.event_loop` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from mapstate.event_loop import wait_for
+
+__all__ = ["AsyncConnection", "AsyncPool", "AsyncPools"]
+
+
+class AsyncPools:
+    """A backend for one async reader: its connections belong to the reader's event loop, and to nobody else.
+
+    ``make``       makes the pool of redis.asyncio for an address, None where the backend has one server
+    ``open_with``  opens a state with the connections of a function
+    """
+
+    shared_between_processes = True
+
+    def __init__(self, make: Callable[[Any], Any], open_with: Callable[[Any, str, float | None], Any]) -> None:
+        self._make = make
+        self._open_with = open_with
+        self._pools: dict[Any, AsyncPool] = {}
+
+    def open(self, state: str, *, ttl: float | None = None) -> Any:
+        """See `Backend.open`."""
+        return self._open_with(self._pool_to, state, ttl)
+
+    def _pool_to(self, address: Any = None) -> AsyncPool:
+        pool = self._pools.get(address)
+        if pool is None:
+            pool = self._pools[address] = AsyncPool(self._make(address))
+        return pool
+
+
+class AsyncPool:
+    """What the stores use of `redis.connection.ConnectionPool`."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def get_connection(self) -> AsyncConnection:
+        """A connection, which is the caller's until `release`."""
+        return AsyncConnection(wait_for(self._pool.get_connection()))
+
+    def release(self, connection: AsyncConnection) -> None:
+        """Return a connection to the pool."""
+        wait_for(self._pool.release(connection.connection))
+
+    def disconnect(self, *, inuse_connections: bool) -> None:
+        """Close the connections, and those to sentinels."""
+        wait_for(self._pool.disconnect(inuse_connections=inuse_connections))
+        sentinels = getattr(self._pool, "sentinel_manager", None)
+        for client in () if sentinels is None else sentinels.sentinels:
+            wait_for(client.connection_pool.disconnect())
+
+
+class AsyncConnection:
+    """What the stores use of `redis.connection.Connection`."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def send_packed_command(self, packed: Sequence[bytes], *, check_health: bool) -> None:
+        """Send packed commands."""
+        wait_for(self.connection.send_packed_command(packed, check_health=check_health))
+
+    def read_response(self) -> Any:
+        """The next reply."""
+        return wait_for(self.connection.read_response())
+
+    def disconnect(self) -> None:
+        """Close the connection at once, also in a task that is being cancelled."""
+        with suppress(OSError):
+            wait_for(self.connection.disconnect(nowait=True))

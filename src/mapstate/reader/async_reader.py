@@ -1,0 +1,222 @@
+"""Read a state on an event loop, as of a whole batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.batch_report import BatchReport
+from mapstate.capabilities import EventLoops
+from mapstate.errors import MissingDriverError, UsageError
+from mapstate.keys import Key
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.committed import Consistency
+from mapstate.reader.counting import CountedKeys
+from mapstate.reader.state_reader import StateReader, check_consistency
+from mapstate.spec import check_state_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = ["AsyncStateReader", "open_async_reader"]
+
+T = TypeVar("T")
+
+_MOST_THREADS = 8
+
+
+def open_async_reader(
+    backend_or_url: Backend | str,
+    state: str,
+    *,
+    consistency: Consistency = "committed",
+    aggregators: Mapping[str, Aggregator] | None = None,
+) -> AsyncStateReader:
+    """Open a reader of one state, on an event loop, while the stream runs.
+
+    ``async with open_async_reader(...) as reader`` opens and closes it. ``reader = await open_async_reader(...)`` opens
+    it; call `AsyncStateReader.close` then. Arguments and errors are those of `mapstate.open_reader`; errors of the
+    store come when it is awaited.
+
+    On Redis, requests wait on the loop, with redis.asyncio. Other stores block, so they are called in up to 8 threads
+    of the reader; in a single one, if the store is not `mapstate.capabilities.ThreadSafe`.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
+
+    """
+    check_consistency(consistency)
+    return AsyncStateReader(resolve(backend_or_url), state, consistency, aggregators or {})
+
+
+class AsyncStateReader:
+    """Committed reads of one state on one event loop; see `open_async_reader`. An async context manager.
+
+    It has the methods of `mapstate.StateReader`, with the same results and the same errors. Any number of tasks may
+    read at one time, each on a connection of its own. A cancelled read ends at once, and its connection is closed. In
+    a store that is called in threads, the thread ends its request and the result is dropped.
+
+    The reader belongs to the event loop that opened it, and does not survive a fork.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        state: str,
+        consistency: Consistency,
+        aggregators: Mapping[str, Aggregator],
+        *,
+        before: tuple[str, int] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._state = check_state_name(state)
+        self._options: Any = (consistency, aggregators)
+        self._before = before
+        self._calls: _Calls | None = None
+        self._reader: StateReader | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    async def ledger(self) -> LedgerRecord:
+        """See `StateReader.ledger`."""
+        return await self._call(StateReader.ledger)
+
+    async def reports(self) -> list[BatchReport]:
+        """See `StateReader.reports`."""
+        return await self._call(StateReader.reports)
+
+    async def key_count(self) -> int | None:
+        """See `StateReader.key_count`."""
+        return await self._call(StateReader.key_count)
+
+    async def count_keys(self, page_size: int = 1000) -> CountedKeys:
+        """See `StateReader.count_keys`."""
+        return await self._call(StateReader.count_keys, page_size)
+
+    async def get(self, key: Any) -> dict[str, Any] | None:
+        """See `StateReader.get`."""
+        return await self._call(StateReader.get, key)
+
+    async def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
+        """See `StateReader.multi_get`."""
+        return await self._call(StateReader.multi_get, keys)
+
+    async def scan(
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None
+    ) -> AsyncIterator[tuple[Key, dict[str, Any]]]:
+        """See `StateReader.scan`: ``async for key, fields in reader.scan()``."""
+        async for page in self.pages(page_size, columns=columns):
+            for item in page:
+                yield item
+
+    async def pages(
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None
+    ) -> AsyncIterator[list[tuple[Key, dict[str, Any]]]]:
+        """See `StateReader.pages`. The loop goes on while a page is read."""
+        pages = await self._call(StateReader.pages, page_size, columns=columns)
+        while (page := await self._call(lambda _: next(pages, None))) is not None:
+            yield page
+
+    async def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """See `StateReader.to_arrow`. The loop goes on while a page is read."""
+        return await self._call(StateReader.to_arrow, page_size, columns=columns)
+
+    async def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """See `StateReader.to_pandas`."""
+        return await self._call(StateReader.to_pandas, page_size, columns=columns)
+
+    async def close(self) -> None:
+        """Close the connections, after the reads of other tasks have ended. Closing twice is no error."""
+        reader, calls = self._reader, self._calls
+        self._reader = self._calls = None
+        if calls is not None:
+            try:
+                if reader is not None:
+                    await calls.run(reader.close)
+            finally:
+                await calls.end()
+
+    async def _open(self) -> None:
+        if self._reader is not None:
+            raise UsageError(f"the reader of state {self._state!r} is open already")
+        backend = self._backend
+        if isinstance(backend, EventLoops):
+            self._calls = _OnLoop()
+            backend = backend.on_event_loop()
+        else:
+            self._calls = _InThreads(1)
+        try:
+            self._reader = await self._calls.run(
+                lambda: StateReader(backend, self._state, *self._options, before=self._before)
+            )
+            if isinstance(self._calls, _InThreads) and self._reader.is_thread_safe:
+                await self._calls.end()
+                self._calls = _InThreads(_MOST_THREADS)
+            await self._call(StateReader.ledger)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if self._reader is None or self._calls is None:
+            raise UsageError(
+                f"the reader of state {self._state!r} is not open: async with open_async_reader(...) as reader"
+            )
+        return await self._calls.run(partial(method, self._reader, *args, **kwargs))
+
+
+class _Calls(Protocol):
+    """How a reader's blocking calls run while the event loop goes on."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return what ``function`` returns."""
+        ...
+
+    async def end(self) -> None:
+        """Release what the calls ran in."""
+        ...
+
+
+class _OnLoop:
+    def __init__(self) -> None:
+        try:
+            from mapstate.event_loop import on_loop
+        except ModuleNotFoundError as error:
+            raise MissingDriverError(
+                f"open_async_reader on Redis needs the package {error.name!r}, which is not installed: pip install "
+                "'mapstate[redis]'",
+                package=error.name,
+            ) from error
+        self._run = on_loop
+
+    async def run(self, function: Callable[[], T]) -> T:
+        return await self._run(function)
+
+    async def end(self) -> None:
+        pass
+
+
+class _InThreads:
+    def __init__(self, most: int) -> None:
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="mapstate-reader")
+
+    async def run(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def end(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)  # waits for requests whose tasks were cancelled
