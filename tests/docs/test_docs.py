@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,15 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "mapstate-postgresql" / "README.md"]
 FOLDERS = ("bench", "compose", "docs", "examples", "model", "scripts", "src", "tests")
 NO_MODULES = {"mapstate.backends": "an entry point group too", "mapstate.claims": "a set in Aerospike"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path) -> list[str]:
@@ -24,14 +31,14 @@ def blocks(page: Path) -> list[str]:
 def test_every_block_says_what_language_it_is():
     for page in PAGES:
         assert all(language for language, _ in BLOCK.findall(page.read_text())), (
-            f"{page.name} has a block of no language"
+            f"{name_of(page)} has a block of no language"
         )
 
 
 def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -50,13 +57,13 @@ def test_anchors_lead_somewhere():
         (path, ROOT / target, anchor)
         for folder in ("src", "examples", "bench", "model")
         for path in (ROOT / folder).rglob("*.py")
-        for target, anchor in re.findall(r"\b(docs/[\w-]+\.md)#([\w-]+)", path.read_text())
+        for target, anchor in re.findall(r"\b(docs/[\w/-]+\.md)#([\w-]+)", path.read_text())
     ]
     assert len(linked) > 30
     assert [f"{path.name}: {page.name}#{anchor}" for path, page, anchor in linked if anchor not in anchors(page)] == []
 
 
-@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: page.parent.name + "/" + page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=name_of)
 def test_every_path_of_a_page_exists(page: Path):
     text = re.sub(r"https?://\S+", "", page.read_text())
     paths = set(re.findall(rf"(?<![\w./{{-])(?:{'|'.join(FOLDERS)})/[\w./-]*[\w/]", text))
@@ -81,7 +88,7 @@ def exists(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: page.parent.name + "/" + page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=name_of)
 def test_every_module_of_a_page_exists(page: Path):
     names = set(re.findall(r"`((?:mapstate|model)(?:\.\w+)+)", page.read_text())) - set(NO_MODULES)
     assert [name for name in sorted(names) if not exists(name)] == []
@@ -116,24 +123,28 @@ def test_the_port_table_names_every_method_and_says_code_only_where_there_is_som
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, request: Any, monkeypatch: Any):
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    (logs / "visits.csv").write_text("user-42,500\nuser-7,1\nuser-42,10\nuser-42,2\n")
-    names = {
-        "spark": spark,
-        "url": f"sqlite:///{tmp_path}/docs.db",
-        "logs": str(logs),
-        "checkpoint": str(tmp_path / "checkpoint"),
-    }
-    if "postgresql_url" in page.read_text():
-        names["postgresql_url"] = request.getfixturevalue("postgresql_url")
-        monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
-    if page.name != "README.md":  # other pages speak of the state that the README makes
-        for code in blocks(ROOT / "README.md"):
-            exec(code, dict(names))
-    for code in blocks(page):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, Any] = {}
+    for code in blocks(ROOT / "README.md"):  # other pages speak of the state that the README makes
         exec(code, names)
     if page.name == "README.md":
         assert "{'visits': 3, 'bytes': 512}" in capsys.readouterr().out
+        return
+    names = {name: names[name] for name in ("spark", "url", "logs", "checkpoint")}
+    for fixture in ("postgresql_url", "redis_url"):
+        if fixture in page.read_text():
+            names[fixture] = request.getfixturevalue(fixture)
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
+    for code in blocks(page):
+        exec(code, names)
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_as_pasted_into_python():
+    (quickstart,) = blocks(ROOT / "README.md")
+    pasted = subprocess.run(
+        [sys.executable, "-i", "-q"], input=f"{quickstart}\n", capture_output=True, text=True, timeout=240, check=False
+    )
+    assert pasted.stdout.splitlines()[-1:] == ["{'visits': 3, 'bytes': 512}"], pasted.stderr

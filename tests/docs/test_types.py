@@ -85,4 +85,4 @@ def test_each_result_has_its_type(tmp_path):
 
 @pytest.mark.parametrize("number", range(len(blocks(ROOT / "README.md"))))
 def test_the_programs_of_the_readme_have_types(number, tmp_path):
-    assert checked(GIVEN + blocks(ROOT / "README.md")[number], tmp_path) == []
+    assert checked(blocks(ROOT / "README.md")[number], tmp_path) == []
