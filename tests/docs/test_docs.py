@@ -133,9 +133,8 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, 
         assert "{'visits': 3, 'bytes': 512}" in capsys.readouterr().out
         return
     names = {name: names[name] for name in ("spark", "url", "logs", "checkpoint")}
-    for fixture in ("postgresql_url", "redis_url"):
-        if fixture in page.read_text():
-            names[fixture] = request.getfixturevalue(fixture)
+    if "postgresql_url" in page.read_text():
+        names["postgresql_url"] = request.getfixturevalue("postgresql_url")
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
     for code in blocks(page):
         exec(code, names)

@@ -56,7 +56,7 @@ def test_every_picture_stands_on_a_page_with_words_for_who_does_not_see_it():
 
 
 def test_the_decision_names_every_error_of_the_protocol_and_of_stores():
-    page = (ROOT / "docs" / "concepts" / "which-error.md").read_text()
+    page = (ROOT / "docs" / "concepts" / "errors.md").read_text()
     branches = (errors.LedgerError, errors.StoreError)
     named = [name for name in errors.__all__ if issubclass(getattr(errors, name), branches)]
     assert [name for name in named if f"`{name}`" not in page and name not in ("LedgerError", "StoreError")] == []
