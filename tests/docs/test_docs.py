@@ -135,6 +135,9 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, 
     names = {name: names[name] for name in ("spark", "url", "logs", "checkpoint")}
     if "postgresql_url" in page.read_text():
         names["postgresql_url"] = request.getfixturevalue("postgresql_url")
+    if "other_redis_url" in page.read_text():
+        start_redis = request.getfixturevalue("start_redis")
+        names |= {"redis_url": start_redis().url, "other_redis_url": start_redis().url}
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
     for code in blocks(page):
         exec(code, names)
