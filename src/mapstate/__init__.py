@@ -7,6 +7,9 @@ they are used.
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators import (
+    ApproxCountDistinct,
+    ApproxPercentiles,
+    ApproxTopK,
     ArgMax,
     ArgMin,
     Avg,
@@ -21,9 +24,11 @@ from mapstate.aggregators import (
     Max,
     Min,
     ReducerAggregator,
+    SketchBytes,
     StdDev,
     StdDevPop,
     Sum,
+    ThetaSketch,
     TopN,
     Variance,
     VariancePop,
@@ -45,6 +50,9 @@ if TYPE_CHECKING:
     from mapstate.spark import Topology, newStream
 
 __all__ = [
+    "ApproxCountDistinct",
+    "ApproxPercentiles",
+    "ApproxTopK",
     "ArgMax",
     "ArgMin",
     "AsyncStateReader",
@@ -65,11 +73,13 @@ __all__ = [
     "Max",
     "Min",
     "ReducerAggregator",
+    "SketchBytes",
     "StateReader",
     "StdDev",
     "StdDevPop",
     "StoreError",
     "Sum",
+    "ThetaSketch",
     "TopN",
     "Topology",
     "Variance",

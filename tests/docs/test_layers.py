@@ -24,6 +24,7 @@ LAYERS = [
     ("retry", "urls"),
     ("findings",),
     ("schema",),
+    ("sketches",),
     ("keys", "distinct_keys", "protocol.records", "backing_map"),
     ("capabilities", "event_loop"),
     ("protocol.ledger_record",),

@@ -11,10 +11,14 @@ from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.moments import StdDev, StdDevPop, Variance, VariancePop
+from mapstate.aggregators.sketches import ApproxCountDistinct, ApproxPercentiles, ApproxTopK, SketchBytes, ThetaSketch
 from mapstate.aggregators.sums import Avg, Count, Sum
 
 __all__ = [
     "Aggregator",
+    "ApproxCountDistinct",
+    "ApproxPercentiles",
+    "ApproxTopK",
     "ArgMax",
     "ArgMin",
     "Avg",
@@ -32,9 +36,11 @@ __all__ = [
     "NativeCombiner",
     "ReducerAggregator",
     "Row",
+    "SketchBytes",
     "StdDev",
     "StdDevPop",
     "Sum",
+    "ThetaSketch",
     "TopN",
     "Variance",
     "VariancePop",

@@ -11,6 +11,7 @@ from mapstate.aggregators.extremes import ArgMax, ArgMin, First, Last
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.moments import MOMENTS, StdDev, StdDevPop, Variance, VariancePop
 from mapstate.aggregators.retraction import BY_STORED_NAME
+from mapstate.aggregators.sketches import SKETCHES
 from mapstate.aggregators.sums import Avg
 from mapstate.schema import Field
 
@@ -25,11 +26,11 @@ _SHOWN_APART: dict[str, type[Aggregator]] = {
     kind.__name__: kind
     for kind in (
         *(Avg, ArgMax, ArgMin, First, Last, Collect, CountDistinct, TopN),
-        *(StdDev, StdDevPop, Variance, VariancePop),
+        *(StdDev, StdDevPop, Variance, VariancePop, *SKETCHES),
     )
 } | BY_STORED_NAME
 """The aggregators whose result is not the stored value, by their names in ledgers."""
-_FORMS = (MOMENTS, "struct<sum:", "struct<by:", "struct<values:")
+_FORMS = (MOMENTS, "struct<sum:", "struct<by:", "struct<values:", *(f"struct<{kind.form}:" for kind in SKETCHES))
 """What they store: a user's own aggregator may have the name of a built-in one."""
 
 

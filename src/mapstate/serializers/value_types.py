@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from mapstate.errors import SerializationError, UnsupportedTypeError, shown
+from mapstate.serializers.checksums import CHECKED, verified
 
 __all__ = ["Array", "Convert", "WireForm", "check_plain", "each", "from_wire", "struct_parts", "to_wire", "wire_type"]
 
@@ -116,6 +117,8 @@ def from_wire(name: str, form: WireForm) -> Convert | None:
         return _native_to_any
     if form.native and name == "string":
         return _native_to_text
+    if name.endswith(CHECKED):
+        return verified
     if name.startswith("struct<"):
         return each([from_wire(part, form) for part in struct_parts(name)], tuple)
     if name.startswith("array<"):
