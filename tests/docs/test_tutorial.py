@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_docs import BLOCK, ROOT
@@ -21,7 +22,7 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> str:
     """What the commands print. All that they started is gone when this returns."""
     command = ["bash", "-eu", "-c", script]
     pipe = subprocess.PIPE
-    options = {"cwd": folder, "env": environment, "text": True, "start_new_session": True}
+    options: Any = {"cwd": folder, "env": environment, "text": True, "start_new_session": True}
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, **options) as process:
         try:
             out, err = process.communicate(timeout=200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -330,7 +331,7 @@ def test_a_damaged_sketch_is_named_with_its_key_and_a_scan_goes_on(url, spark):
     frame = rows(spark, 2000)
     state = job(url, frame, serializer="msgpack")
     state(frame, 0)
-    store = resolve(url).open("s")
+    store: Any = resolve(url).open("s")
     (record,) = store.multi_get(["many"])
     place = len(record) // 2
     store.multi_put(["many"], [record[:place] + bytes([record[place] ^ 64]) + record[place + 1 :]])
