@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test test-containers chaos model bench lint clean
+.PHONY: help venv wheel demo check test test-containers chaos model bench lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -18,6 +18,7 @@ help:
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
+	@echo "make wheel    builds dist/mapstate-*.whl, which pip installs"
 	@echo "make lint     ruff and mypy only"
 	@echo "make venv     installs everything into .venv; PYTHON=python3.12 chooses the Python"
 	@echo "make clean    removes what runs leave behind, but not .venv"
@@ -65,6 +66,10 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	fi
 	@scripts/run python tests/fixtures/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
 	@touch $(STAMP)
+
+wheel: $(STAMP)
+	rm -rf dist
+	.venv/bin/python -m hatchling build --target wheel
 
 demo: $(STAMP)
 	@scripts/run python examples/demo.py $(ARGS)

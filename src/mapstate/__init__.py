@@ -44,6 +44,7 @@ from mapstate.errors import (
 )
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
+from mapstate.version import VERSION
 
 if TYPE_CHECKING:
     from mapstate.reader import AsyncStateReader, open_async_reader
@@ -91,6 +92,8 @@ __all__ = [
     "open_reader",
     "transactional",
 ]
+
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ MODULES = {
 }
 # From the bottom up. A module imports only from layers below its own, or from its own.
 LAYERS = [
-    ("errors",),
+    ("errors", "version"),
     ("waiting",),
     ("retry", "urls"),
     ("findings",),

@@ -21,7 +21,7 @@ from states import Job, contents, messy
 from test_checkpoint import checkpoint, files
 from typer.testing import CliRunner
 
-from mapstate import open_reader
+from mapstate import __version__, open_reader
 from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import FenceToken
@@ -44,6 +44,11 @@ def url(tmp_path: Path) -> str:
 
 def run(*args: Any, answer: str | None = None) -> Any:
     return CliRunner().invoke(app, [str(one) for one in args], input=answer)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = run("--version")
+    assert (done.exit_code, done.stdout) == (0, f"mapstate {__version__}\n")
 
 
 def report(job: Job, batch_id: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from mapstate.cli.copy import export
@@ -10,6 +12,7 @@ from mapstate.cli.look import doctor, get, ledger, ls
 from mapstate.cli.upkeep import adopt, drop, recount, vacuum
 from mapstate.cli.watch import watch
 from mapstate.cli.ways_back import rewind, rollback
+from mapstate.version import VERSION
 
 __all__ = ["app"]
 
@@ -19,5 +22,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # which would show local variables, and a URL among them
     help="Shows the states of a store and their values, cleans them up, and rolls a state and its checkpoint back.",
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"mapstate {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version")
+    ] = False,
+) -> None:
+    """The options in front of the command."""
+
+
 for _command in (ls, get, watch, export, ledger, doctor, vacuum, recount, drop, adopt, rollback, rewind):
     app.command(cls=Command)(_command)
