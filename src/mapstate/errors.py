@@ -7,7 +7,8 @@
     │   ├── UnknownColumnError        a key or an aggregate names a missing column (KeyError)
     │   ├── UnsupportedTypeError      a column's type cannot be a key or a value (TypeError)
     │   ├── DuplicateNameError        two outputs, or an output and a key, have one name
-    │   └── NotPicklableError         a spec or an aggregator cannot be sent to executors (PicklingError)
+    │   ├── NotPicklableError         a spec or an aggregator cannot be sent to executors (PicklingError)
+    │   └── ExecutorEnvironmentError  an executor lacks a package, or has another mapstate (ImportError)
     ├── UsageError                    a call with wrong arguments, or in a wrong order (ValueError)
     ├── CheckpointError               the files of a checkpoint cannot be read or moved (OSError)
     ├── DataError                     the batch or the store holds data that the state cannot take
@@ -57,6 +58,7 @@ __all__ = [
     "CorruptStoreError",
     "DataError",
     "DuplicateNameError",
+    "ExecutorEnvironmentError",
     "FencedError",
     "IncompleteBatchError",
     "KeyEncodingError",
@@ -148,6 +150,10 @@ class DuplicateNameError(ConfigurationError):
 
 class NotPicklableError(ConfigurationError, PicklingError):
     """A spec or an aggregator cannot be sent to executors; the message names the attribute."""
+
+
+class ExecutorEnvironmentError(ConfigurationError, ImportError):
+    """An executor lacks a package that the job's tasks import, or has another version of mapstate than the driver."""
 
 
 class UsageError(MapStateError, ValueError):

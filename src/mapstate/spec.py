@@ -121,6 +121,11 @@ class StateSpec:
             raise ConfigurationError("this spec names no state: opaque(url, name='...')")
         return self.name
 
+    @property
+    def is_applied_on_driver(self) -> bool:
+        """Whether the driver reads and writes the records, as ``apply_on`` says and the store allows."""
+        return self.apply_on == "driver" or not self.backend.shared_between_processes
+
     def open(self) -> Any:
         """Open the store of this state in the calling process. See `Backend.open`."""
         return self.backend.open(self.state, ttl=self.ttl)

@@ -98,6 +98,7 @@ BUILT_INS: dict[str, list[type[BaseException]]] = {
     "UnknownColumnError": [KeyError],
     "UnsupportedTypeError": [TypeError],
     "NotPicklableError": [pickle.PicklingError],
+    "ExecutorEnvironmentError": [ImportError],
     "UsageError": [ValueError],
     "CheckpointError": [OSError],
     "KeyEncodingError": [ValueError],

@@ -23,6 +23,7 @@ from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver.apply import AttemptResult
+from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Follower, StreamPlan
@@ -113,6 +114,8 @@ class BatchDriver:
         else:
             if self._of_stream:
                 check_running_increments(batch.df)
+                if not batch.df.sparkSession.sparkContext._jsc.isLocal():
+                    check_executors(batch.df, self._plan.branches)
             stores = [state.open() for state in self._states]
             for branch in self._plan.branches:
                 behind = [entry.function for entry in self._plan.behind if entry.branch is branch]

@@ -5,7 +5,8 @@
     a store that does not answer                  begun anew, within `patience`  raised
     the batch's own data                          raised, or to quarantine       raised
     a damaged record, the plan, usage, schema,
-    ownership, a fence                            raised                         raised
+    ownership, a fence, a package that an
+    executor lacks                                raised                         raised
 
 A store that does not answer at begin or commit is retried within `patience`, whatever the type: both are safe to
 repeat. The last error is raised as it is, with the number of attempts in a note.
@@ -20,6 +21,7 @@ from typing import TypeVar
 from mapstate.errors import IncompleteBatchError, StoreRestartedError, StoreUnavailableError
 from mapstate.retry import Patience
 from mapstate.spark.driver.causes import Cause, cause_of
+from mapstate.spark.driver.executors import environment_error
 from mapstate.spec import StateSpec
 
 __all__ = ["Decision", "RetryPolicy"]
@@ -63,8 +65,11 @@ class RetryPolicy:
     def after(self, error: Exception) -> Decision:
         """What follows an attempt that failed; pauses before a store that did not answer is retried.
 
-        Raises ``error`` where patience is over.
+        Raises ``error`` where patience is over, and ExecutorEnvironmentError where an executor lacks a package.
         """
+        missing = environment_error(error)
+        if missing is not None:
+            raise missing from error
         cause = cause_of(error)
         if cause is Cause.UNAVAILABLE_STORE and not self._counts_twice:
             try:

@@ -89,7 +89,7 @@ class StateDriver:
         self.check_columns(frame)
         task, plan = self._task(frame, record, attempt)
         rows = plan.of(frame)
-        on_driver = self.spec.apply_on == "driver" or not self.spec.backend.shared_between_processes
+        on_driver = self.spec.is_applied_on_driver
         result = apply_on_driver(rows, task, plan) if on_driver else apply_on_executors(rows, task)
         try:
             result.rows_sent = rows_sent

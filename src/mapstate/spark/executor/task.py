@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead
-from mapstate.errors import MapStateError, SerializationError, cut
+from mapstate.errors import ExecutorEnvironmentError, MapStateError, SerializationError, cut
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
@@ -33,6 +33,7 @@ from mapstate.spark.executor.cache_lease import lease
 from mapstate.spark.executor.report import TaskError, TaskReport, report_line
 from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
 from mapstate.spec import StateSpec
+from mapstate.version import VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -82,12 +83,18 @@ class BatchTask:
         self.committed = committed
         self.rows_of = rows_of
         self.spread: str | None = None
+        self.version = VERSION
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Applies the partition; yields new values, where asked for, and at the end the report."""
         started = time.monotonic()
         report = TaskReport(partition=partition_id(), holder=uuid.uuid4().hex)
         try:
+            if self.version != VERSION:
+                raise ExecutorEnvironmentError(
+                    f"an executor has mapstate {VERSION}, and the driver has {self.version}. Its task wrote "
+                    "nothing, and nothing of the batch counts. See docs/cluster.md#an-executor-lacks-the-package"
+                )
             yield from self._apply(batches, report)
         except MapStateError as error:
             report.error = TaskError.of(error)
