@@ -9,9 +9,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+import class_archive
 import pytest
+from processes import FAST
 from test_docs import BLOCK, ROOT
 
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -22,10 +23,11 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> str:
     """What the commands print. All that they started is gone when this returns."""
     command = ["bash", "-eu", "-c", script]
     pipe = subprocess.PIPE
-    options: Any = {"cwd": folder, "env": environment, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, **options) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, cwd=folder, env=environment, text=True, start_new_session=True
+    ) as process:
         try:
-            out, err = process.communicate(timeout=200)
+            out, err = process.communicate(timeout=240)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -35,8 +37,12 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.mark.redis
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # four jobs, each with a JVM of its own
 def test_a_newcomer_who_follows_the_tutorial_sees_what_it_says(redis_url, tmp_path):
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "JAVA_TOOL_OPTIONS": f"{FAST} {class_archive.options()}",  # four JVMs start
+    }
     out, programs, compared = "", 0, 0
     for language, block in BLOCK.findall(PAGE.read_text()):
         if language == "python":
