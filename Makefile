@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo check test test-containers chaos model bench lint clean
+.PHONY: help venv wheel demo check test test-containers chaos model bench docs lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -19,6 +19,7 @@ help:
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
 	@echo "make wheel    builds dist/mapstate-*.whl, which pip installs"
+	@echo "make docs     builds the site into site/; open site/index.html"
 	@echo "make lint     ruff and mypy only"
 	@echo "make venv     installs everything into .venv; PYTHON=python3.12 chooses the Python"
 	@echo "make clean    removes what runs leave behind, but not .venv"
@@ -95,11 +96,14 @@ chaos: $(STAMP)
 bench: $(STAMP)
 	scripts/run python bench/run.py $(ARGS)
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 scripts/run python -m mkdocs build --strict --clean $(ARGS)
+
 lint: $(STAMP)
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
