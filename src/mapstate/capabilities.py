@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from mapstate.backing_map import Backend, IBackingMap
+from mapstate.backing_map import IBackingMap
 from mapstate.findings import Finding
 
 __all__ = [
     "Checkup",
     "Claims",
     "Drops",
-    "EventLoops",
     "Fence",
     "FenceToken",
     "FencedWrites",
@@ -32,7 +31,6 @@ __all__ = [
     "Snapshots",
     "SpreadFences",
     "Swap",
-    "ThreadSafe",
     "close_if_possible",
 ]
 
@@ -338,23 +336,4 @@ class Checkup(Protocol):
 
         ``replay_horizon`` in seconds: how long after a batch it may have to be replayed.
         """
-        ...
-
-
-@runtime_checkable
-class ThreadSafe(Protocol):
-    """Declared by a store whose reads several threads may call at one time.
-
-    Readers call any other store from one thread at a time.
-    """
-
-    thread_safe: Literal[True]
-
-
-@runtime_checkable
-class EventLoops(Protocol):
-    """What a `Backend` may offer: stores whose requests let an event loop go on, for `mapstate.open_async_reader`."""
-
-    def on_event_loop(self) -> Backend:
-        """Return a backend for one reader. Its stores are used inside of `mapstate.event_loop.on_loop` only."""
         ...

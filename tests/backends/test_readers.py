@@ -37,16 +37,23 @@ EVERYWHERE = ["memory", "sqlite", "third party", "aerospike", *ON_REDIS]
 
 
 class PlainBackend:
-    """Another package's store: one thread at a time calls it, and it says so if two do."""
+    """Another package's."""
 
     shared_between_processes = False
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
-        self.called = threading.Lock()
 
     def open(self, state, *, ttl=None):
-        return self
+        return PlainStore(self.records)
+
+
+class PlainStore:
+    """One thread at a time calls it, and it says so if two do."""
+
+    def __init__(self, records: dict[str, bytes]) -> None:
+        self.records = records
+        self.called = threading.Lock()
 
     def multi_get(self, keys):
         assert self.called.acquire(blocking=False), "two threads are in the store"

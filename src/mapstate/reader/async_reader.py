@@ -12,10 +12,10 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
-from mapstate.capabilities import EventLoops
 from mapstate.errors import MissingDriverError, UsageError
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.committed import Consistency
 from mapstate.reader.counting import CountedKeys
 from mapstate.reader.state_reader import StateReader, check_consistency
@@ -46,7 +46,7 @@ def open_async_reader(
     store come when it is awaited.
 
     On Redis, requests wait on the loop, with redis.asyncio. Other stores block, so they are called in up to 8 threads
-    of the reader; in a single one, if the store is not `mapstate.capabilities.ThreadSafe`.
+    of the reader; in a single one, if the store is not `mapstate.reader.capabilities.ThreadSafe`.
 
     Raises:
         ConfigurationError: An argument cannot be used.

@@ -11,7 +11,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import results_of
 from mapstate.batch_report import BatchReport, read_reports
-from mapstate.capabilities import LedgerReads, Scan, ThreadSafe, close_if_possible
+from mapstate.capabilities import LedgerReads, Scan, close_if_possible
 from mapstate.errors import CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
@@ -25,6 +25,7 @@ from mapstate.protocol.stored_ledger import (
     read_ledger,
     record_pages,
 )
+from mapstate.reader.capabilities import ThreadSafe
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 

@@ -10,12 +10,12 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
-from mapstate.capabilities import ThreadSafe
 from mapstate.errors import ConfigurationError, KeyEncodingError, MissingDriverError, UnknownColumnError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
 from mapstate.spec import check_state_name
@@ -70,7 +70,7 @@ class StateReader:
 
     Any number of threads may use one reader at one time, and each call reads one whole batch. Threads share its
     connections, which Redis and SQLite keep in a pool: it grows to the number of calls that run at one time. A store of
-    another package is called from one thread at a time, unless it is `mapstate.capabilities.ThreadSafe`.
+    another package is called from one thread at a time, unless it is `mapstate.reader.capabilities.ThreadSafe`.
 
     After a fork the child may use the reader, too, on Redis, SQLite and Aerospike: it makes connections of its own.
 
