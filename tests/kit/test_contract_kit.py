@@ -46,7 +46,11 @@ CAUGHT_BY = {
     "TestPartialPutWithoutRaising": {
         "test_a_record_at_the_limit_is_stored_and_one_above_it_refuses_the_whole_put",
     },
-    "TestRaisesAfterAPartialPut": {"test_a_record_at_the_limit_is_stored_and_one_above_it_refuses_the_whole_put"},
+    "TestCutsLongKeys": {"test_a_key_at_the_limit_is_stored_and_one_above_it_refuses_the_whole_put"},
+    "TestRaisesAfterAPartialPut": {
+        "test_a_record_at_the_limit_is_stored_and_one_above_it_refuses_the_whole_put",
+        "test_a_key_at_the_limit_is_stored_and_one_above_it_refuses_the_whole_put",
+    },
     "TestSwallowsAFailedPut": {"test_a_store_that_cannot_be_reached_says_so_at_each_call"},
     "TestAnswersNoneWhereItFails": {"test_a_store_that_cannot_be_reached_says_so_at_each_call"},
     "TestTruncatesAtNul": {
@@ -200,13 +204,16 @@ def test_a_store_that_is_all_wrong_fails_where_it_should(outcomes, store):
     assert CAUGHT_AMONG_OTHERS_BY[store] in outcomes[store][1]
 
 
+LIMITS = {"max_value_bytes": 10, "max_key_bytes": 10}
+
+
 def names_of(cls):
     return {name for name in dir(cls) if name.startswith("test_") and callable(getattr(cls, name))}
 
 
 def test_what_a_store_is_without_is_not_tested_and_the_refusal_is_instead():
-    everything = names_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
-    without_ttl = names_of(type("Less", (StoreContract,), {"without": {"ttl": "none"}, "max_value_bytes": 10}))
+    everything = names_of(type("Full", (StoreContract,), LIMITS))
+    without_ttl = names_of(type("Less", (StoreContract,), {"without": {"ttl": "none"}} | LIMITS))
     assert everything - without_ttl == {
         "test_records_expire",
         "test_records_of_an_attempt_expire_and_its_ledger_does_not",
@@ -217,16 +224,16 @@ def test_what_a_store_is_without_is_not_tested_and_the_refusal_is_instead():
 
 
 def test_every_capability_has_tests_that_hang_on_it():
-    everything = names_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
+    everything = names_of(type("Full", (StoreContract,), LIMITS))
     for name in CAPABILITIES:
-        changes = {"without": {name: "none"}} | ({} if name == "max_value_bytes" else {"max_value_bytes": 10})
+        changes = {"without": {name: "none"}} | {limit: size for limit, size in LIMITS.items() if limit != name}
         assert everything - names_of(type("Less", (StoreContract,), changes)), name
 
 
 def test_what_a_subclass_has_again_is_tested_again():
-    less = type("Less", (StoreContract,), {"without": {"ttl": "none"}, "max_value_bytes": 10})
+    less = type("Less", (StoreContract,), {"without": {"ttl": "none"}} | LIMITS)
     again = type("Again", (less,), {"without": {}})
-    assert names_of(again) == names_of(type("Full", (StoreContract,), {"max_value_bytes": 10}))
+    assert names_of(again) == names_of(type("Full", (StoreContract,), LIMITS))
 
 
 def test_without_a_fence_there_is_nothing_that_hangs_on_one():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -195,7 +196,8 @@ class BackingMapContract(Contract):
         """Every key that `mapstate.keys` can make: no control characters, never empty; and the ledger's own."""
         codec = KeyCodec([KeyField("text", "string")])
         keys: list[Any] = [codec.encode((text,)) for text in (*_TEXTS, *_ODD_TEXTS)]
-        keys += [codec.encode((None,)), KeyCodec([]).encode(()), LEDGER_KEY, "k" * 1000]
+        keys += [codec.encode((None,)), KeyCodec([]).encode(()), LEDGER_KEY]
+        keys.append("k" * min(1000, self.max_key_bytes or 1000))
         records = [self.a_record(at) for at in range(len(keys))]
         assert store.multi_get(keys) == [None] * len(keys)
         store.multi_put(keys, records)
@@ -241,6 +243,21 @@ class BackingMapContract(Contract):
             store.multi_put(["d", "big", "f"], [self.a_record(4), self.big_record(limit + 1), self.a_record(6)])
         assert "big" in str(caught.value), "the message names the key"
         assert [side_door.read(self.state, key) for key in ("d", "big", "f")] == [None, self.big_record(limit), None]
+
+    @needs("max_key_bytes")
+    def test_a_key_at_the_limit_is_stored_and_one_above_it_refuses_the_whole_put(
+        self, store: Any, side_door: SideDoor
+    ) -> None:
+        longest = "é" + "k" * ((self.max_key_bytes or 0) - 2)  # the first character has two bytes
+        longer = longest + "k"
+        store.multi_put(["a", longest], [self.a_record(1), self.a_record(2)])
+        assert store.multi_get([longest, "a"]) == [self.a_record(2), self.a_record(1)]
+        with pytest.raises(TooLargeError) as caught:
+            store.multi_put(["b", longer, "c"], [self.a_record(3)] * 3)
+        assert longer[:50] in str(caught.value), "the message names the key"
+        assert [side_door.read(self.state, key) for key in ("b", longest, "c")] == [None, self.a_record(2), None]
+        with suppress(TooLargeError):  # it may refuse to read such a key, too
+            assert store.multi_get([longer]) == [None]
 
     @pytest.mark.parametrize("type_name", list(VALUES))
     def test_values_of_each_type_come_back_equal_and_of_their_type(self, store: Any, type_name: str) -> None:

@@ -28,6 +28,7 @@ CAPABILITIES: Mapping[str, str] = {
     "ttl": "drops records by itself",
     "shared_between_processes": "two processes that open it see the same",
     "max_value_bytes": "refuses a record above a limit, before anything is written",
+    "max_key_bytes": "refuses a key above a limit, before anything is written",
     "outages": "can be out of reach, and says so",
 }
 
@@ -65,12 +66,14 @@ class Contract:
     ``without``          capabilities that the store lacks, by name, each with the reason
     ``max_value_bytes``  the largest record that the store takes, as the backend of these tests is set up. The
                          tests write such a record. None where there is no limit
+    ``max_key_bytes``    the longest key that the store takes, in bytes of UTF-8. None where there is no limit
 
     The declarations are printed at the end of the run. A test of a contract cannot be overridden.
     """
 
     without: ClassVar[Mapping[str, str]] = {}
     max_value_bytes: ClassVar[int | None] = None
+    max_key_bytes: ClassVar[int | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -100,6 +103,8 @@ class Contract:
         lacking = dict(cls.without)
         if cls.max_value_bytes is None:
             lacking.setdefault("max_value_bytes", "records may be of any size")
+        if cls.max_key_bytes is None:
+            lacking.setdefault("max_key_bytes", "keys may be of any length")
         for name, implied in _IMPLIED.items():
             if name in lacking:
                 lacking |= {one: f"it has no {name}" for one in implied if one not in lacking}
@@ -140,8 +145,8 @@ class _Printed:
             lacking = cls.lacking()
             asked = {name for _, test in _tests(cls) for name in getattr(test, "_mapstate_needs", ())}
             has = [name for name in CAPABILITIES if name in asked - lacking.keys()]
-            if "max_value_bytes" in has:
-                has[has.index("max_value_bytes")] = f"max_value_bytes ({cls.max_value_bytes})"
+            limits = {"max_value_bytes": cls.max_value_bytes, "max_key_bytes": cls.max_key_bytes}
+            has = [f"{name} ({limits[name]})" if name in limits else name for name in has]
             terminalreporter.write_line(place)
             if has:
                 terminalreporter.write_line(f"    has      {', '.join(has)}")
