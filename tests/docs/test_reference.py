@@ -35,17 +35,19 @@ def used(code):
     return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
-EXAMPLES = {name for page in PAGES for code in blocks(page) for name in used(code)}
+# Pages whose subject is a part of the reference.
+GUIDES = [ROOT / "docs" / name for name in ("readers.md", "sketches.md")]
+EXAMPLES = {name for page in [*PAGES, *GUIDES] for code in blocks(page) for name in used(code)}
 
 
 @pytest.mark.parametrize(("name", "module"), NAMES, ids=lambda part: part)
 def test_a_public_name_has_a_docstring_and_an_example_that_ran(name, module):
-    """An example is a block of a page of the reference: test_docs.py runs each of them."""
+    """An example is a block of one of these pages: test_docs.py runs each of them."""
     thing = getattr(importlib.import_module(module), name)
     if inspect.isclass(thing) or inspect.isfunction(thing):
         doc = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
         assert doc, f"{module}.{name} has no docstring"
-    assert name in EXAMPLES, f"no block of docs/reference uses {name}"
+    assert name in EXAMPLES, f"no block of docs/reference, readers.md or sketches.md uses {name}"
 
 
 def test_a_public_name_is_on_a_page():

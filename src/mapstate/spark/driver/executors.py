@@ -103,7 +103,7 @@ def _runs_python(branch: Branch) -> bool:
 def _probe(parts: bytes) -> Callable[[Iterable[int]], list[tuple[str, str, str | None, str | None]]]:
     """The task. It is a nested function, so it is pickled by value: an executor without mapstate can run it, too."""
 
-    def look(_: Iterable[int]) -> list[tuple[str, str, str | None, str | None]]:
+    def verified(_: Iterable[int]) -> list[tuple[str, str, str | None, str | None]]:
         import pickle
         import socket
         import sys
@@ -121,4 +121,4 @@ def _probe(parts: bytes) -> Callable[[Iterable[int]], list[tuple[str, str, str |
             error = f"{type(caught).__name__}: {caught}"
         return [(socket.gethostname(), sys.executable, version, error)]
 
-    return look
+    return verified
