@@ -126,6 +126,10 @@ def test_the_port_table_names_every_method_and_says_code_only_where_there_is_som
 @pytest.mark.spark
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in IN_PROCESSES], ids=name_of)
 def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, request: Any, monkeypatch: Any):
+    # PostgreSQL starts first, because its user cannot enter tmp_path.
+    servers = (
+        {"postgresql_url": request.getfixturevalue("postgresql_url")} if "postgresql_url" in page.read_text() else {}
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names: dict[str, Any] = {}
     for code in blocks(ROOT / "README.md"):  # other pages speak of the state that the README makes
@@ -133,9 +137,7 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, 
     if page.name == "README.md":
         assert "{'visits': 3, 'bytes': 512}" in capsys.readouterr().out
         return
-    names = {name: names[name] for name in ("spark", "url", "logs", "checkpoint")}
-    if "postgresql_url" in page.read_text():
-        names["postgresql_url"] = request.getfixturevalue("postgresql_url")
+    names = {name: names[name] for name in ("spark", "url", "logs", "checkpoint")} | servers
     if "other_redis_url" in page.read_text():
         start_redis = request.getfixturevalue("start_redis")
         names |= {"redis_url": start_redis().url, "other_redis_url": start_redis().url}
