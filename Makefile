@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo check test test-containers chaos model bench docs lint clean
+.PHONY: help venv wheel demo check test test-containers cluster-test newcomer chaos model bench docs lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -15,9 +15,11 @@ help:
 	@echo "               WORKERS=4 runs as many files at one time; else two, or one where a server is given"
 	@echo "make check    lint, types and the tests that need no server and no JVM, without the model"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
+	@echo "make cluster-test      the ways of docs/cluster.md, on a master and two workers; takes some minutes"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
+	@echo "make newcomer runs docs/first-hour.md from a fresh clone and from the wheel"
 	@echo "make wheel    builds dist/mapstate-*.whl, which pip installs"
 	@echo "make docs     builds the site into site/; open site/index.html"
 	@echo "make lint     ruff and mypy only"
@@ -86,6 +88,12 @@ check: lint
 test-containers: $(STAMP)
 	docker compose up --wait
 	scripts/run python scripts/test_containers.py $(ARGS)
+
+cluster-test: $(STAMP)
+	scripts/run python -m pytest tests/cluster tests/spark/test_executors.py --chaos full $(ARGS)
+
+newcomer: wheel
+	scripts/run python scripts/newcomer.py
 
 model: $(STAMP)
 	scripts/run python -m model $(ARGS)
