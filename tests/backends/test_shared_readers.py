@@ -288,7 +288,7 @@ def test_an_async_reader_of_a_server_that_is_away_says_so_without_the_password(s
 
 def test_a_reader_is_opened_before_it_reads_and_once(tmp_path):
     backend = PlainBackend()
-    CountingQuery(backend, How(backend)).run(0, {"a": 1})
+    CountingQuery(backend.open(STATE), How(backend)).run(0, {"a": 1})
 
     async def read():
         reader = open_async_reader(backend, STATE)

@@ -149,7 +149,7 @@ def test_a_state_by_itself_and_states_of_a_topology_fail_alike(spark, tmp_path, 
 
 
 class Clock:
-    """The time of `mapstate.retry`, which only passes when it is told to."""
+    """The time of `mapstate.retry` and its pauses, which only passes when it is told to."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -165,6 +165,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("mapstate.retry.time", clock)
+    monkeypatch.setattr("mapstate.waiting.time", clock)
     return clock
 
 
