@@ -108,7 +108,7 @@ def test_without_a_way_the_first_batch_says_what_is_missing(submit, redis_url, r
 
 
 def test_a_wheel_in_py_files_is_on_no_path(submit, without_mapstate):
-    block = WAYS["A zip in `--py-files`"]
+    block = WAYS["A zip of Python files"]
     code, said = submit(block.replace("mapstate.zip", "renamed.whl"), PYSPARK_PYTHON=without_mapstate)
     assert code != 0
     assert "No module named 'mapstate'" in said
