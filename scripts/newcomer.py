@@ -30,7 +30,7 @@ def main() -> None:
     venv = f"{ROOT / '.venv' / 'bin'}"
     environment = {name: value for name, value in os.environ.items() if name not in OURS}
     environment["PATH"] = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != venv)
-    environment |= {"REPOSITORY": str(ROOT), "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    environment |= {"REPOSITORY": str(ROOT), "PIP_CONSTRAINT": (ROOT / "constraints.txt").as_uri()}
     wheel = next((ROOT / "dist").glob("mapstate-*.whl"))
     with tempfile.TemporaryDirectory(prefix="new comer ") as folder:
         for title, way in WAYS.items():

@@ -50,7 +50,7 @@ def submit(master, wheel, redis_url, tmp_path):
         "VISITS": str(tmp_path / "visits"),
         "CHECKPOINT": str(tmp_path / "checkpoint"),
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
-        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "PIP_CONSTRAINT": (ROOT / "constraints.txt").as_uri(),
     }
 
     def run(block, **variables):
