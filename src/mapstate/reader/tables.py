@@ -9,6 +9,7 @@ from mapstate.aggregators.fields import Fields, shown_as
 from mapstate.errors import MissingDriverError, UnsupportedTypeError
 from mapstate.keys import Key
 from mapstate.schema import KeyField
+from mapstate.serializers.value_types import struct_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,8 +75,7 @@ def _arrow_type(pa: Any, name: str) -> Any:
     if name.startswith("array<"):
         return pa.list_(_arrow_type(pa, name[len("array<") : -1]))
     if name.startswith("struct<"):
-        parts = [part.partition(":") for part in _parts(name[len("struct<") : -1])]
-        return pa.struct([(field, _arrow_type(pa, kind)) for field, _, kind in parts])
+        return pa.struct([(field, _arrow_type(pa, kind)) for field, kind in struct_fields(name)])
     kinds = {
         "bigint": pa.int64(),
         "int": pa.int32(),
@@ -93,14 +93,3 @@ def _arrow_type(pa: Any, name: str) -> Any:
     if name not in kinds:
         raise UnsupportedTypeError(f"a table of pyarrow has no column of the type {name}: read with scan()", type=name)
     return kinds[name]
-
-
-def _parts(inside: str) -> list[str]:
-    """Split at commas that are in no parentheses."""
-    parts, depth, start = [], 0, 0
-    for at, char in enumerate(inside):
-        depth += (char in "(<") - (char in ")>")
-        if char == "," and depth == 0:
-            parts.append(inside[start:at])
-            start = at + 1
-    return [*parts, inside[start:]]

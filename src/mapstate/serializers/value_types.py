@@ -18,7 +18,7 @@ from mapstate.errors import SerializationError, UnsupportedTypeError, shown
 from mapstate.serializers.any_values import any_to_native, check_plain, native_to_any
 from mapstate.serializers.checksums import CHECKED, verified
 
-__all__ = ["Array", "Convert", "WireForm", "each", "from_wire", "struct_parts", "to_wire", "wire_type"]
+__all__ = ["Array", "Convert", "WireForm", "each", "from_wire", "struct_fields", "struct_parts", "to_wire", "wire_type"]
 
 _SCALARS: dict[str, Any] = {
     "bigint": int,
@@ -72,12 +72,18 @@ def wire_type(name: str, form: WireForm) -> Any:
 
 
 def struct_parts(name: str) -> list[str]:
-    """The types in ``struct<a:t,b:u>``, which may have commas in parentheses."""
+    """The types in ``struct<a:t,b:u>``."""
+    return [kind for _, kind in struct_fields(name)]
+
+
+def struct_fields(name: str) -> list[tuple[str, str]]:
+    """The names and types in ``struct<a:t,b:u>``. A type may have commas in parentheses."""
     parts, depth, start = [], 0, len("struct<")
     for at, char in enumerate(name):
         depth += (char in "(<") - (char in ")>")
         if (char == "," and depth == 1) or at == len(name) - 1:
-            parts.append(name[start:at].partition(":")[2])
+            field, _, kind = name[start:at].partition(":")
+            parts.append((field, kind))
             start = at + 1
     return parts
 
