@@ -289,6 +289,8 @@ def test_first_mistakes_are_told_with_what_to_write(spark, tmp_path):
         (lambda: stream.groupBy(3), "column names and expressions, not 3"),
         (lambda: stream.groupBy(F.col("nn")), "the key Column<'nn'> cannot be computed.*nn"),
         (lambda: stream.groupBy(F.upper("k").alias("k")), "has the name of a column: .* alias"),
+        (lambda: stream.groupBy(F.upper("k").alias("K")), "has the name of a column: .* alias"),
+        (lambda: newStream("s", frame.withColumn("S_K", F.lit(1))).groupBy("s"), "'s' is a struct.*'s_k'"),
         (lambda: stream.groupBy("s.x"), "no column 's.x'"),
         (lambda: newStream("s", frame.withColumn("s_k", F.lit(1))).groupBy("s"), "'s' is a struct.*'s_k'"),
         (lambda: keep(n=Sum(F.col("nn") * 2)), "cannot be computed. Spark says: .*UNRESOLVED_COLUMN.*nn"),

@@ -40,7 +40,7 @@ def with_keys(rows: R, keys: Sequence[str | Column]) -> tuple[R, tuple[str, ...]
 def _with_expression(rows: R, key: Column) -> tuple[R, list[str]]:
     with analysed(f"the key {key}"):
         name = rows.with_step(_Only(key), by_row=True).schema.names[0]
-    if name not in rows.schema.names:
+    if name.casefold() not in _taken(rows):
         rows = rows.with_step(Expressions({name: key}), by_row=True)
     elif str(key) != f"Column<'{name}'>":
         raise DuplicateNameError(
@@ -63,12 +63,17 @@ def _with_fields(rows: R, key: str) -> tuple[R, list[str]]:
         return rows, [key]
     added = {f"{key}_{name}": column_of(key).getField(name) for name in fields}
     for name in added:
-        if name in rows.schema.names:
+        if name.casefold() in _taken(rows):
             raise DuplicateNameError(
                 f"the key {key!r} is a struct, and its field needs the name {name!r}, which a column has: rename one",
                 name=name,
             )
     return rows.with_step(Expressions(added), by_row=True), list(added)
+
+
+def _taken(rows: SteppedRows) -> set[str]:
+    """The names of the columns, as Spark compares them: it would replace a column that differs in case."""
+    return {name.casefold() for name in rows.schema.names}
 
 
 @dataclass(frozen=True, eq=False)
