@@ -402,7 +402,7 @@ def test_a_replica_promoted_without_the_last_batches_is_noticed_and_nothing_is_c
 def test_a_failover_that_lost_the_begin_of_a_batch_ends_it_and_it_is_counted_once_after(
     pair, spark, visits, rounds, tally
 ):
-    """Between begin and commit, to a replica that never heard of the attempt."""
+    """Between begin and commit, to a replica that never heard of the attempt. A put is refused, a commit repeated."""
     for number in range(rounds(1, 8)):
         servers = pair()
         visits.checkpoint = visits.checkpoint.with_name(f"checkpoint-{number}")
@@ -418,8 +418,11 @@ def test_a_failover_that_lost_the_begin_of_a_batch_ends_it_and_it_is_counted_onc
 
         error = stream.run(before)
         assert servers.front.fired == 1
-        assert isinstance(error, errors.FencedError), error
-        assert contents(servers.front.url) == truth(visits, 1)
+        if places[number % 6][0] == LEDGER:  # the commit finds an older ledger, and the batch is begun anew
+            assert error is None
+        else:
+            assert isinstance(error, errors.FencedError), error
+            assert contents(servers.front.url) == truth(visits, 1)
         assert stream.run() is None
         assert contents(servers.front.url) == truth(visits, 2)
         tally("failover that lost a batch's begin", times=1)
