@@ -24,7 +24,7 @@ from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.cli.commands import app
 from mapstate.cli.files import FORMATS
-from mapstate.errors import StoreError, StoreFullError, UsageError
+from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUnavailableError, UsageError
 from mapstate.operations.export import export
 from mapstate.schema import Field, KeyField
 
@@ -419,6 +419,20 @@ def test_a_store_that_cannot_list_its_keys_cannot_be_exported(tmp_path):
     Job(backend).batch(a=1)
     with pytest.raises(UsageError, match="cannot list its keys"):
         export(backend, "s", tmp_path / "x.csv", FORMATS["csv"])
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError, StoreAuthError])
+def test_an_error_of_the_store_is_not_taken_for_one_of_the_file(error, tmp_path, monkeypatch):
+    url = f"memory://{tmp_path.name}"
+    Job(url).batch(a=1)
+
+    def fail(*_: Any) -> Any:
+        raise error("the store at host:1 fails")
+
+    monkeypatch.setattr("mapstate.backends.memory.MemoryStore.scan", fail)
+    with pytest.raises(error, match="the store at host:1 fails"):
+        export(url, "s", tmp_path / "x.csv", FORMATS["csv"])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("to", ["", "nowhere/x.csv"])

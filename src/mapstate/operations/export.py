@@ -23,6 +23,7 @@ from mapstate.backing_map import Backend
 from mapstate.capabilities import Scan, Snapshots
 from mapstate.errors import (
     CorruptRecordError,
+    MapStateError,
     MissingKeysError,
     StoreError,
     StoreFullError,
@@ -124,6 +125,8 @@ def export(
             _write(target, part.rows(columns), columns, write)
             part.remove()
             return done
+    except MapStateError:  # an error of the store may be an OSError, too
+        raise
     except (sqlite3.Error, OSError) as error:
         raise _problem(error, target) from error
 
