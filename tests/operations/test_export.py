@@ -443,6 +443,27 @@ def test_a_file_that_cannot_be_there_is_refused_before_anything_is_read(to, url,
     assert (done.exit_code, "--format names it" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("end", ["", ".part", ".part-file", ".tmp"])
+def test_an_export_never_replaces_the_file_of_a_state(end, tmp_path):
+    store = f"sqlite:///{tmp_path}/x.csv{end}"
+    truth = messy(store)
+    done = run("export", store, "s", "--to", tmp_path / "x.csv")
+    assert contents(store) == truth
+    assert done.exit_code == (0 if end == ".tmp" else 2)
+    assert ("UsageError" in done.stderr) == (end != ".tmp")
+
+
+def test_a_target_that_is_no_regular_file_is_refused(url, tmp_path):
+    Job(url).batch(a=1)
+    (tmp_path / "null").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("null", "fifo"):
+        with pytest.raises(UsageError, match="no regular file"):
+            export(url, "s", tmp_path / name, FORMATS["csv"])
+        assert not (tmp_path / name).is_file()
+    assert files(tmp_path) == {"null", "fifo"}
+
+
 def test_an_export_that_reads_nothing_leaves_nothing(tmp_path):
     done = run("export", f"sqlite:///{tmp_path}/none.db", "s", "--to", tmp_path / "x.csv")
     assert (done.exit_code, "StateNotFoundError" in done.stderr) == (2, True)

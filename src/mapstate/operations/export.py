@@ -44,6 +44,7 @@ __all__ = ["Column", "Exported", "Write", "export", "item_type", "struct_fields"
 _PAGE = 1000
 _COMMIT = 1.0  # seconds of work that a kill may lose
 _FORMAT = "1"
+_SQLITE = b"SQLite format 3\0"
 
 
 class Column(NamedTuple):
@@ -107,7 +108,8 @@ def export(
         on_page: Called after each page with the number of keys collected so far.
 
     Raises:
-        UsageError: The store cannot list its keys; the file cannot be there; or another export to it is at work.
+        UsageError: The store cannot list its keys; the file cannot be there, or is a SQLite database, which may hold
+            states; or another export to it is at work.
         StateNotFoundError: There is no such state.
         LedgerLostError: There are records without a ledger.
         StoreFullError: There is no room for the file.
@@ -117,12 +119,13 @@ def export(
     backend, target = resolve(backend_or_url), Path(to)
     check_state_name(state)
     check_page_size(page_size)
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise UsageError(f"{str(target)!r} cannot be the file of an export: it is a directory, or lies in none")
+    made = target.with_name(f"{target.name}.part-file")
     try:
+        for path in (target, made):
+            _check_replaceable(path)
         with _Part(target.with_name(f"{target.name}.part")) as part:
             done, columns = _collect(backend, state, part, page_size, on_page)
-            _write(target, part.rows(columns), columns, write)
+            _write(made, target, part.rows(columns), columns, write)
             part.remove()
             return done
     except MapStateError:  # an error of the store may be an OSError, too
@@ -211,9 +214,23 @@ def _columns(ledger: LedgerRecord) -> list[Column]:
     ]
 
 
-def _write(target: Path, rows: Iterator[list[tuple[Any, ...]]], columns: list[Column], write: Write) -> None:
+def _check_replaceable(path: Path) -> None:
+    """Raise UsageError where an export cannot replace the file, or would destroy states."""
+    if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
+        raise UsageError(
+            f"{str(path)!r} cannot be the file of an export: it is no regular file, or lies in no directory"
+        )
+    if path.exists():
+        with path.open("rb") as file:
+            is_database = file.read(len(_SQLITE)) == _SQLITE
+        if is_database:
+            raise UsageError(f"{str(path)!r} is a SQLite database, which may hold states: no export replaces it")
+
+
+def _write(
+    made: Path, target: Path, rows: Iterator[list[tuple[Any, ...]]], columns: list[Column], write: Write
+) -> None:
     """Write the file beside its target, and rename it once it is on the disk."""
-    made = target.with_name(f"{target.name}.tmp")
     try:
         write(columns, rows, made)
         with made.open("rb") as file:
@@ -288,6 +305,7 @@ class _Part:
     def __enter__(self) -> Self:
         self._db = sqlite3.connect(self._path, isolation_level=None, timeout=0)
         try:
+            self._check_own()
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -309,6 +327,15 @@ class _Part:
             if is_empty:
                 self.remove()
         self._db.close()
+
+    def _check_own(self) -> None:
+        """Raise UsageError, before anything is written, for a database of somebody else."""
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables <= {"about", "rows"}:
+            raise UsageError(
+                f"{str(self._path)!r} is a database that no export has made. Nothing was written. Export to a file of "
+                "another name."
+            )
 
     def resume(self, ledger: LedgerRecord, state: str, *, anew_if_changed: bool) -> _Start:
         """Keep what was collected if it can be gone on with, or begin anew."""
