@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from states import Bare, Job, contents, made_of_one_batch, messy
+from states import Bare, Job, N, contents, made_of_one_batch, messy
 from typer.testing import CliRunner
 
 from mapstate.backends import resolve
@@ -236,6 +236,23 @@ def test_a_transactional_state_with_a_batch_at_work_is_of_no_one_batch(url, tmp_
     job = Job(url, type="transactional")
     job.ledger.begin(0)
     assert not export(url, "s", tmp_path / "x.csv", FORMATS["csv"]).is_one_batch
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_a_field_that_is_added_meanwhile_is_left_out(form, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    Job(url).batch(**MANY)
+
+    def page(keys: int) -> None:
+        if keys == 2500:
+            Job(url, fields=(N, Field("m", "Count", "bigint"))).batch(**{"key-04999": (-1, 1)})
+
+    to = tmp_path / f"x.{form}"
+    done = export(url, "s", to, FORMATS[form], page_size=500, on_page=page)
+    assert (done.rows, done.is_one_batch) == (5000, False)
+    if form == "jsonl":
+        assert rows_of(to) == MANY | {"key-04999": -1}
+        assert '"m"' not in to.read_text()
 
 
 # Interrupted

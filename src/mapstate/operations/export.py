@@ -188,8 +188,9 @@ def _read_all(
         if on_page is not None:
             on_page(part.added)
 
+    names = [field.name for field in ledger.fields]  # a field that is added meanwhile has no column in the file
     try:
-        for row in reader.scan(page_size):
+        for row in reader.scan(page_size, columns=names):
             page.append(row)
             if len(page) >= page_size:
                 keep()
