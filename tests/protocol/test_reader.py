@@ -733,6 +733,13 @@ def test_an_ungrouped_state_is_a_table_of_one_row(backend):
         assert reader.to_arrow(columns=[]).num_columns == 0
 
 
+def test_integers_beside_a_null_stay_exact_in_a_data_frame(backend):
+    Job(backend, fields=TWO).batch({"a": (1, 2**53 + 1), "b": (1, None)})
+    with reading(backend) as reader:
+        frame = reader.to_pandas()
+        assert dict(zip(frame["user"], frame["bytes"], strict=True)) == {"a": 2**53 + 1, "b": None}
+
+
 def test_a_field_that_is_added_while_a_table_is_made_is_not_in_it(backend):
     Job(backend).batch({"a": 1, "b": 1})
     between = InterleavedBackend(backend)

@@ -207,10 +207,10 @@ class StateReader:
         return made.table([made.batch(page) for page in self.pages(page_size, columns=names)])
 
     def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """`to_arrow` as a pandas DataFrame. Needs pandas, too."""
+        """`to_arrow` as a pandas DataFrame. Needs pandas, too. Integers beside nulls are Python's objects."""
         table = self.to_arrow(page_size, columns=columns)
         try:
-            return table.to_pandas()
+            return table.to_pandas(integer_object_nulls=True)  # doubles would round integers above 2**53
         except ModuleNotFoundError as error:
             raise MissingDriverError(
                 f"to_pandas needs the package {error.name!r}, which is not installed: pip install 'mapstate[tables]'",
