@@ -18,6 +18,7 @@ from servers import free_port
 from mapstate import open_async_reader, open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StoreUnavailableError, UsageError
+from mapstate.event_loop import wait_for
 from mapstate.maps.serialized import SerializedMap
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.driver import CountingQuery
@@ -302,6 +303,61 @@ def test_a_reader_is_opened_before_it_reads_and_once(tmp_path):
             await reader.get("a")
 
     asyncio.run(read())
+
+
+class BusyBackend(PlainBackend):
+    """Its store notes the ends of reads and the close. A read waits until somebody has called ``go_on``."""
+
+    def __init__(self, *, on_loop: bool) -> None:
+        super().__init__()
+        self.ends: list[str] = []
+        self.reading, self.go_on = threading.Event(), threading.Event()
+        self.pause = (lambda: wait_for(asyncio.sleep(0))) if on_loop else (lambda: None)
+        if on_loop:
+            self.on_event_loop = lambda: self
+
+    def open(self, state, *, ttl=None):
+        return BusyStore(self)
+
+
+class BusyStore:
+    thread_safe = True
+
+    def __init__(self, backend: BusyBackend) -> None:
+        self.backend = backend
+
+    def multi_get(self, keys):
+        backend = self.backend
+        if "a" in keys:
+            backend.reading.set()
+            while not backend.go_on.wait(0.01):
+                backend.pause()
+            backend.ends.append("read")
+        return [backend.records.get(key) for key in keys]
+
+    def close(self):
+        self.backend.ends.append("close")
+
+
+@pytest.mark.parametrize("on_loop", [False, True], ids=["threads", "event loop"])
+def test_the_connections_are_closed_after_the_reads_that_run(on_loop):
+    """Otherwise the connection of such a read would stay open."""
+    backend = BusyBackend(on_loop=on_loop)
+    CountingQuery(PlainStore(backend.records), How(backend)).run(0, {"a": 1})
+
+    async def read():
+        reader = await open_async_reader(backend, STATE)
+        found = asyncio.create_task(reader.get("a"))
+        assert await asyncio.to_thread(backend.reading.wait, 30)
+        closing = asyncio.create_task(reader.close())
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        backend.go_on.set()
+        await closing
+        return await found
+
+    assert asyncio.run(read()) == {"n": 1}
+    assert backend.ends == ["read", "close"]
 
 
 @pytest.mark.parametrize("backend", ["sqlite", *ON_REDIS], indirect=True)

@@ -145,11 +145,7 @@ class AsyncStateReader:
         reader, calls = self._reader, self._calls
         self._reader = self._calls = None
         if calls is not None:
-            try:
-                if reader is not None:
-                    await calls.run(reader.close)
-            finally:
-                await calls.end()
+            await calls.end(reader)
 
     async def _open(self) -> None:
         if self._reader is not None:
@@ -165,7 +161,7 @@ class AsyncStateReader:
                 lambda: StateReader(backend, self._state, *self._options, before=self._before)
             )
             if isinstance(self._calls, _InThreads) and self._reader.is_thread_safe:
-                await self._calls.end()
+                await self._calls.end(None)
                 self._calls = _InThreads(_MOST_THREADS)
             await self._call(StateReader.ledger)
         except BaseException:
@@ -187,8 +183,8 @@ class _Calls(Protocol):
         """Return what ``function`` returns."""
         ...
 
-    async def end(self) -> None:
-        """Release what the calls ran in."""
+    async def end(self, reader: StateReader | None) -> None:
+        """Wait for the calls that run, close the reader, and release what the calls ran in."""
         ...
 
 
@@ -203,12 +199,26 @@ class _OnLoop:
                 package=error.name,
             ) from error
         self._run = on_loop
+        self._running = 0
+        self._none_runs = asyncio.Event()
+        self._none_runs.set()
 
     async def run(self, function: Callable[[], T]) -> T:
-        return await self._run(function)
+        self._running += 1
+        self._none_runs.clear()
+        try:
+            return await self._run(function)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._none_runs.set()
 
-    async def end(self) -> None:
-        pass
+    async def end(self, reader: StateReader | None) -> None:
+        try:
+            await self._none_runs.wait()  # a connection that is at work goes back to the pool, and would stay open
+        finally:
+            if reader is not None:
+                await self._run(reader.close)
 
 
 class _InThreads:
@@ -218,5 +228,10 @@ class _InThreads:
     async def run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
-    async def end(self) -> None:
-        await asyncio.to_thread(self._threads.shutdown)  # waits for requests whose tasks were cancelled
+    async def end(self, reader: StateReader | None) -> None:
+        def close() -> None:
+            self._threads.shutdown()  # waits, also for requests whose tasks were cancelled
+            if reader is not None:
+                reader.close()
+
+        await asyncio.to_thread(close)
