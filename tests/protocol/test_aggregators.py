@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import pickle
+import re
 from decimal import Decimal
 from functools import reduce
 from typing import Any
@@ -593,3 +594,24 @@ def test_every_native_combiner_is_covered_here():
     offered = [getattr(module, name) for module in (sums, extremes, moments_of, bounded) for name in module.__all__]
     kinds = {kind for kind in offered if isinstance(kind, type) and issubclass(kind, NativeCombiner)}
     assert {type(one) for one, *_ in NATIVE.values()} == kinds
+
+
+@pytest.mark.parametrize("column", ["x", "x by count", "2, x by count"])
+@pytest.mark.parametrize("by", ["value", "count"])
+def test_a_reader_tells_top_values_from_counts_whatever_the_column_is_called(column, by):
+    one = TopN(2, column, by=by, most=None if by == "value" else 5)
+    field = Field("top", one.describe(), one.bind({column: "decimal(5,2)"}))
+    value = reduce(one.combine, [one.init({column: Decimal(at)}) for at in (1, 3, 3)])
+    reader = results_of([field], {})
+    assert reader.result(value) == [one.result(value)]
+    assert reader.aggregators[0].result_type(field.type) == one.result_type(field.type)
+
+
+@pytest.mark.parametrize(
+    ("one", "value"), [(StdDev("x"), (None, 0.0, 0.0)), (TopN(2, "x", by="count", most=5), ([1.0], [1, 2]))], ids=str
+)
+def test_a_value_that_a_reader_cannot_show_is_named_with_its_aggregator(one, value):
+    field = Field("f", one.describe(), one.bind({"x": "double"}))
+    with pytest.raises(AggregatorError, match=re.escape(f"{one}.result raised")) as caught:
+        results_of([field], {}).result(value)
+    assert pickle.loads(pickle.dumps(caught.value)).aggregator == str(one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mapstate.errors import UnknownColumnError
@@ -56,9 +57,11 @@ class Aggregator:
         return f"{type(self).__name__}({inside})" if inside else type(self).__name__
 
     @classmethod
-    def of_ledger(cls, description: str) -> Self:  # noqa: ARG003  for subclasses whose result has parameters
+    def of_ledger(cls, description: str) -> Self:
         """An aggregator that only shows the `result` of a field, from the text in its ledger. Readers."""
-        return cls.__new__(cls)
+        shows = cls.__new__(cls)
+        vars(shows)["describe"] = partial(str, description)  # for errors: it has no column of its own
+        return shows
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)

@@ -150,7 +150,6 @@ class TopN(Collect):
         shows = super().of_ledger(description)
         found = re.match(r"TopN\((\d+), ", description)
         shows.n = int(found[1]) if found else 0
-        shows.by = "count" if description.endswith(" by count)") else "value"
         return shows
 
     def bind(self, columns: Mapping[str, str]) -> str:
@@ -200,16 +199,17 @@ class TopN(Collect):
 
     def result(self, value: Any) -> Any:
         """The ``n`` values, or values with their counts."""
-        if value is None or self.by == "value":
+        if value is None or len(value) == 1:
             return super().result(value)
         most_frequent = sorted(zip(*value, strict=True), key=itemgetter(1), reverse=True)[: self.n]
         return [{"value": one, "count": count} for one, count in most_frequent]
 
     def result_type(self, value_type: str) -> str:
         """See `Aggregator.result_type`."""
-        if self.by == "value":
+        values, counts, _ = value_type.partition(">,counts:array<bigint>>")
+        if not counts:
             return super().result_type(value_type)
-        kind = value_type.removeprefix("struct<values:array<").removesuffix(">,counts:array<bigint>>")
+        kind = values.removeprefix("struct<values:array<")
         return f"array<struct<value:{kind},count:bigint>>"
 
     def _kept(self, values: Iterable[Any]) -> tuple[list[Any]]:
