@@ -264,6 +264,7 @@ def test_a_key_is_read_by_the_type_of_its_column(kind, text, value):
         ("timestamp", "2026-11-21T10:00:00"),
         ("binary", "xyz"),
         ("decimal(10,2)", "much"),
+        ("decimal(10,2)", "1.555"),
         ("double", "much"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from mapstate.cli.arguments import quoted
@@ -53,7 +54,7 @@ def _typed(field: KeyField, text: str) -> Any:
             return _instant(text)
         if field.type == "binary" and not text:
             return b""
-        return KeyCodec([field]).decode(text)[0]
+        return _unrounded(KeyCodec([field]).decode(text)[0], text)
     except (KeyEncodingError, ValueError):
         example = _EXAMPLES.get(field.type, "")
     raise UsageError(f"key column {field.name!r} is a {field.type}{example}; this is none: {quoted(text[:100])}")
@@ -64,3 +65,10 @@ def _instant(text: str) -> dt.datetime:
     if instant.tzinfo is None:
         raise ValueError(text)
     return instant
+
+
+def _unrounded(value: Any, text: str) -> Any:
+    """The value, unless it is a decimal with fewer digits than the text: that is another key."""
+    if isinstance(value, Decimal) and value != Decimal(text):
+        raise ValueError(text)
+    return value
