@@ -59,6 +59,7 @@ FOREIGN = {
     "_make": "a named tuple's public method",
     "_replace": "a named tuple's public method",
     "_2": "half of a Scala tuple, through py4j",
+    "_jc": "PySpark has no public way to compare two expressions",
     "_jdf": "PySpark has no public way to a frame's plan",
     "_jsc": "PySpark has no public way to ask whether Spark is local",
     "_jsparkSession": "PySpark has no public way to the JVM's session",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 from pyspark.sql import functions as F
@@ -68,6 +69,65 @@ def test_an_aggregate_may_be_of_an_expression(spark, tmp_path):
     with open_reader(url, "s") as reader:
         assert reader.ledger().fields[0].aggregator == "Sum(*(n, 2))"
         assert reader.get(["a"]) == reader.get(("a",))
+
+
+@pytest.mark.spark
+def test_an_expression_of_a_python_function_or_a_lambda_has_the_same_name_in_each_run(spark, tmp_path):
+    """Spark's text of these holds addresses, numbers and the path of this file, which another run does not have."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    frame = spark.createDataFrame([("a", 1), ("a", 2)], "k string, n bigint")
+
+    def job(name="s"):
+        plus, times = (F.udf(function, "bigint") for function in (lambda n: n + 1, lambda n: n * 100))
+        return (
+            newStream(name, frame)
+            .groupBy("k")
+            .persistentAggregate(
+                opaque(url),
+                plus=Sum(plus(F.col("n") + 0)),
+                times=Sum(times("n").alias("times")),
+                listed=Sum(F.aggregate(F.array("n"), F.lit(0).cast("bigint"), lambda one, other: one + other)),
+                some=Count(where=plus("n") > 2),
+                raw=Count(where=F.lit(b"x") == F.col("k").cast("binary")),
+            )
+        )
+
+    job()(frame, 0)
+    job()(frame, 1)
+    assert contents(url, "s") == {("a",): {"plus": 10, "times": 600, "listed": 6, "some": 2, "raw": 0}}
+    with open_reader(url, "s") as reader:
+        named = [field.aggregator for field in reader.ledger().fields]
+    assert named[:2] == ["Sum(<lambda>((n + 0)))", "Sum(times)"]
+    assert not any("@" in name or ".py" in name or "_1" in name for name in named)
+
+
+@pytest.mark.spark
+def test_expressions_of_one_name_are_refused_if_they_differ(spark, tmp_path):
+    frame = spark.createDataFrame([("a", 1, 1000)], ["k", "n", "*(n, 2)"])
+    one, seven = F.udf(lambda: 1, "bigint"), F.udf(lambda: 7, "bigint")
+    n = F.col("n")
+
+    def keep(*keys, **aggregates):
+        return newStream("s", frame).groupBy("k", *keys).persistentAggregate(opaque(url), **aggregates)
+
+    url = f"sqlite:///{tmp_path}/state.db"
+    for mistake in (
+        lambda: keep(a=Sum(one()), b=Sum(seven())),
+        lambda: keep(a=Sum(n * F.lit(1.0)), b=Sum(n * F.lit(Decimal("1.0")))),
+        lambda: keep("*(n, 2)", a=Sum(n * 2)),
+        lambda: newStream("s", frame).groupBy("k").aggregate(a=Sum(one()), b=Sum(seven())),
+    ):
+        with pytest.raises(errors.DuplicateNameError, match="another expression or a column has, too"):
+            mistake()
+    same = seven()
+    keep(
+        one=Sum(one().alias("one")),
+        sum=Sum(same),
+        mean=Avg(same),
+        rows=Count(F.col("K")),
+        **{f"n{at}": Sum(n * 3, where="k = 'a'") for at in range(2)},
+    )(frame, 0)
+    assert contents(url, "s") == {("a",): {"one": 1, "sum": 7, "mean": 7.0, "rows": 1, "n0": 3, "n1": 3}}
 
 
 @pytest.mark.spark

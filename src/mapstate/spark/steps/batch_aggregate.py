@@ -20,7 +20,6 @@ from mapstate.spark.executor.batch_fold import MARK, FinishTask, FoldTask
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import column_names
-from mapstate.spark.steps.expressions import Expressions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,9 +62,8 @@ class Links:
         """Those that may be of an expression, by name."""
         return {name: one for name, one in self.links if isinstance(one, Aggregator)}
 
-    def by_name(self, expressions: Expressions) -> Links:
-        """The same aggregators over the columns that hold their expressions."""
-        named = expressions.named(self.aggregators)
+    def over_columns(self, named: Mapping[str, Aggregator]) -> Links:
+        """The same, with aggregators over the columns that hold their expressions."""
         return Links(tuple((name, named.get(name, one)) for name, one in self.links), self.per_partition)
 
     def over(self, schema: StructType, keys: Sequence[str] = ()) -> Step:

@@ -1,25 +1,34 @@
-"""Aggregates and keys that are expressions: ``Sum(F.col("a") * 2)`` is the Sum of a column that a step adds."""
+"""Aggregates and keys that are expressions: ``Sum(F.col("a") * 2)`` is the Sum of a column that a step adds.
+
+The column has the text of the expression as its name, which the ledger holds, too. Where the text is another one in
+each run, as that of a Python UDF, it has Spark's own name for such a column.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
-from mapstate.errors import ConfigurationError
+from mapstate.aggregators.columns import column_of
+from mapstate.errors import ConfigurationError, DuplicateNameError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Expressions", "analysed", "expressions_of", "is_column"]
+__all__ = ["Expressions", "Only", "analysed", "expressions_of", "has_expressions", "is_column"]
+
+_CHANGES = re.compile(r"@[0-9a-f]+\b|_\d+\)? -> ")
+"""In the text of an expression: an address in the JVM, or the number of a lambda's variable. No run has them again."""
 
 
 @dataclass(frozen=True, eq=False)  # Columns have no truth value, and two of one text may differ
 class Expressions:
-    """A step that adds a column for each expression, named by its text as Spark prints it: what the ledger holds."""
+    """A step that adds a column for each expression, by its name."""
 
     columns: Mapping[str, Column]
 
@@ -27,23 +36,55 @@ class Expressions:
         """See `Step`."""
         return frame.withColumns(dict(self.columns))
 
-    def named(self, aggregates: Mapping[str, Aggregator]) -> dict[str, Aggregator]:
-        """The same aggregators over the added columns."""
-        return {name: _by_name(aggregator) for name, aggregator in aggregates.items()}
+
+@dataclass(frozen=True, eq=False)
+class Only:
+    """A step that leaves one expression."""
+
+    column: Any
+
+    def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
+        """See `Step`."""
+        return frame.select(self.column)
 
 
-def expressions_of(aggregates: Mapping[str, Aggregator]) -> Expressions:
-    """The expressions that aggregators have in place of column names."""
-    found = [value for aggregator in aggregates.values() for value in vars(aggregator).values() if is_column(value)]
-    return Expressions({_text(column): column for column in found})
+def has_expressions(aggregates: Mapping[str, Aggregator]) -> bool:
+    """Whether an aggregator has an expression in place of a column name."""
+    return any(is_column(value) for aggregator in aggregates.values() for value in vars(aggregator).values())
 
 
-def _by_name(aggregator: Aggregator) -> Aggregator:
-    named = copy.copy(aggregator)
-    for attribute, value in vars(aggregator).items():
-        if is_column(value):
-            setattr(named, attribute, _text(value))
-    return named
+def expressions_of(
+    aggregates: Mapping[str, Aggregator], names: Sequence[str], spark_name: Callable[[Column], str]
+) -> tuple[Expressions, dict[str, Aggregator]]:
+    """The expressions that aggregators have in place of column names, and the same aggregators over their columns.
+
+    ``names`` are the columns of the rows, and ``spark_name`` gives the name of an expression as a column of theirs.
+    Raises DuplicateNameError where two names would be one.
+    """
+    columns: dict[str, Any] = {}
+
+    def name_of(column: Any) -> str:
+        text = str(column).removeprefix("Column<'").removesuffix("'>")
+        if _CHANGES.search(text):
+            text = spark_name(column)
+        taken = [name for name in names if name.casefold() == text.casefold()]  # as Spark compares them
+        if taken and column._jc.equals(column_of(text)._jc):
+            return text if text in taken else taken[0]
+        same = columns.setdefault(text, column)
+        if taken or not (same is column or same._jc.equals(column._jc)):
+            raise DuplicateNameError(
+                f"an expression has the name {text!r}, which another expression or a column has, too. Nothing was "
+                "written. Give it another one with alias(...), or use one Column object twice.",
+                name=text,
+            )
+        return text
+
+    named = {name: copy.copy(aggregator) for name, aggregator in aggregates.items()}
+    for aggregator in named.values():
+        for attribute, value in list(vars(aggregator).items()):
+            if is_column(value):
+                setattr(aggregator, attribute, name_of(value))
+    return Expressions(columns), named
 
 
 @contextmanager
@@ -63,7 +104,3 @@ def is_column(value: Any) -> bool:
     from pyspark.sql import Column
 
     return isinstance(value, Column)
-
-
-def _text(column: Column) -> str:
-    return str(column).removeprefix("Column<'").removesuffix("'>")

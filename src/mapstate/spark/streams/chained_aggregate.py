@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from mapstate.aggregators import Aggregator
 from mapstate.spark.driver.job import Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.steps.batch_aggregate import Links
-from mapstate.spark.steps.expressions import expressions_of
+from mapstate.spark.steps.expressions import Only, analysed, expressions_of, has_expressions
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
-__all__ = ["ChainedAggregate", "SteppedRows"]
+__all__ = ["ChainedAggregate", "SteppedRows", "with_expressions"]
 
 
 class SteppedRows(Protocol):
@@ -57,8 +59,28 @@ class ChainedAggregate(Generic[R]):
 
     def chainEnd(self) -> R:
         """The rows that they emit."""
-        expressions = expressions_of(self._links.aggregators)
-        if not expressions.columns:
-            return self._rows.with_step(self._links.over(self._rows.schema, self._keys), by_row=False)
-        rows = self._rows.with_step(expressions, by_row=True)
-        return rows.with_step(self._links.by_name(expressions).over(rows.schema, self._keys), by_row=False)
+        rows, links = self._rows, self._links
+        if has_expressions(links.aggregators):
+            rows, named = with_expressions(rows, links.aggregators)
+            links = links.over_columns(named)
+        return rows.with_step(links.over(rows.schema, self._keys), by_row=False)
+
+
+def with_expressions(rows: R, aggregates: Mapping[str, Aggregator]) -> tuple[R, dict[str, Aggregator]]:
+    """The rows with a column for each expression of an aggregator, and the aggregators over these columns.
+
+    Raises ConfigurationError, and DuplicateNameError where two names would be one.
+    """
+
+    def spark_name(column: Column) -> str:
+        with analysed(str(column)):
+            name: str = rows.with_step(Only(column), by_row=True).schema.names[0]
+            return name
+
+    expressions, named = expressions_of(aggregates, rows.schema.names, spark_name)
+    if not expressions.columns:
+        return rows, named
+    more = rows.with_step(expressions, by_row=True)
+    with analysed(f"one of {', '.join(expressions.columns)}"):
+        _ = more.schema
+    return more, named

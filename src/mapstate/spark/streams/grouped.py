@@ -14,8 +14,8 @@ from mapstate.spark.driver.job import Job
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable, kind_of
 from mapstate.spark.steps.columns import check_unique
-from mapstate.spark.steps.expressions import analysed, expressions_of
-from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows
+from mapstate.spark.steps.expressions import has_expressions
+from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows, with_expressions
 from mapstate.spec import StateSpec
 
 __all__ = ["Groupable", "GroupedStream", "Kept"]
@@ -89,13 +89,10 @@ class GroupedStream(Generic[Kept, R]):
                     f"{name} is a {kind_of(one)}, not an aggregator: write {name}=Count(), or an instance of a "
                     "CombinerAggregator or ReducerAggregator of your own"
                 )
-        expressions = expressions_of(aggregates)
-        if expressions.columns:
-            rows = self._rows.with_step(expressions, by_row=True)
-            with analysed(f"one of {', '.join(expressions.columns)}"):
-                _ = rows.schema
+        if has_expressions(aggregates):
+            rows, named = with_expressions(self._rows, aggregates)
             by = tuple(key.name for key in self._keys)
-            return GroupedStream(rows, by).persistentAggregate(state, **expressions.named(aggregates))
+            return GroupedStream(rows, by).persistentAggregate(state, **named)
         check_unique([key.name for key in self._keys] + list(aggregates))
         adapted = self._rows.adapted(state, aggregates, by=[key.name for key in self._keys])
         types = self._types | self._rows.hidden_columns()

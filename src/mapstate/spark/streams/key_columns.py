@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError
-from mapstate.spark.steps.expressions import Expressions, analysed, is_column
+from mapstate.spark.steps.expressions import Expressions, Only, analysed, is_column
 from mapstate.spark.streams.chained_aggregate import SteppedRows
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
 __all__ = ["with_keys"]
 
@@ -39,7 +38,7 @@ def with_keys(rows: R, keys: Sequence[str | Column]) -> tuple[R, tuple[str, ...]
 
 def _with_expression(rows: R, key: Column) -> tuple[R, list[str]]:
     with analysed(f"the key {key}"):
-        name = rows.with_step(_Only(key), by_row=True).schema.names[0]
+        name = rows.with_step(Only(key), by_row=True).schema.names[0]
     if name.casefold() not in _taken(rows):
         rows = rows.with_step(Expressions({name: key}), by_row=True)
     elif str(key) != f"Column<'{name}'>":
@@ -74,14 +73,3 @@ def _with_fields(rows: R, key: str) -> tuple[R, list[str]]:
 def _taken(rows: SteppedRows) -> set[str]:
     """The names of the columns, as Spark compares them: it would replace a column that differs in case."""
     return {name.casefold() for name in rows.schema.names}
-
-
-@dataclass(frozen=True, eq=False)
-class _Only:
-    """A step that leaves one expression."""
-
-    column: Any
-
-    def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
-        """See `Step`."""
-        return frame.select(self.column)
