@@ -20,11 +20,19 @@ from pyarrow import parquet
 from states import Bare, Job, N, contents, made_of_one_batch, messy
 from typer.testing import CliRunner
 
+from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.cli.commands import app
 from mapstate.cli.files import FORMATS
-from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUnavailableError, UsageError
+from mapstate.errors import (
+    StoreAuthError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnsupportedTypeError,
+    UsageError,
+)
 from mapstate.operations.export import export
 from mapstate.schema import Field, KeyField
 
@@ -138,6 +146,18 @@ def test_parquet_has_the_types_of_the_ledger(typed, tmp_path):
         *("int32", "decimal128(10, 2)"),
         *("timestamp[us, tz=UTC]", "timestamp[us]"),
     )
+
+
+def test_a_mean_that_does_not_fit_into_its_type_is_named_with_its_column(url, tmp_path):
+    """The mean of decimals has four places more than they have, but no more digits."""
+    fields = (Field("mean", "Avg(x)", "struct<sum:decimal(38,2),count:bigint>"),)
+    made_of_one_batch(url, "means", (KeyField("k", "string"),), fields, {"a": (Decimal("9" * 36 + ".00"), 1)})
+    with pytest.raises(UnsupportedTypeError, match="'mean' does not fit into pyarrow's decimal128"):
+        export(url, "means", tmp_path / "x.parquet", FORMATS["parquet"])
+    export(url, "means", tmp_path / "x.csv", FORMATS["csv"])
+    assert (tmp_path / "x.csv").read_text() == f"k,mean\na,{'9' * 36}.000000\n"
+    with open_reader(url, "means") as reader, pytest.raises(UnsupportedTypeError, match="'mean' does not fit"):
+        reader.to_arrow()
 
 
 def test_csv_tells_null_from_empty_text(typed, tmp_path):

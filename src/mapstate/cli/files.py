@@ -13,6 +13,7 @@ import msgspec
 from mapstate.cli.forms import plain
 from mapstate.errors import MissingDriverError, UsageError
 from mapstate.operations.export import Column, Write, item_type, struct_fields
+from mapstate.reader.tables import array_of
 
 __all__ = ["FORMATS", "format_of"]
 
@@ -76,8 +77,8 @@ def _write_parquet(columns: Sequence[Column], pages: Pages, to: Path) -> None:
 
     def batch(rows: list[tuple[Any, ...]]) -> Any:
         arrays = [
-            pa.array(values if convert is None else map(convert, values), type=kind)
-            for values, convert, kind in zip(zip(*rows, strict=True), converts, schema.types, strict=True)
+            array_of(pa, field, values if convert is None else map(convert, values))
+            for values, convert, field in zip(zip(*rows, strict=True), converts, schema, strict=True)
         ]
         return pa.table(arrays, schema=schema)
 

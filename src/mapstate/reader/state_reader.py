@@ -195,7 +195,7 @@ class StateReader:
 
         Raises:
             MissingDriverError: pyarrow is not installed: ``pip install 'mapstate[tables]'``.
-            UnsupportedTypeError: Arrow has no such type.
+            UnsupportedTypeError: Arrow has no such type, or a mean of decimals has more digits than its type.
 
         """
         from mapstate.reader.tables import Columns

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.fields import Fields, shown_as
-from mapstate.errors import MissingDriverError, UnsupportedTypeError
+from mapstate.errors import MissingDriverError, UnsupportedTypeError, cut
 from mapstate.keys import Key
 from mapstate.schema import KeyField
 from mapstate.serializers.value_types import struct_fields
@@ -14,7 +14,7 @@ from mapstate.serializers.value_types import struct_fields
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Columns"]
+__all__ = ["Columns", "array_of"]
 
 
 class Columns:
@@ -40,8 +40,8 @@ class Columns:
         keys = zip(*(key for key, _ in page), strict=True)
         fields = ([self._shown(name, own[name]) for _, own in page] for name in self._names)
         arrays = [
-            self._arrow.array(list(values), kind)
-            for values, kind in zip((*keys, *fields), self.schema.types, strict=True)
+            array_of(self._arrow, field, list(values))
+            for values, field in zip((*keys, *fields), self.schema, strict=True)
         ]
         if not arrays:  # an ungrouped state without its fields
             return self._arrow.RecordBatch.from_pylist([{}] * len(page), self.schema)
@@ -53,6 +53,19 @@ class Columns:
 
     def _shown(self, name: str, value: Any) -> Any:
         return shown_as(value, is_json=name in self._json)
+
+
+def array_of(pa: Any, field: Any, values: Any) -> Any:
+    """The values as an array of a field of a schema. Raises UnsupportedTypeError, where a value does not fit."""
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, OverflowError) as error:
+        raise UnsupportedTypeError(
+            f"a value of the column {field.name!r} does not fit into pyarrow's {field.type} ({cut(error)}). It can be "
+            "read with get and scan, and exported as CSV or JSON lines.",
+            column=field.name,
+            type=str(field.type),
+        ) from error
 
 
 def _pyarrow() -> Any:
