@@ -53,7 +53,7 @@ class Aggregator:
 
     def describe(self) -> str:
         """Its name in the ledger. A field with another description is another field."""
-        inside = ", ".join(self.columns())
+        inside = ", ".join(map(str, self.columns()))  # an expression has no name yet
         return f"{type(self).__name__}({inside})" if inside else type(self).__name__
 
     @classmethod
