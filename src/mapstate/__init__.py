@@ -39,8 +39,8 @@ from mapstate.errors import (
     DataError,
     LedgerError,
     MapStateError,
-    MissingDriverError,
     StoreError,
+    missing_driver,
 )
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
@@ -110,7 +110,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mapstate"):
             raise
-        raise MissingDriverError(
-            f"{name} needs the package {error.name!r}, which is not installed: pip install 'mapstate[spark]'",
-            package=error.name,
-        ) from error
+        raise missing_driver(name, error, extra="spark") from error

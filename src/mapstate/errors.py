@@ -3,7 +3,7 @@
     MapStateError
     ├── ConfigurationError            a request that cannot be met, raised before anything runs (ValueError)
     │   ├── UnknownSchemeError        no store answers to this URL scheme
-    │   ├── MissingDriverError        a driver package is not installed; names the extra (ImportError)
+    │   ├── MissingDriverError        a package of an extra is not installed (ImportError)
     │   ├── UnknownColumnError        a key or an aggregate names a missing column (KeyError)
     │   ├── UnsupportedTypeError      a column's type cannot be a key or a value (TypeError)
     │   ├── DuplicateNameError        two outputs, or an output and a key, have one name
@@ -133,7 +133,7 @@ class UnknownSchemeError(ConfigurationError):
 
 
 class MissingDriverError(ConfigurationError, ImportError):
-    """A store's driver package is not installed; the message names the extra to install."""
+    """A package of an extra is not installed, such as a store's driver; the message names the extra."""
 
 
 class UnknownColumnError(ConfigurationError, KeyError):
@@ -277,6 +277,14 @@ class StoreFullError(StoreError):
 
 class CorruptStoreError(StoreError):
     """The store's file is damaged, or is not a file of this store."""
+
+
+def missing_driver(user: str, error: ModuleNotFoundError, extra: str) -> MissingDriverError:
+    """The error for a failed import: ``user`` needs the package, and ``extra`` installs it."""
+    return MissingDriverError(
+        f"{user} needs the package {error.name!r}, which is not installed: pip install 'mapstate[{extra}]'",
+        package=error.name,
+    )
 
 
 _MOST_SHOWN = 100

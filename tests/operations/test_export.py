@@ -184,7 +184,7 @@ def test_without_pyarrow_parquet_says_how_to_have_it(url, tmp_path, monkeypatch)
     messy(url)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = run("export", url, "s", "--to", tmp_path / "x.parquet")
-    assert (done.exit_code, "pip install pyarrow" in done.stderr) == (2, True)
+    assert (done.exit_code, "mapstate[tables]" in done.stderr) == (2, True)
     assert run("export", url, "s", "--to", tmp_path / "x.csv").exit_code == 0
 
 

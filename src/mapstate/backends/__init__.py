@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, MissingDriverError
+from mapstate.errors import ConfigurationError, missing_driver
 
 __all__ = ["resolve"]
 
@@ -56,11 +56,6 @@ def _built_in(scheme: str) -> Any:
     try:
         return getattr(import_module(module), name).from_url
     except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing.startswith("mapstate"):
+        if (error.name or "").startswith("mapstate"):
             raise
-        extra = module.rpartition(".")[2]
-        raise MissingDriverError(
-            f"{scheme}:// needs the package {missing!r}, which is not installed: pip install 'mapstate[{extra}]'",
-            package=missing,
-        ) from error
+        raise missing_driver(f"{scheme}://", error, extra=module.rpartition(".")[2]) from error

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from mapstate.cli.forms import plain
-from mapstate.errors import MissingDriverError, UsageError
+from mapstate.errors import UsageError, missing_driver
 from mapstate.operations.export import Column, Write, item_type, struct_fields
 from mapstate.reader.tables import array_of
 
@@ -68,9 +68,7 @@ def _write_parquet(columns: Sequence[Column], pages: Pages, to: Path) -> None:
         import pyarrow as pa
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise MissingDriverError(
-            f"Parquet needs the package {error.name!r}, which is not installed: pip install pyarrow", package=error.name
-        ) from error
+        raise missing_driver("Parquet", error, extra="tables") from error
     kinds = [_arrow_type(pa, column.type) for column in columns]
     schema = pa.schema([(column.name, kind or pa.string()) for column, kind in zip(columns, kinds, strict=True)])
     converts = [_json if kind is None else _by_name(column.type) for column, kind in zip(columns, kinds, strict=True)]

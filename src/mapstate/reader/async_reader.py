@@ -12,7 +12,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
-from mapstate.errors import MissingDriverError, UsageError
+from mapstate.errors import UsageError, missing_driver
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import EventLoops
@@ -193,11 +193,7 @@ class _OnLoop:
         try:
             from mapstate.event_loop import on_loop
         except ModuleNotFoundError as error:
-            raise MissingDriverError(
-                f"open_async_reader on Redis needs the package {error.name!r}, which is not installed: pip install "
-                "'mapstate[redis]'",
-                package=error.name,
-            ) from error
+            raise missing_driver("open_async_reader on Redis", error, extra="redis") from error
         self._run = on_loop
         self._running = 0
         self._none_runs = asyncio.Event()

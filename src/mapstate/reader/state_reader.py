@@ -10,7 +10,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
-from mapstate.errors import ConfigurationError, KeyEncodingError, MissingDriverError, UnknownColumnError, UsageError
+from mapstate.errors import ConfigurationError, KeyEncodingError, UnknownColumnError, UsageError, missing_driver
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey
 from mapstate.maps.serialized import Room
@@ -212,10 +212,7 @@ class StateReader:
         try:
             return table.to_pandas(integer_object_nulls=True)  # doubles would round integers above 2**53
         except ModuleNotFoundError as error:
-            raise MissingDriverError(
-                f"to_pandas needs the package {error.name!r}, which is not installed: pip install 'mapstate[tables]'",
-                package=error.name,
-            ) from error
+            raise missing_driver("to_pandas", error, extra="tables") from error
 
     def _chosen(self, columns: Sequence[str]) -> list[str]:
         """The columns, if the state has them."""

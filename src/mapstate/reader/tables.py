@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.fields import Fields, shown_as
-from mapstate.errors import MissingDriverError, UnsupportedTypeError, cut
+from mapstate.errors import UnsupportedTypeError, cut, missing_driver
 from mapstate.keys import Key
 from mapstate.schema import KeyField
 from mapstate.serializers.value_types import struct_fields
@@ -72,11 +72,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow as pa
     except ModuleNotFoundError as error:
-        raise MissingDriverError(
-            f"to_arrow and to_pandas need the package {error.name!r}, which is not installed: pip install "
-            "'mapstate[tables]'",
-            package=error.name,
-        ) from error
+        raise missing_driver("to_arrow", error, extra="tables") from error
     return pa
 
 

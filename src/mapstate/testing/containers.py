@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from mapstate.errors import ConfigurationError, MissingDriverError, StoreUnavailableError
+from mapstate.errors import ConfigurationError, StoreUnavailableError, missing_driver
 
 __all__ = ["aerospike_container", "redis_container", "valkey_container"]
 
@@ -97,10 +97,7 @@ def aerospike_container(image: str = "", *, seconds: float = 120.0) -> Iterator[
     try:
         aerospike: Any = import_module("aerospike")
     except ModuleNotFoundError as error:
-        raise MissingDriverError(
-            "this needs the package 'aerospike', which is not installed: pip install 'mapstate[aerospike]'",
-            package="aerospike",
-        ) from error
+        raise missing_driver("aerospike_container", error, extra="aerospike") from error
     container = _container(image)
     # Clients go where the server says that it is, so the port is the same inside and outside.
     port = _free_port()
@@ -149,10 +146,7 @@ def _container(image: str) -> Any:
         docker: Any = import_module("docker")
         container: Any = import_module("testcontainers.core.container")
     except ModuleNotFoundError as error:
-        raise MissingDriverError(
-            f"containers need the package {error.name!r}, which is not installed: pip install 'mapstate[testing]'",
-            package=error.name,
-        ) from error
+        raise missing_driver("a container", error, extra="testing") from error
     problem = _no_docker(docker)
     if problem is not None:
         raise ConfigurationError(
