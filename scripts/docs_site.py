@@ -59,17 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         new = sorted(path for path in found - {None} - seen if path is not None and path.parts[0] != "docs")
         pages.extend(new)
         seen.update(new)
-    config.nav = present(config.nav, {file.src_uri for file in files})
     return files
-
-
-def present(nav: Any, uris: set[str]) -> Any:
-    """The navigation without the pages that are still to be written."""
-    if isinstance(nav, list):
-        return [found for entry in nav if (found := present(entry, uris))]
-    if isinstance(nav, dict):
-        return {title: found for title, entry in nav.items() if (found := present(entry, uris))}
-    return nav if nav in uris else None
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
