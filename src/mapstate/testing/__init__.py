@@ -1,4 +1,4 @@
-"""The test kit: contracts for a store, stores that fail on purpose, servers in Docker. See docs/testing.md."""
+"""The test kit: contracts of a store, failing stores, servers in Docker. See docs/testing-with-faults.md."""
 
 from __future__ import annotations
 
