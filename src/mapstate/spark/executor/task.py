@@ -46,12 +46,12 @@ __all__ = ["BatchTask"]
 class BatchTask:
     """The function that `mapInArrow` runs, once per partition and try. Picklable.
 
-    ``key_columns`` and then either each field's native partials and a count of rows (``partials`` has
-    the number of columns per field), or the raw rows sorted by key (``partials`` is None).
-    ``new_values`` is the schema of the new-values rows, or None where nobody asked for them; with ``old_values`` it
-    has also those before the batch, which an opaque state knows. ``rows_of`` names the columns of raw rows.
-    ``committed`` is the last committed attempt, where its driver vouches for it, and ``spread`` says how keys are
-    spread over partitions, where a worker may keep records; see `cache_lease`.
+    Its input has the key columns first. Then come each field's native partials and a count of rows (``partials`` has
+    the number of columns per field), or the columns ``rows_of`` of raw rows, sorted by key (``partials`` is None).
+    ``new_values`` is the schema of the new-values rows, or None if nobody asked for them. With ``old_values`` it also
+    has the values before the batch, which an opaque state knows. ``committed`` is the last committed attempt, if its
+    driver vouches for it, and ``spread`` says how keys are spread over partitions, if a worker may keep records; see
+    `cache_lease`.
     """
 
     def __init__(
