@@ -106,11 +106,11 @@ class PersistentAggregate(Startable):
         return NewValuesStream(name, self, inside, feed, steps=steps, kind="events", state=self)
 
     def on_batch(self, function: OnBatch) -> Self:
-        """Has ``function`` called with each batch's `BatchReport`; returns self.
+        """Call ``function`` with each batch's `BatchReport`. Returns self.
 
-        Called on the driver, after the commit and before what lies downstream; not for a batch that Spark
-        brings again though it counts already, so at most once per batch. What it raises is logged: the
-        batch is committed, and goes on.
+        It is called on the driver, after the commit and before what lies downstream, at most once per batch: not
+        again if Spark brings a batch again that counts already. What it raises is logged. The batch is committed
+        all the same, and goes on.
         """
         self.query.add_on_batch(self._branch, function)
         return self
@@ -153,10 +153,10 @@ class NewValuesStream(Rows[PersistentAggregate]):
         return replace(self, steps=(*self.steps, step), kind=kind)
 
     def foreachBatch(self, function: Downstream) -> Any:
-        """Has ``function(rows, batch_id)`` called after each commit; returns the state, to be started.
+        """Call ``function(rows, batch_id)`` after each commit. Returns the state, to be started.
 
-        Called at least once per batch: again, with the same rows, after a crash that came before Spark's
-        own commit. Not for a batch that was set aside. Using the DataFrame twice does not write twice.
+        It is called at least once per batch: again, with the same rows, after a crash before Spark's own commit.
+        It is not called for a batch in quarantine. Using the DataFrame twice does not write twice.
         """
         steps = self.steps
         self.feed(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id))

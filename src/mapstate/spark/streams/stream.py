@@ -90,7 +90,7 @@ class Stream(Rows[PersistentAggregate]):
         return replace(self, df=df, query=self.query.merged([stream.query for stream in others if stream.query], df))
 
     def toDF(self) -> DataFrame:
-        """The rows of a batch DataFrame behind all steps: a request that is answered at once.
+        """The rows of a batch DataFrame after all steps: a request that is answered at once.
 
         Raises UsageError for a streaming DataFrame with steps: they take one micro-batch after the other.
         """
@@ -101,9 +101,9 @@ class Stream(Rows[PersistentAggregate]):
         return through(self.steps, self.df, None)
 
     def foreachBatch(self, function: Downstream) -> Startable:
-        """Has ``function(rows, batch_id)`` called for each batch, at least once; returns what is to be started.
+        """Call ``function(rows, batch_id)`` at least once for each batch. Returns the query to be started.
 
-        In a topology, behind the commit of all states, and not for a batch that was set aside.
+        In a topology it is called after the commit of all states, and not for a batch in quarantine.
         """
         query, steps = self._own_query(), self.steps
         query.add_behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id))
