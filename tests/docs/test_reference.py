@@ -36,7 +36,7 @@ def used(code):
 
 
 # Pages whose subject is a part of the reference.
-GUIDES = [ROOT / "docs" / name for name in ("readers.md", "sketches.md")]
+GUIDES = [ROOT / "docs" / name for name in ("readers.md", "sketches.md", "testing-with-faults.md")]
 EXAMPLES = {name for page in [*PAGES, *GUIDES] for code in blocks(page) for name in used(code)}
 
 
@@ -47,7 +47,7 @@ def test_a_public_name_has_a_docstring_and_an_example_that_ran(name, module):
     if inspect.isclass(thing) or inspect.isfunction(thing):
         doc = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
         assert doc, f"{module}.{name} has no docstring"
-    assert name in EXAMPLES, f"no block of docs/reference, readers.md or sketches.md uses {name}"
+    assert name in EXAMPLES, f"no block of docs/reference or {[page.name for page in GUIDES]} uses {name}"
 
 
 def test_a_public_name_is_on_a_page():
