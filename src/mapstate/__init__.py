@@ -45,6 +45,7 @@ from mapstate.errors import (
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
 from mapstate.version import VERSION
+from mapstate.windows import SlidingDurationWindow, TumblingDurationWindow
 
 if TYPE_CHECKING:
     from mapstate.reader import AsyncStateReader, open_async_reader
@@ -75,6 +76,7 @@ __all__ = [
     "Min",
     "ReducerAggregator",
     "SketchBytes",
+    "SlidingDurationWindow",
     "StateReader",
     "StdDev",
     "StdDevPop",
@@ -83,6 +85,7 @@ __all__ = [
     "ThetaSketch",
     "TopN",
     "Topology",
+    "TumblingDurationWindow",
     "Variance",
     "VariancePop",
     "newStream",

@@ -33,6 +33,9 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     ``at``            the time of the commit, ISO 8601 in UTC
     ``partitions``    the number of partitions whose tasks have reported
     ``rows_sent``     rows sent to this state, None if nobody has counted them
+    ``rows_late``     of a state with windows: rows that were in no window any more, or had no time
+    ``rows_between``  of a state with windows: rows between two windows
+    ``watermark``     of a state with windows, after the batch: microseconds since 1970, or in the column's own units
     """
 
     batch_id: int
@@ -47,6 +50,9 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     partitions: int = 0
     rows_sent: int | None = None
+    rows_late: int = 0
+    rows_between: int = 0
+    watermark: int | None = None
 
     @classmethod
     def of_commit(cls, commit: Commit) -> BatchReport:
@@ -62,6 +68,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
             keys_skipped=0,
             milliseconds=0,
             at=commit.at,
+            **({} if commit.windows is None else commit.windows.reported()),
         )
 
 

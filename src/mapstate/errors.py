@@ -33,7 +33,8 @@
     │   ├── LedgerLostError           records are older than their ledger
     │   ├── MissingKeysError          the state has fewer keys than its ledger says
     │   ├── StoreLostError            the ledger vanished while the stream was running
-    │   └── StoreRestartedError       the store may have lost writes of the attempt in flight
+    │   ├── StoreRestartedError       the store may have lost writes of the attempt in flight
+    │   └── WindowGoneError           the window is past its retention (LookupError)
     └── StoreError                    the store failed
         ├── StoreUnavailableError     no connection, or no answer in time (ConnectionError, TimeoutError)
         ├── StoreAuthError            the store refused the user or the password (PermissionError)
@@ -89,6 +90,7 @@ __all__ = [
     "UpdaterError",
     "UsageError",
     "ValueOverflowError",
+    "WindowGoneError",
 ]
 
 
@@ -257,6 +259,10 @@ class StoreLostError(LedgerError):
 
 class StoreRestartedError(LedgerError):
     """The store was restarted or replaced under an attempt and may have lost its writes; nothing is committed."""
+
+
+class WindowGoneError(LedgerError, LookupError):
+    """A reader asked for a window that is past its retention. Windows that end later are there."""
 
 
 class StoreError(MapStateError):

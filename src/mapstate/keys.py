@@ -29,13 +29,16 @@ from mapstate.errors import KeyEncodingError, UnsupportedTypeError, cut, shown
 from mapstate.protocol.records import contains_none
 from mapstate.schema import KeyField
 
-__all__ = ["GLOBAL_KEY", "Key", "KeyCodec", "StoreKey"]
+__all__ = ["GLOBAL_KEY", "INDEX", "Key", "KeyCodec", "StoreKey", "is_index_key"]
 
 Key = tuple[Any, ...]
 StoreKey = str | int
 """A key as a store has it: text, or an int of 64 bits in a store with types of its own."""
 
 GLOBAL_KEY: Key = ()
+
+INDEX = "\\P|"
+"""With what the keys of a pane index begin, and no key of a state does. See `mapstate.protocol.pane_index`."""
 
 _ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
@@ -45,6 +48,11 @@ _DECIMAL = re.compile(r"decimal\(\d{1,2},(\d{1,2})\)")
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
 _FLOAT = struct.Struct("f")
+
+
+def is_index_key(key: StoreKey) -> bool:
+    """Whether a store's key is one of a pane index, and none of the state's own records."""
+    return type(key) is str and key.startswith(INDEX)
 
 
 class KeyCodec:
@@ -85,6 +93,10 @@ class KeyCodec:
             return [self.encode(key) for key in keys]  # raises for the first such key
         columns = [list(map(itemgetter(at), rows)) for at in range(width)]
         return self.encode_columns(columns, len(rows))
+
+    def encode_first(self, value: Any) -> str:
+        """The text of the first key column's value: how the keys of a pane begin."""
+        return str(self._encode_column(0, [value])[0])
 
     def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[Any]:
         """The texts of ``rows`` keys, from their columns. Tasks call it once per chunk."""

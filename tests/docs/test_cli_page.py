@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from states import Job, made_of_one_batch
+from states import Job, Tens, made_of_one_batch
 from test_docs import BLOCK, ROOT
 from typer.testing import CliRunner
 
@@ -70,9 +70,11 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
     job = Job(url)
     job.batch(a=1)
     job.batch(a=2)
+    Tens(url, "tens").batch({15: {"a": 1}}, watermark=15)
     more = {
         "ls": [],
         "get": ["s", "a"],
+        "windows": ["tens", "a"],
         "watch": ["s", "--count", "1"],
         "export": ["s", "--to", str(tmp_path / "x.csv")],
         **{one: ["s", "--yes"] for one in ("recount", "drop", "rollback")},

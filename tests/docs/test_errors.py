@@ -109,6 +109,7 @@ BUILT_INS: dict[str, list[type[BaseException]]] = {
     "StateNotFoundError": [LookupError],
     "StoreUnavailableError": [ConnectionError, TimeoutError],
     "StoreAuthError": [PermissionError],
+    "WindowGoneError": [LookupError],
 }
 
 

@@ -16,7 +16,8 @@ from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.errors import UsageError
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
-from mapstate.spark.driver.offsets import files_not_counted, offsets_of, plan_of
+from mapstate.spark.driver.offsets import offsets_of, plan_of
+from mapstate.spark.driver.uncounted_files import files_not_counted
 
 pytestmark = pytest.mark.spark
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -51,6 +52,10 @@ class Collect(NativeCombiner):
         from pyspark.sql import functions as F
 
         return [F.collect_list(column_of(self.column))]
+
+    def set_stored(self, value_type: str) -> None:  # noqa: ARG002  for TopN
+        """For a reader that joins stored values: what its ledger's text does not say. It sets no bound."""
+        self.most = sys.maxsize
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
         """See `NativeCombiner.assemble`. Raises ValueOverflowError."""
@@ -151,6 +156,13 @@ class TopN(Collect):
         found = re.match(r"TopN\((\d+), ", description)
         shows.n = int(found[1]) if found else 0
         return shows
+
+    def set_stored(self, value_type: str) -> None:
+        """See `Collect.set_stored`."""
+        super().set_stored(value_type)
+        self.by = "count" if ",counts:" in value_type else "value"
+        if self.by == "value":
+            self.most = self.n
 
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`."""

@@ -7,15 +7,16 @@ from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
-from mapstate.aggregators.extremes import ArgMax, ArgMin, First, Last
+from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.moments import MOMENTS, StdDev, StdDevPop, Variance, VariancePop
 from mapstate.aggregators.retraction import BY_STORED_NAME
 from mapstate.aggregators.sketches import SKETCHES
-from mapstate.aggregators.sums import Avg
+from mapstate.aggregators.sums import Avg, Count, Sum
+from mapstate.errors import UsageError
 from mapstate.schema import Field
 
-__all__ = ["results_of"]
+__all__ = ["joins_of", "results_of"]
 
 
 class _AsStored(Aggregator):
@@ -34,6 +35,16 @@ _FORMS = (MOMENTS, "struct<sum:", "struct<by:", "struct<values:", *(f"struct<{ki
 """What they store: a user's own aggregator may have the name of a built-in one."""
 
 
+_JOINED: dict[str, type[Aggregator]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Count, Sum, Avg, Min, Max, BoolAnd, BoolOr, ArgMax, ArgMin, First, Last),
+        *(Collect, CountDistinct, TopN, StdDev, StdDevPop, Variance, VariancePop, *SKETCHES),
+    )
+}
+"""The aggregators that a reader can join values with, by their names in ledgers."""
+
+
 def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
     """The fields of a reader.
 
@@ -50,4 +61,23 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
             known[field.name] = kind.of_ledger(field.aggregator)
         else:
             known[field.name] = _AsStored()
+    return Fields(fields, known)
+
+
+def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
+    """The fields of a reader that joins values: the panes of sliding windows. Raises UsageError for unknown ones."""
+    known: dict[str, Aggregator] = {}
+    for field in fields:
+        kind = _JOINED.get(field.aggregator.partition("(")[0])
+        if field.name in aggregators:
+            known[field.name] = aggregators[field.name]
+        elif kind is not None:
+            one = known[field.name] = kind.of_ledger(field.aggregator)
+            if isinstance(one, Collect):
+                one.set_stored(field.type)
+        else:
+            raise UsageError(
+                f"the field {field.name} is a {field.aggregator}, which the reader needs to join the panes of a "
+                f"sliding window: open_reader(..., aggregators={{{field.name!r}: ...}})"
+            )
     return Fields(fields, known)

@@ -9,6 +9,7 @@ built-in aggregators. No sketch can take a row back, so a second state refuses t
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
@@ -135,6 +136,14 @@ class _Distinct(_Sketch):
     def describe(self) -> str:
         """See `Aggregator.describe`."""
         return f"{type(self).__name__}({self.column}, log2k={self.log2k})"
+
+    @classmethod
+    def of_ledger(cls, description: str) -> Self:
+        """See `Aggregator.of_ledger`."""
+        shows = super().of_ledger(description)
+        found = re.search(r", log2k=(\d+)\)$", description)
+        shows.log2k = int(found[1]) if found else 12
+        return shows
 
     def _shown(self, sketch: Any) -> Any:
         return bounds(sketch)

@@ -19,7 +19,7 @@ from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport, read_reports
 from mapstate.capabilities import Scan, close_if_possible
 from mapstate.errors import KeyEncodingError, UsageError, shown
-from mapstate.keys import KeyCodec
+from mapstate.keys import KeyCodec, is_index_key
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, clock_txid, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
@@ -95,7 +95,12 @@ def adopt(
         adopted = Adopted(0, None)
         key_codec = KeyCodec(keys, native=form.native)
         room = Room(fields)
-        for part in (part for page in record_pages(store, page_size) for part in room.parts(page)):
+        for part in (part for page in record_pages(store, page_size, index=True) for part in room.parts(page)):
+            if any(map(is_index_key, part)):
+                raise UsageError(
+                    f"state {state!r} has windows, and which of them have fired was in the ledger alone. Nothing was "
+                    "written. Restore the store from a backup, or start the windows under another name."
+                )
             stored = store.multi_get(part)
             room.learn(stored)
             records = codec.loads(part, stored)

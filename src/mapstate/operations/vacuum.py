@@ -20,16 +20,18 @@ from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan, 
 from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
-from mapstate.keys import StoreKey
+from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.serialized import Room, writer_of
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import index_codec, pane_of
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
+from mapstate.windows import number_of
 
 __all__ = ["Vacuumed", "vacuum"]
 
@@ -131,15 +133,19 @@ def _vacuum(
     apart = seen.last_commit is not None and seen.last_commit.apart_from
     attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
-    codec = RecordCodec(serializer(record.serializer), state, record.type, record.fields, record.field_counts)
+    codec = _Codec(record)
     done, held_keys, unreadable = Vacuumed(0, 0, 0, attempt.txid), DistinctKeys(), Unreadable(state)
     room = Room(record.fields)
     with writer_of(store, attempt.token) as writer:
         read = _reading(store, writer, record, attempt.txid, room)
         # After the begin, because a store may list all keys at once.
-        for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
+        for part in (
+            part for page in unreadable.listed(record_pages(store, page_size, index=True)) for part in room.parts(page)
+        ):
             readable, records = unreadable.read(read, part)
-            keys, values, present = _due(readable, records or [], attempt.view, attempt.txid, everything=not fenced)
+            keys, values, present = _due(
+                readable, records or [], attempt.view, attempt.txid, everything=not fenced, codec=codec
+            )
             held_keys.update(present)
             if keys:
                 _write(writer, codec, keys, values, attempt.txid, removing=fenced)
@@ -168,7 +174,7 @@ def _reading(
     store: Any, records: Any, ledger: LedgerRecord, newest: int, room: Room
 ) -> Callable[[list[StoreKey]], list[Any]]:
     """A function that reads the records of listed keys. Its errors name keys without a record of this state."""
-    codec = RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.field_counts)
+    codec = _Codec(ledger)
 
     def read(keys: list[StoreKey]) -> list[Any]:
         data = records.multi_get(keys)
@@ -198,9 +204,13 @@ def _scanned_in_vain(
     scanned, held, unreadable = 0, DistinctKeys(), Unreadable(ledger.state)
     room = Room(ledger.fields)
     read = _reading(store, store, ledger, ledger.next_txid - 1, room)
-    for part in (part for page in unreadable.listed(record_pages(store, page_size)) for part in room.parts(page)):
+    for part in (
+        part for page in unreadable.listed(record_pages(store, page_size, index=True)) for part in room.parts(page)
+    ):
         readable, records = unreadable.read(read, part)
-        due, _, present = _due(readable, records or [], ledger.view(), ledger.next_txid, everything=everything)
+        due, _, present = _due(
+            readable, records or [], ledger.view(), ledger.next_txid, everything=everything, codec=_Codec(ledger)
+        )
         if due:
             return None
         scanned += len(part)
@@ -231,7 +241,7 @@ def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, st
 
 
 def _due(
-    page: list[StoreKey], records: list[Any], view: CommitView, txid: int, *, everything: bool
+    page: list[StoreKey], records: list[Any], view: CommitView, txid: int, *, everything: bool, codec: _Codec
 ) -> tuple[list[StoreKey], list[Any], list[StoreKey]]:
     """The keys to write, their values by the one rule, and the keys that have a value.
 
@@ -245,20 +255,53 @@ def _due(
             "changed. Run the vacuum again between two batches.",
             txid=txid,
         ) from error
+    values = [None if codec.is_gone(key) else value for key, value in zip(page, values, strict=True)]
     due = [
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)
         if record is not None and record[0] != txid and (everything or value is None or record[0] not in view)
     ]
-    present = [key for key, value in zip(page, values, strict=True) if value is not None]
+    present = [key for key, value in zip(page, values, strict=True) if value is not None and not is_index_key(key)]
     return [key for key, _ in due], [value for _, value in due], present
 
 
-def _write(
-    writer: Any, codec: RecordCodec, keys: list[StoreKey], values: list[Any], txid: int, *, removing: bool
-) -> None:
+class _Codec:
+    """The codec of a state's records, and of its pane index where it has windows."""
+
+    def __init__(self, ledger: LedgerRecord) -> None:
+        form = serializer(ledger.serializer)
+        self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
+        self._index = index_codec(ledger.serializer, ledger.state)
+        self._windows = ledger.windows
+        self._panes = KeyCodec(ledger.keys[:1])
+
+    def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
+        """See `RecordCodec.loads`."""
+        if self._windows is None:
+            return self._own.loads(keys, data)
+        pairs = zip(keys, data, strict=True)
+        return [self._of(key).loads([key], [one])[0] for key, one in pairs]
+
+    def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
+        """See `RecordCodec.dumps`."""
+        if self._windows is None:
+            return self._own.dumps(records)
+        return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
+
+    def is_gone(self, key: StoreKey) -> bool:
+        """Whether all windows of a record are gone, so that only a late write can have left it."""
+        if self._windows is None or is_index_key(key):
+            return False
+        (pane,) = self._panes.decode(pane_of(key)[0])
+        return self._windows.definition.panes.last_end(number_of(pane)) <= self._windows.purged
+
+    def _of(self, key: StoreKey) -> RecordCodec:
+        return self._index if is_index_key(key) else self._own
+
+
+def _write(writer: Any, codec: _Codec, keys: list[StoreKey], values: list[Any], txid: int, *, removing: bool) -> None:
     """Write a page. A record without a value is removed if the store can and may, else a tombstone stays."""
-    records = codec.dumps([(txid, value, value) for value in values])
+    records = codec.dumps(keys, [(txid, value, value) for value in values])
     if isinstance(writer, Rewrites):
         pairs = zip(records, values, strict=True)
         writer.multi_rewrite(keys, [None if removing and value is None else record for record, value in pairs])

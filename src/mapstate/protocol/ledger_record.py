@@ -13,11 +13,13 @@ import msgspec
 
 from mapstate.capabilities import FenceToken
 from mapstate.protocol.records import CommitView
+from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 __all__ = [
     "DROPPER",
     "FORMAT",
+    "FORMAT_WITH_WINDOWS",
     "AlreadyCommitted",
     "Attempt",
     "Commit",
@@ -32,6 +34,8 @@ __all__ = [
 ]
 
 FORMAT = 1
+FORMAT_WITH_WINDOWS = 2
+"""The format of the ledger of a state with windows, which an older mapstate refuses."""
 
 _EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
 
@@ -67,6 +71,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     ``keys_held``         the number of keys in the state after the batch; None if unknown. `commit` computes it
     ``apart_from``        states of the topology that commit this batch in another write, so that they may lack it
     ``last_txid_before``  the ledger's last txid before the batch: of a commit, a vacuum, or adopted records
+    ``windows``           of a state with windows
     """
 
     batch_id: int
@@ -82,6 +87,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     keys_held: int | None = None
     apart_from: tuple[str, ...] = ()
     last_txid_before: int | None = None
+    windows: WindowCommit | None = None
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +126,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``rewrites``      the number of vacuums begun; each may have purged records
     ``initial_keys``  the number of keys before the first batch, None if unknown
     ``has_had_ttl``   records may expire, so the number of keys is unknown
+    ``windows``       of a state with windows, whose number of keys is unknown
     """
 
     format: int = FORMAT
@@ -144,10 +151,11 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     rewrites: int = 0
     initial_keys: int | None = None
     has_had_ttl: bool = False
+    windows: WindowsRecord | None = None
 
     def keys_held(self) -> int | None:
         """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
-        if self.has_had_ttl:
+        if self.has_had_ttl or self.windows is not None:
             return None
         return self.initial_keys if self.last_commit is None else self.last_commit.keys_held
 
@@ -157,9 +165,14 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
             return msgspec.structs.replace(self, initial_keys=held)
         return msgspec.structs.replace(self, last_commit=msgspec.structs.replace(self.last_commit, keys_held=held))
 
+    def last_windows(self) -> WindowCommit | None:
+        """What the last commit did to the windows; None before one."""
+        return None if self.last_commit is None else self.last_commit.windows
+
     def contents(self) -> tuple[Any, ...]:
         """Equal for two ledgers under which an opaque state has equal committed values, with no vacuum between."""
-        return self.first_txid, self.floor, self.last_txid, self.dead, self.rewrites
+        purged = None if self.windows is None else self.windows.purged
+        return self.first_txid, self.floor, self.last_txid, self.dead, self.rewrites, purged
 
     def view(self) -> CommitView:
         """The txids that count under this ledger."""
@@ -187,6 +200,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``clock_txid``  where a new ledger's txids start
     ``has_ttl``     the driver's records have a ttl
+    ``windows``     of a state with windows
     """
 
     state: str
@@ -199,6 +213,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     clock_txid: int
     on_new_owner: OnNewOwner = "refuse"
     has_ttl: bool = False
+    windows: WindowDefinition | None = None
 
 
 class Attempt(NamedTuple):

@@ -25,6 +25,7 @@ from mapstate.protocol import joint, transitions
 from mapstate.protocol.held_ledger import HeldLedger, change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap
 
 __all__ = ["Ledgers", "commit_domains"]
@@ -96,18 +97,20 @@ class Ledgers:
         """
         return self._begin(batch_id, None, plan)
 
-    def commit(self, done: Sequence[Commit]) -> None:
+    def commit(self, done: Sequence[Commit], panes: Sequence[PaneChange | None] = ()) -> None:
         """Make an attempt count in all states: one write per commit domain, one after the other.
 
-        Raises as `Ledger.commit` does. Then some domains may have committed, and the next `begin` rolls them back.
+        ``panes`` are the changes of states with windows. Raises as `Ledger.commit` does. Then some domains may have
+        committed, and the next `begin` rolls them back.
         """
         for ledger in self.ledgers:
             ledger.close_fences()
         done = [
             msgspec.structs.replace(commit, apart_from=self._apart_from(index)) for index, commit in enumerate(done)
         ]
+        changes = panes or [None] * len(done)
         for domain in self._domains:
-            change_all(self._of(domain), partial(self._committed, domain, done), same_incarnation=True)
+            change_all(self._of(domain), partial(self._committed, domain, done, changes), same_incarnation=True)
 
     def say_what_fenced(self) -> None:
         """See `HeldLedger.say_what_fenced`."""
@@ -188,12 +191,12 @@ class Ledgers:
         ]
 
     def _committed(
-        self, domain: Sequence[int], done: Sequence[Commit], before: Sequence[Any]
+        self, domain: Sequence[int], done: Sequence[Commit], panes: Sequence[Any], before: Sequence[Any]
     ) -> list[tuple[LedgerRecord, None]]:
         for index, record in zip(domain, before, strict=True):
             self.ledgers[index].check_not_put_back(record)
         return [
-            (transitions.commit(record, self.ledgers[index].session, done[index]), None)
+            (transitions.commit(record, self.ledgers[index].session, done[index], panes[index]), None)
             for index, record in zip(domain, before, strict=True)
         ]
 

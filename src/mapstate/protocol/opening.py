@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
-from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import DROPPER, FORMAT, FORMAT_WITH_WINDOWS, LedgerRecord, OpenRequest
 from mapstate.protocol.transitions import after_failed_attempt
+from mapstate.protocol.windows import WindowsRecord, with_definition
 from mapstate.schema import Field, KeyField
 
 __all__ = ["open_ledger"]
@@ -37,6 +38,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             next_txid=opening.clock_txid,
             initial_keys=0,
             has_had_ttl=opening.has_ttl,
+            windows=None if opening.windows is None else WindowsRecord(definition=opening.windows),
+            format=FORMAT if opening.windows is None else FORMAT_WITH_WINDOWS,
         )
     if ledger.owner == DROPPER:
         raise StateOwnershipError(
@@ -45,7 +48,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             state=ledger.state,
             owner=ledger.owner,
         )
-    ledger = _with_fields(ledger, opening)
+    windows = with_definition(ledger.state, ledger.windows, opening.windows)
+    ledger = msgspec.structs.replace(_with_fields(ledger, opening), windows=windows)
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
     return msgspec.structs.replace(
@@ -127,6 +131,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             dead=(),
             initial_keys=0,
             has_had_ttl=False,
+            windows=None if ledger.windows is None else ledger.windows.emptied(),
         )
     raise _owned_by_another(ledger, opening)
 

@@ -19,8 +19,8 @@ from mapstate.errors import (
     cut,
     shown,
 )
-from mapstate.keys import KeyCodec
-from mapstate.protocol.ledger_record import FORMAT, LedgerRecord, is_time
+from mapstate.keys import KeyCodec, is_index_key
+from mapstate.protocol.ledger_record import FORMAT, FORMAT_WITH_WINDOWS, LedgerRecord, is_time
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 
@@ -51,10 +51,11 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise _corrupt(state, cut(error)) from error
-    if record.format != FORMAT or record.state != state:
+    expected = FORMAT if record.windows is None else FORMAT_WITH_WINDOWS
+    if record.format != expected or record.state != state:
         raise CorruptLedgerError(
             f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
-            f"format {FORMAT} was expected. Nothing was written. Restore the ledger and the records from one backup.",
+            f"format {expected} was expected. Nothing was written. Restore the ledger and the records from one backup.",
             state=state,
         )
     flaw = _flaw(record) or _schema_flaw(
@@ -94,6 +95,7 @@ def _flaw(record: LedgerRecord) -> str | None:
         (not counts or counts != sorted(counts) or counts[0] < 0, "its field counts are not in order"),
         (bool(counts) and counts[-1] != len(record.fields), "its last field count differs from the number of fields"),
         (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
+        (record.windows is not None and record.windows.has_flaw(commits), "its windows contradict each other"),
     ):
         if is_flaw:
             return flaw
@@ -153,19 +155,23 @@ def check_page_size(page_size: int) -> None:
         raise UsageError(f"page_size is the number of keys on a page, at least 1, not {page_size}.")
 
 
-def record_pages(store: Scan, page_size: int) -> Iterator[list[Any]]:
+def record_pages(store: Scan, page_size: int, *, index: bool = False) -> Iterator[list[Any]]:
     """List the keys of all records, a page at a time. It gives at least the keys that the store holds at the call.
 
+    With ``index``, also those of a pane index, whose records have a codec of their own.
     Raises UsageError for an empty page.
     """
     check_page_size(page_size)
-    pages = ([key for key in page if key != LEDGER_KEY] for page in store.scan(page_size))
+    pages = (
+        [key for key in page if key != LEDGER_KEY and (index or not is_index_key(key))]
+        for page in store.scan(page_size)
+    )
     return (page for page in pages if page)
 
 
 def has_records(store: Scan) -> bool:
     """Whether the store holds any record of its state. Without one, all keys may be listed."""
-    return next(record_pages(store, _PAGE), None) is not None
+    return next(record_pages(store, _PAGE, index=True), None) is not None
 
 
 class UnconditionalLedger:

@@ -28,6 +28,7 @@ from mapstate.protocol.ledger_record import (
     LedgerRecord,
 )
 from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
+from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
 
 __all__ = [
@@ -105,6 +106,7 @@ def begin(
             at=at,
             plan=None if plan is None else plan.digest(),
         ),
+        windows=None if ledger.windows is None else ledger.windows.begun(ledger.last_windows()),
     )
     return after, Attempt(batch_id, txid, ledger.view(), after.fence())
 
@@ -159,11 +161,11 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
     )
 
 
-def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
+def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange | None = None) -> LedgerRecord:
     """Make the attempt ``done.txid`` count, with everything it wrote.
 
-    A second call changes nothing, because a lost reply is retried. Raises FencedError, and UsageError for another batch
-    than the attempt's.
+    ``panes`` are those of windows that it wrote and purged. A second call changes nothing, because a lost reply is
+    retried. Raises FencedError, UsageError for another batch than the attempt's, and DataError for too many panes.
     """
     check_session(ledger, session)
     if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
@@ -176,6 +178,11 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
         )
     held = ledger.keys_held()
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
+    windows = ledger.windows
+    if windows is not None:
+        if done.windows is None:  # a batch that counts as an empty one
+            done = msgspec.structs.replace(done, windows=(ledger.last_windows() or WindowCommit()).without_rows())
+        windows = windows.committed(panes or PaneChange())
     return msgspec.structs.replace(
         ledger,
         last_commit=msgspec.structs.replace(done, plan=attempt.plan, keys_held=held, last_txid_before=ledger.last_txid),
@@ -184,6 +191,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
         last_txid=done.txid,
         dead=_dead_up_to(ledger, done.txid),
+        windows=windows,
     )
 
 

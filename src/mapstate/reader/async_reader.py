@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from mapstate.reader.windows import Time, Watermark, Window
+
 __all__ = ["AsyncStateReader", "open_async_reader"]
 
 T = TypeVar("T")
 
 _MOST_THREADS = 8
+_WINDOW_PAGE = 1000  # keys
 
 
 def open_async_reader(
@@ -131,6 +135,21 @@ class AsyncStateReader:
         pages = await self._call(StateReader.pages, page_size, columns=columns)
         while (page := await self._call(lambda _: next(pages, None))) is not None:
             yield page
+
+    async def watermark(self) -> Watermark:
+        """See `StateReader.watermark`."""
+        return await self._call(StateReader.watermark)
+
+    async def windows(self, key: Any = (), *, since: Time | None = None, until: Time | None = None) -> list[Window]:
+        """See `StateReader.windows`."""
+        return await self._call(StateReader.windows, key, since=since, until=until)
+
+    async def window(self, end: Time) -> AsyncIterator[tuple[Key, dict[str, Any]]]:
+        """See `StateReader.window`: ``async for key, fields in reader.window(end)``."""
+        items = await self._call(StateReader.window, end)
+        while page := await self._call(lambda _: list(islice(items, _WINDOW_PAGE))):
+            for item in page:
+                yield item
 
     async def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pa.Table:
         """See `StateReader.to_arrow`. The loop goes on while a page is read."""

@@ -74,7 +74,7 @@ class CommittedReads:
         self._in_one_call = isinstance(store, LedgerReads)  # once: an isinstance of a protocol is slow
         self._turn: AbstractContextManager[Any] = nullcontext() if isinstance(store, ThreadSafe) else RLock()
         self._latest = consistency == "latest"
-        self._aggregators = aggregators
+        self.aggregators = aggregators
         self._before = before
         self._last: Opened | None = None
 
@@ -105,9 +105,13 @@ class CommittedReads:
         return self._with(self._load()) if last is None or newest else last
 
     def read(
-        self, texts: list[StoreKey], pauses: Iterator[float] | None = None, room: Room | None = None
+        self,
+        texts: list[StoreKey],
+        pauses: Iterator[float] | None = None,
+        room: Room | None = None,
+        codec: RecordCodec | None = None,
     ) -> tuple[Opened, list[Any]]:
-        """The values of some keys as of one ledger.
+        """The values of some keys as of one ledger. ``codec`` is that of other records than the state's own.
 
         A read is repeated if a record is newer than the ledger. It is also repeated if a key is absent, and meanwhile a
         vacuum may have purged it or the state has another incarnation.
@@ -123,7 +127,7 @@ class CommittedReads:
             opened = self._with(before)
             records: list[Any] = []
             try:
-                records = opened.codec.loads(texts, data)
+                records = (codec or opened.codec).loads(texts, data)
                 values = self._values(opened.ledger, records)
             except StaleBatchError:
                 newest = self.ledger().next_txid - 1
@@ -222,7 +226,7 @@ class CommittedReads:
                 ledger,
                 KeyCodec(ledger.keys, native=form.native),
                 RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts),
-                results_of(ledger.fields, self._aggregators),
+                results_of(ledger.fields, self.aggregators),
             )
         self._last = opened
         return opened
@@ -241,6 +245,6 @@ def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
     return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer
 
 
-def _purged(ledger: LedgerRecord) -> tuple[int, int]:
-    """A pair that differs between two ledgers if records may have been purged between them."""
-    return ledger.first_txid, ledger.rewrites
+def _purged(ledger: LedgerRecord) -> tuple[int, int, int]:
+    """Numbers that differ between two ledgers if records may have been purged between them."""
+    return ledger.first_txid, ledger.rewrites, 0 if ledger.windows is None else ledger.windows.purged

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from mapstate.reader.windows import Time, Watermark, Window
+
 __all__ = ["StateReader", "check_consistency", "open_reader"]
 
 Page = list[tuple[Key, dict[str, Any]]]
@@ -185,6 +187,45 @@ class StateReader:
         chosen = None if columns is None else self._chosen(columns)
         pages = self._reads.pages(page_size)
         return self._scanned(pages, count if count.held is not None else None, chosen)
+
+    def watermark(self) -> Watermark:
+        """How far the windows of the state are, as of its last batch. One small read.
+
+        Raises UsageError for a state without windows, and the errors of `get`.
+        """
+        from mapstate.reader.windows import WindowReads
+
+        return WindowReads(self._reads).watermark()
+
+    def windows(self, key: Any = (), *, since: Time | None = None, until: Time | None = None) -> list[Window]:
+        """The windows of one key, by their ends, as of one batch: also those that still fill.
+
+        ``key`` has the grouping columns, without the window; none of the whole stream. Only windows that end after
+        ``since``, and at ``until`` or before. They are datetimes, or numbers where the times of rows are a ``bigint``.
+        Windows past their retention are not there. One bulk read.
+
+        Raises the errors of `get`, and UsageError for a state without windows; also for sliding windows with a user's
+        own aggregators, which `open_reader` then needs.
+        """
+        from mapstate.reader.windows import WindowReads
+
+        return WindowReads(self._reads).of_key(key, since, until)
+
+    def window(self, end: Time) -> Iterator[tuple[Key, dict[str, Any]]]:
+        """All keys of the window that ends at ``end``, page by page.
+
+        A final window is whole, whatever goes on meanwhile. Of one that still fills each page is as of one batch.
+
+        Raises:
+            WindowGoneError: The window is past its retention, or came to be so meanwhile.
+            StoreLostError: A key of a final window has no record any more.
+            UsageError: The state has no windows, or none that ends there.
+            StoreError: The store failed.
+
+        """
+        from mapstate.reader.windows import WindowReads
+
+        return chain.from_iterable(WindowReads(self._reads).of_window(end))
 
     def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pa.Table:
         """All keys and their fields as a pyarrow Table: a column for each key column, then one for each field.

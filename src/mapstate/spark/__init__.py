@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mapstate.spark.driver.offsets import files_not_counted
+    from mapstate.spark.driver.uncounted_files import files_not_counted
     from mapstate.spark.interfaces import (
         BatchAggregator,
         Collector,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
     from mapstate.spark.streams.stream import Stream, newStream
     from mapstate.spark.streams.topology import Topology
+    from mapstate.spark.streams.windows import WindowedAggregate, WindowedStream
 
 __all__ = [
     "BatchAggregator",
@@ -43,6 +44,8 @@ __all__ = [
     "StaticState",
     "Stream",
     "Topology",
+    "WindowedAggregate",
+    "WindowedStream",
     "files_not_counted",
     "newStaticState",
     "newStream",
@@ -50,7 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "files_not_counted": "driver.offsets",
+    "files_not_counted": "driver.uncounted_files",
     "BatchAggregator": "interfaces",
     "Collector": "interfaces",
     "MapGet": "interfaces",
@@ -70,6 +73,8 @@ _HOMES = {
     "Stream": "streams.stream",
     "newStream": "streams.stream",
     "Topology": "streams.topology",
+    "WindowedAggregate": "streams.windows",
+    "WindowedStream": "streams.windows",
 }
 
 

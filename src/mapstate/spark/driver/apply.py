@@ -50,18 +50,18 @@ class Plan:
         self._fields = fields.fields
         self._keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(keys)]
         self._places = [F.col(f"key{at}") for at in range(len(keys))]
-        self._values: list[Column] = []
+        self.values: list[Column] = []
         self.partials: list[int] | None = None
         native = [one for one in fields.aggregators if isinstance(one, NativeCombiner)]
         if len(native) == len(fields.aggregators):  # one that is not sends all of them through Python
             columns = [one.partials(field.type) for one, field in zip(native, fields.fields, strict=True)]
             self.partials = [len(of) for of in columns]
-            self._values = [
+            self.values = [
                 column.alias(f"partial{at}_{part}") for at, of in enumerate(columns) for part, column in enumerate(of)
             ]
-            self._values.append(F.count(F.lit(1)).alias("rows"))
+            self.values.append(F.count(F.lit(1)).alias("rows"))
         else:
-            self._values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
+            self.values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
         self.at_once = self.partials is not None
 
     def fits(self, batch_df: DataFrame, fields: Fields) -> bool:
@@ -71,8 +71,8 @@ class Plan:
     def of(self, batch_df: DataFrame) -> DataFrame:
         """A batch's rows as tasks take them."""
         if self.partials is not None:
-            return batch_df.groupBy(*self._keys).agg(*self._values)
-        rows = batch_df.select(*self._keys, *self._values)
+            return batch_df.groupBy(*self._keys).agg(*self.values)
+        rows = batch_df.select(*self._keys, *self.values)
         if not self._keys:
             return rows.repartition(1)
         return rows.repartition(*self._places).sortWithinPartitions(*self._places)
@@ -101,6 +101,7 @@ class AttemptResult:
         self.new_values = new_values
         self.name = name
         self.rows_sent: int | None = None
+        self.windows: Any = None
         self._release = release
 
     @property

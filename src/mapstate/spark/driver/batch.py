@@ -26,10 +26,11 @@ from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames, through
-from mapstate.spark.driver.job import Follower, StreamPlan
+from mapstate.spark.driver.job import StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_of
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.query import QueryRun, check_running_increments
+from mapstate.spark.driver.repeats import emit_again, emit_nothing
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 
@@ -47,7 +48,7 @@ class BatchDriver:
     def __init__(self, plan: StreamPlan, *, of_stream: bool = True) -> None:
         self._plan = plan
         self._of_stream = of_stream  # and not of what another state emits
-        self._states = [StateDriver(branch) for branch in plan.branches]
+        self._states = [(branch.make_driver or StateDriver)(branch) for branch in plan.branches]
         self._specs = [state.spec for state in self._states]
         self._frames = Frames(plan)
         self._quarantine = None if plan.quarantine is None else Quarantine(plan.quarantine)
@@ -97,8 +98,9 @@ class BatchDriver:
             if results is None:
                 return
             try:
-                for state, result in zip(self._states, results, strict=True):
+                for state, result, record in zip(self._states, results, ledgers.records, strict=True):
                     state.emit(result.new_values, batch.batch_id)
+                    state.emit_fired(batch.df, record, record.last_commit, batch.batch_id)
             finally:
                 _release(results)
             self._call_behind(rows, batch.batch_id)
@@ -119,7 +121,7 @@ class BatchDriver:
             stores = [state.open() for state in self._states]
             for branch in self._plan.branches:
                 behind = [entry.function for entry in self._plan.behind if entry.branch is branch]
-                check_followers(branch, [*branch.downstream, *behind], run.query_id, batch_id, plan)
+                check_followers(branch, [*branch.downstream, *branch.fired, *behind], run.query_id, batch_id, plan)
             requests = [state.open_request(run.query_id) for state in self._states]
             on_gaps = [spec.on_gap for spec in self._specs]
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, on_gaps, plan)
@@ -139,6 +141,8 @@ class BatchDriver:
         """
         while True:
             results: list[AttemptResult] = []
+            for state, record in zip(self._states, ledgers.records, strict=True):
+                state.set_batch(record)
             try:
                 with self._frames.of_branches(rows, batch.batch_id) as frames:
                     for state, sent, record, attempt in zip(
@@ -195,9 +199,11 @@ class BatchDriver:
                 offsets=offsets[before],
                 run=batch.run.run_id,
                 keys_delta=0 if result is None else result.keys_delta,
+                windows=None if result is None or result.windows is None else result.windows.commit,
             )
             commits.append(commit)
-        batch.policy.ask(lambda: ledgers.commit(commits))
+        panes = [None if result is None or result.windows is None else result.windows.panes for result in results]
+        batch.policy.ask(lambda: ledgers.commit(commits, panes))
         return commits
 
     def _set_aside(self, batch: _Batch, rows: DataFrame, ledgers: Ledgers) -> None:
@@ -211,17 +217,7 @@ class BatchDriver:
         nothing = [None] * len(self._states)
         commits = self._commit(batch, ledgers, self._begin_anew(batch, ledgers), nothing)
         self._report(commits, batch.policy.attempt, nothing, directory)
-        self._emit_nothing(batch, ledgers)
-
-    def _emit_nothing(self, batch: _Batch, ledgers: Ledgers) -> None:
-        """A batch that was set aside is an empty one for the states that follow. Plain functions are not called."""
-        empty = batch.df.sparkSession.createDataFrame([], batch.df.schema)
-        for state, record in zip(self._states, ledgers.records, strict=True):
-            state.emit_nothing(through(state.branch.steps, empty, batch.batch_id), record, batch.batch_id)
-            for behind in self._plan.behind:
-                is_state = isinstance(behind.function, Follower) and behind.function.branch is not None
-                if behind.branch is state.branch and is_state:
-                    state.pass_on(behind.function, empty, batch.batch_id)
+        emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id)
 
     def _report(
         self,
@@ -258,16 +254,21 @@ class BatchDriver:
             for spec, commit in zip(self._specs, commits, strict=True)
             if commit is not None
         }
+        for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
+            state.set_batch(record, state_done)
         directory = None if self._quarantine is None else self._quarantine.kept(batch.df, run.query_id, batch_id)
         self._finished(FinishedBatch(batch_id=batch_id, states=reports, quarantined=directory, repeated=True))
         if directory is not None:  # nothing went downstream, and a function may fail for these rows again
             for state, state_done in zip(self._states, done, strict=True):
                 state.committed_as = None if state_done.commit is None else state_done.commit.txid
-            self._emit_nothing(batch, ledgers)
+            emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch_id)
             return
         for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
-            frame = through(state.branch.steps, batch.df, batch_id) if state.branch.downstream else batch.df
-            state.repeat(frame, record, state_done)
+            frame = batch.df
+            if state.branch.downstream:
+                frame = state.keyed(through(state.branch.steps, frame, batch_id))
+            emit_again(state, frame, record, state_done)
+            state.emit_fired(batch.df, record, state_done.commit, batch_id)
         if self._plan.behind:
             self._call_behind_alone(batch)
 

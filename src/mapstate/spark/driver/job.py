@@ -7,17 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import Field, KeyField
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Behind", "Branch", "Downstream", "Follower", "Job", "OnBatch", "OnFinished", "Step", "StreamPlan"]
+__all__ = [
+    "Behind",
+    "Branch",
+    "Downstream",
+    "Follower",
+    "Job",
+    "OnBatch",
+    "OnFinished",
+    "Step",
+    "StreamPlan",
+    "Windows",
+]
 
 Step = Callable[["DataFrame", int | None], "DataFrame"]
 """Turns a micro-batch into another frame. Driver. Gets the batch id, which is None outside of a query."""
@@ -33,6 +45,32 @@ OnFinished = Callable[[FinishedBatch], None]
 
 
 @dataclass(frozen=True)
+class Windows:
+    """The windows of a state by time.
+
+    ``column``  the first key column of the state, which holds where a row's pane starts
+    ``type``    of this column and of a row's time: ``timestamp`` or ``bigint``
+    ``time``    the column with a row's time; None: the driver's clock
+    ``source``  the column that names a row's input; None: all rows are of one input
+    ``inputs``  the names of the inputs
+    ``ahead``   how far beyond the driver's clock a time may be that moves the watermark; None: as far as it likes
+    """
+
+    definition: WindowDefinition
+    column: str
+    type: str
+    time: str | None
+    source: str | None = None
+    inputs: tuple[str, ...] = ("",)
+    ahead: int | None = None
+
+    @property
+    def slides(self) -> bool:
+        """Whether windows overlap."""
+        return self.definition.length > self.definition.slide
+
+
+@dataclass(frozen=True)
 class Job:
     """What is kept and where: all of a state that is the same in every batch.
 
@@ -45,6 +83,7 @@ class Job:
     fields: tuple[Field, ...]
     aggregators: Mapping[str, Aggregator]
     columns: Mapping[str, str]
+    windows: Windows | None = None
 
 
 @dataclass(frozen=True)
@@ -67,12 +106,20 @@ class Follower:
 
 @dataclass(eq=False)
 class Branch:
-    """One state, the steps that lead to it, and the functions that follow its commit."""
+    """One state, the steps that lead to it, and the functions that follow its commit.
+
+    ``fired`` are those that get the windows that a batch has fired. ``late_before`` is where the last window ends that
+    had fired before the present batch, None where nobody can tell any more. ``make_driver`` is for a state whose
+    driver is no plain `StateDriver`.
+    """
 
     job: Job
     steps: tuple[Step, ...] = ()
     downstream: list[Downstream | Follower] = field(default_factory=list)
     on_batch: list[OnBatch] = field(default_factory=list)
+    fired: list[Downstream | Follower] = field(default_factory=list)
+    late_before: int | None = None
+    make_driver: Callable[[Branch], Any] | None = None
 
 
 @dataclass(frozen=True)

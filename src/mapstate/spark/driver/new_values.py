@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Scan
 from mapstate.errors import UsageError
@@ -14,7 +15,7 @@ from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.stored_ledger import record_pages
-from mapstate.schema import KeyField
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.query import configured
 from mapstate.spark.executor.arrow import arrow_schema
@@ -25,7 +26,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["INSIDE", "IS_THERE", "OLD_COLUMN", "WAS_THERE", "new_values_frame", "new_values_type", "read_back"]
+__all__ = [
+    "INSIDE",
+    "IS_THERE",
+    "OLD_COLUMN",
+    "WAS_THERE",
+    "arrow_frame",
+    "new_values_frame",
+    "new_values_type",
+    "read_back",
+    "shown_type",
+]
 
 INSIDE = "__mapstate_"
 OLD_COLUMN = f"{INSIDE}old_"
@@ -98,10 +109,7 @@ def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Field
     from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
     columns = [StructField(key.name, batch_df.schema[key.name].dataType) for key in keys]
-    shown = [
-        _data_type("string" if field.type == "any" else one.result_type(field.type))
-        for field, one in zip(fields.fields, fields.aggregators, strict=True)
-    ]
+    shown = [shown_type(field, one) for field, one in zip(fields.fields, fields.aggregators, strict=True)]
     columns += [StructField(field.name, kind) for field, kind in zip(fields.fields, shown, strict=True)]
     if old:
         columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown)]
@@ -111,14 +119,20 @@ def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Field
 
 def new_values_frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
     """New values that the driver holds, as a frame. Driver."""
+    return arrow_frame(batch_df, schema, batches).drop(REPORT_COLUMN)
+
+
+def arrow_frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
+    """Rows that the driver holds, as a frame. Driver."""
     form = arrow_schema(schema)
     # PySpark cannot take a table without a chunk if a column is an array.
     table = pa.Table.from_batches(batches, schema=form) if batches else form.empty_table()
     with configured(batch_df, _AS_ARROW):
-        return batch_df.sparkSession.createDataFrame(table, schema=schema).drop(REPORT_COLUMN)
+        return batch_df.sparkSession.createDataFrame(table, schema=schema)
 
 
-def _data_type(name: str) -> Any:
+def shown_type(field: Field, aggregator: Aggregator) -> Any:
+    """The Spark type of a field's `result` as rows show it."""
     from pyspark.sql.types import DataType
 
-    return DataType.fromDDL(name)
+    return DataType.fromDDL("string" if field.type == "any" else aggregator.result_type(field.type))

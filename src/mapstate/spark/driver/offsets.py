@@ -12,19 +12,18 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from mapstate.errors import UsageError
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.query import QueryRun, java_class, running_query
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
-__all__ = ["PlannedBatches", "files_not_counted", "offsets_of", "plan_of"]
+__all__ = ["NO_HOST", "PlannedBatches", "offsets_of", "plan_of"]
 
 _MOST_PATHS = 200  # every reader reads the ledger, so it stays small
 
-_NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
+NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
 
 _log = logging.getLogger("mapstate")
 
@@ -147,29 +146,6 @@ def offsets_of(batch_df: DataFrame, plan: BatchPlan | None, owner: str, before: 
         return plan.end
 
 
-def files_not_counted(offsets: str | None, source: int = 0) -> Column:
-    """A condition on a file source's rows: those of files that are behind where ``offsets`` ends.
-
-    ``offsets`` is that of a `Commit`; ``source`` the place of the file source in it. For a query with a new
-    checkpoint that goes on where the state ends (``on_new_owner="adopt"``). Files that come later with
-    an older modification time are left out. Raises UsageError where ``offsets`` does not tell.
-    """
-    from pyspark.sql import functions as F
-
-    entries = json.loads(offsets) if offsets is not None else []
-    entry = entries[source] if source < len(entries) else None
-    if not isinstance(entry, dict) or "newest" not in entry:
-        raise UsageError(
-            f"the offsets {offsets} do not tell which files of source {source} were read last. Put the old checkpoint "
-            "back, or start empty with on_new_owner='reset'."
-        )
-    time = F.unix_millis("_metadata.file_modification_time")
-    path = F.regexp_replace("_metadata.file_path", _NO_HOST.pattern, "$1/")
-    fresh = ~path.isin(entry["paths"])
-    condition: Column = (time > entry["newest"]) | ((time == entry["newest"]) & fresh)
-    return condition
-
-
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
@@ -218,7 +194,7 @@ def _files(jvm: Any, source: Any, start: int | None, end: int) -> list[tuple[str
         out = java_class(jvm, "java.io.ByteArrayOutputStream")()
         log.serialize(pair._2(), out)  # all of them in one call to the JVM
         entries = map(json.loads, out.toString("UTF-8").splitlines()[1:])
-        found += [(_NO_HOST.sub(r"\1/", entry["path"]), entry["timestamp"]) for entry in entries]
+        found += [(NO_HOST.sub(r"\1/", entry["path"]), entry["timestamp"]) for entry in entries]
     return found
 
 

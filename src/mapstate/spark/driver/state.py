@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.fields import Fields
@@ -14,7 +15,7 @@ from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, L
 from mapstate.spark.driver.apply import AttemptResult, Plan, apply_on_driver, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
-from mapstate.spark.driver.new_values import INSIDE, new_values_frame, new_values_type, read_back
+from mapstate.spark.driver.new_values import INSIDE, new_values_type
 from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class StateDriver:
 
     ``committed_as`` is the txid under which the state counts the present batch; None if nobody can tell.
     """
+
+    make_plan: Callable[..., Plan] = Plan
+    make_task: Callable[..., BatchTask] = BatchTask
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
@@ -79,6 +83,16 @@ class StateDriver:
                     expected=expected,
                 )
 
+    def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
+        """The present batch has begun, or it is ``done`` already. For states with windows, which say what is late."""
+
+    def emit_fired(self, frame: DataFrame, record: LedgerRecord, done: Commit | None, batch_id: int) -> None:
+        """Calls what gets the windows that a commit has fired. For states with windows."""
+
+    def keyed(self, frame: DataFrame) -> DataFrame:
+        """The rows of the present batch with their key columns."""
+        return frame
+
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
         """One attempt. The caller releases its result.
 
@@ -87,6 +101,7 @@ class StateDriver:
         """
         frame, rows_sent = sent
         self.check_columns(frame)
+        frame = self.keyed(frame)
         task, plan = self._task(frame, record, attempt)
         rows = plan.of(frame)
         on_driver = self.spec.is_applied_on_driver
@@ -102,13 +117,13 @@ class StateDriver:
     def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Plan]:
         fields = Fields(record.fields, self.job.aggregators)
         if self._plan is None or not self._plan.fits(frame, fields):
-            self._plan = Plan(frame, self.job.keys, fields, list(self.job.columns))
+            self._plan = self.make_plan(frame, self.job.keys, fields, list(self.job.columns))
         cached = self._cached_attempt
-        retracts = self._retracts()
+        retracts = self.retracts
         new_values = None
         if self.branch.downstream:
             new_values = new_values_type(frame, self.job.keys, fields, old=retracts)
-        task = BatchTask(
+        task = self.make_task(
             spec=self.spec,
             fields=fields,
             field_counts=record.field_counts,
@@ -122,7 +137,8 @@ class StateDriver:
         )
         return task, self._plan
 
-    def _retracts(self) -> bool:
+    @property
+    def retracts(self) -> bool:
         """Whether a follower needs the old values."""
         return any(map(_wants_old, self.branch.downstream))
 
@@ -155,7 +171,7 @@ class StateDriver:
         """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
         self.committed_as = commit.txid
         self._cached_attempt = None if result is None else (commit.txid, result.name)
-        report = self._report(commit, number, result)
+        report = self.make_report(commit, number, result)
         state = self.spec.state
         _log.info(
             "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached, %d read, "
@@ -178,7 +194,8 @@ class StateDriver:
                 _log.exception("state %s: on_batch failed for batch %d; the batch counts", state, report.batch_id)
         return report
 
-    def _report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
+    def make_report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
+        """The report of a batch."""
         tasks = [] if result is None else result.reports
         skipped = sum(task.skipped for task in tasks)
         return BatchReport(
@@ -204,60 +221,12 @@ class StateDriver:
         for function in self.branch.downstream:
             self.pass_on(function, new_values if _wants_old(function) else plain, batch_id)
 
-    def emit_nothing(self, empty: DataFrame, record: LedgerRecord, batch_id: int) -> None:
-        """Lets the states that follow this one commit the batch as an empty one. ``empty`` has the state's columns."""
-        fields = Fields(record.fields, self.job.aggregators)
-        for function in self.branch.downstream:
-            if isinstance(function, Follower) and function.branch is not None:
-                schema = new_values_type(empty, self.job.keys, fields, old=function.retracts)
-                self.pass_on(function, new_values_frame(empty, schema, []), batch_id)
-
     def pass_on(self, function: Downstream | Follower, rows: DataFrame, batch_id: int) -> None:
         """Calls a function behind the commit of the present batch."""
         if isinstance(function, Follower):
             function(rows, batch_id, self.committed_as)
         else:
             function(rows, batch_id)
-
-    def repeat(self, frame: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
-        """Emits the new values of a batch that counts already: a crash may have come before they were emitted.
-
-        Raises IncompleteBatchError where a follower needs all of them and some are gone.
-        """
-        self.committed_as = None if done.commit is None else done.commit.txid
-        _log.info("state %s: batch %d is committed already, nothing is written", self.spec.state, done.batch_id)
-        if not self.branch.downstream:
-            return
-        if done.commit is None or self.spec.type == "non-transactional":
-            _log.warning(
-                "state %s: the new values of batch %d cannot be told from later ones any more; downstream gets none",
-                *(self.spec.state, done.batch_id),
-            )
-        fields = Fields(record.fields, self.job.aggregators)
-        retracts = self._retracts()
-        new_values, missing = read_back(frame, self.spec, fields, record, done.commit, old=retracts)
-        if done.commit is None or missing:
-            self._check_complete(done, missing)
-        self.emit(new_values, done.batch_id)
-
-    def _check_complete(self, done: AlreadyCommitted, missing: int) -> None:
-        if done.commit is None:
-            lost = "cannot be told from later ones any more: another query has committed since, or the state was reset"
-        else:
-            lost = (
-                f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, or the batch "
-                "removed them and a vacuum came since, or a later attempt wrote them"
-            )
-        if self._retracts():
-            raise IncompleteBatchError(
-                f"state {self.spec.state!r}: the new values of batch {done.batch_id}, which is committed already, "
-                f"{lost}. A state that follows this one would be wrong without them; it got nothing. Restore both "
-                "stores and the checkpoint from one moment, or begin both states anew under other names.",
-                state=self.spec.state,
-                batch_id=done.batch_id,
-            )
-        if done.commit is not None:
-            _log.warning("state %s: the new values of batch %d %s", self.spec.state, done.batch_id, lost)
 
 
 def _wants_old(function: Downstream | Follower) -> bool:

@@ -61,6 +61,7 @@ class TaskReport(msgspec.Struct):
     milliseconds: int = 0
     lost_claim: bool = False
     error: TaskError | None = None
+    windows: Any = None  # see mapstate.spark.executor.window_task
 
 
 def report_line(report: TaskReport, schema: StructType | None) -> pa.RecordBatch:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mapstate.protocol.ledger_record import Attempt
+    from mapstate.protocol.pane_index import PaneIndex
 
 __all__ = ["BatchTask"]
 
@@ -115,21 +116,26 @@ class BatchTask:
             with self._records(writer, room, report) as records:
                 state = self._map_state(records)
                 state.begin_commit(self.txid)
-                counted = self._counted(batches, report)
+                counted = self.counted(batches, report)
                 native = self.partials is not None
                 chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)
                 if native and self.spread is None and isinstance(writer, ReadsAhead):
                     chunks = _read_ahead(chunks, writer)
+                index = self.pane_index(writer, report.partition)
                 delta = 0
                 for keys, partials, rows, columns in chunks:
                     bases: list[Any] = []
                     with _without_gc():
-                        values = state.multi_combine(keys, partials, self._keeping(bases))
+                        values = state.multi_combine(keys, partials, self.keeping(bases))
                     delta += _nones(bases) - _nones(values)
+                    if index is not None:
+                        index.note(keys, bases)
                     report.rows_done += rows
                     report.keys += len(keys)
                     if self.new_values is not None:
                         yield self._new_values(self.new_values, columns, values, bases)
+                if index is not None:
+                    index.write()
                 if isinstance(writer, ReadsAhead):
                     writer.flush()
                 if isinstance(state, TransactionalMap):
@@ -169,7 +175,11 @@ class BatchTask:
             yield cache
             report.cached, report.read = cache.hits - hits, cache.misses - misses
 
-    def _counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
+    def pane_index(self, writer: Any, partition: int) -> PaneIndex | None:  # noqa: ARG002
+        """The index of new keys, of a state with windows."""
+        return None
+
+    def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """Counts rows as they come in, apart from those who work on them."""
         for batch in batches:
             report.rows_in += batch.num_rows if self.partials is None else pc.sum(batch.columns[-1]).as_py() or 0
@@ -234,7 +244,7 @@ class BatchTask:
         columns = [pa.array([key[at] for key in key_values], arrow.field(at).type) for at in range(len(self.keys))]
         return keys, partials, rows, columns
 
-    def _keeping(self, bases: list[Any]) -> CombineAll:
+    def keeping(self, bases: list[Any]) -> CombineAll:
         """The fields' combine, which also leaves the values before in ``bases``."""
 
         def combine(old: list[Any], partials: list[Any]) -> list[Any]:

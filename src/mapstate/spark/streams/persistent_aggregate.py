@@ -51,7 +51,7 @@ class PersistentAggregate(Startable):
     ) -> None:
         super().__init__(query)
         self.source = source
-        self._branch = branch
+        self.branch = branch
         self._inside = inside
 
     @property
@@ -62,7 +62,7 @@ class PersistentAggregate(Startable):
     @property
     def job(self) -> Job:
         """What is kept, and where."""
-        return self._branch.job
+        return self.branch.job
 
     def newValuesStream(self, *, old: bool = False) -> NewValuesStream:
         """The keys that each batch touched, with their new totals, after the batch is committed in all states.
@@ -78,7 +78,7 @@ class PersistentAggregate(Startable):
             parts.check_old_names()
         columns = new_values_type(self._inside, job.keys, Fields(job.fields, job.aggregators), old=True)
         shape = parts.with_old if old else parts.new
-        query, branch = self.query, self._branch
+        query, branch = self.query, self.branch
 
         def feed(function: Downstream | Follower) -> None:
             def shaped(rows: DataFrame, batch_id: int, _: int | None) -> None:
@@ -98,7 +98,7 @@ class PersistentAggregate(Startable):
 
     def behind(self, name: str, inside: DataFrame, steps: tuple[Step, ...]) -> NewValuesStream:
         """The rows of the state's own stream, as they came, behind the commit."""
-        query, branch = self.query, self._branch
+        query, branch = self.query, self.branch
 
         def feed(function: Downstream | Follower) -> None:
             query.add_behind(function, branch)
@@ -112,7 +112,7 @@ class PersistentAggregate(Startable):
         again if Spark brings a batch again that counts already. What it raises is logged. The batch is committed
         all the same, and goes on.
         """
-        self.query.add_on_batch(self._branch, function)
+        self.query.add_on_batch(self.branch, function)
         return self
 
     def __repr__(self) -> str:
@@ -286,7 +286,7 @@ class _Updates:
 
     def __init__(self, query: Query, branch: Branch, parts: _Parts) -> None:
         self._query = query
-        self._branch = branch
+        self.branch = branch
         self._parts = parts
 
     def feed(self, driver: BatchDriver, follower: Branch, steps: tuple[Step, ...]) -> None:
@@ -298,4 +298,4 @@ class _Updates:
             old = through(steps, self._parts.old(rows.where(WAS_THERE)), batch_id)
             driver.run(new.withColumn(SIGN, F.lit(1)).unionByName(old.withColumn(SIGN, F.lit(-1))), batch_id, txid)
 
-        self._query.add_downstream(self._branch, Follower(signed, follower, retracts=True))
+        self._query.add_downstream(self.branch, Follower(signed, follower, retracts=True))

@@ -41,6 +41,7 @@ class Query:
         self.merged_into: str | None = None
         self._owner = owner
         self._admit = admit
+        self.is_of_topology = admit is not None
         self._siblings = {} if siblings is None else siblings
         self._driver: BatchDriver | None = None
 
@@ -56,10 +57,10 @@ class Query:
         self.check_open()
         self.plan.behind.append(Behind(function, branch))
 
-    def add_downstream(self, branch: Branch, function: Downstream | Follower) -> None:
-        """One more function that gets the new values of a state."""
+    def add_downstream(self, branch: Branch, function: Downstream | Follower, *, fired: bool = False) -> None:
+        """One more function that gets the new values of a state, or the windows that it has ``fired``."""
         self.check_open()
-        branch.downstream.append(function)
+        (branch.fired if fired else branch.downstream).append(function)
 
     def add_on_batch(self, branch: Branch, function: OnBatch) -> None:
         """One more function that gets the reports of a state."""

@@ -18,21 +18,26 @@ from mapstate.spark.streams.partition_persist import PartitionPersist, update_ta
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.rows import Rows
+from mapstate.spark.streams.windows import WindowedStream, windows_of, with_ticks
 from mapstate.spec import StateSpec, check_state_name
+from mapstate.windows import Duration, DurationWindow, SlidingDurationWindow, TumblingDurationWindow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
+    from mapstate.spark.steps.window_rows import LateRows
+
 __all__ = ["Stream", "newStream"]
 
 
-def newStream(name: str, df: DataFrame) -> Stream:
+def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
     """A stream of rows to keep aggregates of.
 
     ``name`` is the default name of its state. ``df`` is a streaming DataFrame, or a batch one where the
-    result is only used as a foreachBatch function. Raises ConfigurationError.
+    result is only used as a foreachBatch function. With ``ticks`` each trigger brings a batch, also one without rows,
+    so that windows fire while the source pauses; give a trigger with an interval. Raises ConfigurationError.
     """
     if hasattr(name, "_jdf"):
         raise ConfigurationError("newStream takes a name first, and then the DataFrame: newStream('visits', df)")
@@ -42,7 +47,7 @@ def newStream(name: str, df: DataFrame) -> Stream:
             f"newStream takes a DataFrame of classic PySpark, not a {type(df).__module__}.{type(df).__name__}: under "
             "Spark Connect a foreachBatch function runs apart from its query, and cannot tell which query it serves"
         )
-    return Stream(name, df)
+    return Stream(name, with_ticks(df) if ticks else df)
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,14 @@ class Stream(Rows[PersistentAggregate]):
     """The rows of a DataFrame. See `newStream`.
 
     ``query`` is that of a topology's stream, which all states share. Without one each state has a query of its own.
+    ``is_late`` says that they are the late rows of windows.
     """
 
     name: str
     df: DataFrame
     steps: tuple[Step, ...] = ()
     query: Query | None = None
+    is_late: bool = False
 
     @property
     def schema(self) -> StructType:
@@ -198,9 +205,70 @@ class Stream(Rows[PersistentAggregate]):
 
     def keep(self, job: Job) -> PersistentAggregate:
         """See `Groupable.keep`."""
+        query, branch = self.branch_of(job)
+        return PersistentAggregate(query, branch, empty_frame(self.df, self.schema))
+
+    def branch_of(self, job: Job) -> tuple[Query, Branch]:
+        """A new state behind the steps, and its query. Raises ConfigurationError."""
+        if self.is_late and self.query is not None and not self.query.is_of_topology:
+            raise ConfigurationError(
+                "a state of late rows counts jointly with the windows, so it needs a topology: "
+                "Topology('...').newStream(...), and windows and late rows of that stream"
+            )
         query, branch = self._own_query(), Branch(job, self.steps)
         query.add(branch)
-        return PersistentAggregate(query, branch, empty_frame(self.df, self.schema))
+        return query, branch
+
+    def window(
+        self,
+        config: DurationWindow,
+        *,
+        timestampField: str | None = None,
+        lag: Duration = 0,
+        startTime: Duration = 0,
+        retention: Duration | None = None,
+        idle: Duration | None = None,
+        inputs: Mapping[str, Sequence[str]] | None = None,
+        ahead: Duration | None = None,
+    ) -> WindowedStream:
+        """The rows by windows of time. See docs/windows.md.
+
+        ``config``          ``TumblingDurationWindow.of("1 hour")`` or ``SlidingDurationWindow.of(length, slide)``
+        ``timestampField``  the column with a row's time, a ``timestamp`` or a ``bigint``; without it the driver's clock
+        ``lag``             how far behind the latest row a row may be; 0 by default
+        ``startTime``       where the windows start, from 1970 on in UTC: "15 minutes" past each hour
+        ``retention``       how long a window stays readable after it has fired; its length by default
+        ``idle``            an input without rows for longer is taken to go on by the clock; by default never
+        ``inputs``          the column that names a row's input, and its values: the watermark waits for each of them
+        ``ahead``           how far beyond the driver's clock a time may be that moves the watermark: "1 minute"
+
+        A row whose first window has fired is late, see `WindowedAggregate.lateStream`. Durations are text as Spark
+        writes it, timedeltas, or for a ``bigint`` its own units. Raises ConfigurationError.
+        """
+        found = windows_of(
+            self.schema,
+            config,
+            timestampField=timestampField,
+            lag=lag,
+            startTime=startTime,
+            retention=retention,
+            idle=idle,
+            inputs=inputs,
+            ahead=ahead,
+        )
+        return WindowedStream(self, found)
+
+    def tumblingWindow(self, length: Duration, **options: Any) -> WindowedStream:
+        """`window` of ``TumblingDurationWindow.of(length)``, as Trident names it."""
+        return self.window(TumblingDurationWindow.of(length), **options)
+
+    def slidingWindow(self, length: Duration, slide: Duration, **options: Any) -> WindowedStream:
+        """`window` of ``SlidingDurationWindow.of(length, slide)``, as Trident names it."""
+        return self.window(SlidingDurationWindow.of(length, slide), **options)
+
+    def late(self, step: LateRows, query: Query) -> Self:
+        """The late rows of windows of this stream. See `WindowedAggregate.lateStream`."""
+        return replace(self, steps=(*self.steps, step), query=query, is_late=True)
 
     def __repr__(self) -> str:
         return f"<stream {self.name}>" if self.query is None else repr(self.query)

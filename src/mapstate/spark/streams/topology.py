@@ -56,7 +56,7 @@ class Topology:
         self.queries: dict[str, Query] = {}
         self._on_finished: list[OnFinished] = []
 
-    def newStream(self, name: str, df: DataFrame) -> Stream:
+    def newStream(self, name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
         """A stream of rows, as `mapstate.newStream`. Each is a query of its own, with a checkpoint of its own.
 
         Raises ConfigurationError, DuplicateNameError.
@@ -65,7 +65,8 @@ class Topology:
             raise DuplicateNameError(
                 f"topology {self.name!r} has a stream {name!r} already: give the other one another name", name=name
             )
-        stream = newStream(name, df)
+        stream = newStream(name, df, ticks=ticks)
+        df = stream.df
         taken = [column for column in df.columns if column.casefold() in KEPT_BY]
         if taken and self.quarantine is not None:
             raise DuplicateNameError(

@@ -1,0 +1,173 @@
+r"""The pane index: which keys a pane has, for the firing and the purge of windows.
+
+It is made of ordinary records of the state, under the same one rule and the same fence::
+
+    \P|pane|partition        head: [number of full chunks, keys of the open chunk ...]
+    \P|pane|partition|n      a full chunk: [keys ...]
+
+A key stands there without its pane. A task writes heads of its own partition only, so no two tasks write one head,
+however keys are spread from batch to batch. No encoded key begins with ``\P``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from mapstate.keys import INDEX, StoreKey
+from mapstate.maps.map_state import replace_all
+from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.records import CommitView, contains_none
+from mapstate.schema import Field
+from mapstate.serializers import RecordCodec, serializer
+
+__all__ = [
+    "PaneIndex",
+    "Slice",
+    "index_codec",
+    "index_keys",
+    "key_pages",
+    "pane_of",
+    "slices",
+    "store_key",
+]
+
+CHUNK_KEYS = 200
+"""Keys in a full chunk, at most."""
+
+CHUNK_TEXT = 64 * 1024
+"""Characters in a full chunk, more or less."""
+
+_FIELDS = (Field("keys", "PaneIndex", "any"),)
+T = TypeVar("T")
+
+_HEADS = 1000  # read at a time
+_CHUNKS = 20
+
+Read = Callable[[list[str]], list[Any]]
+"""Reads index records: the committed value of each key, None where there is none."""
+
+
+def index_codec(form: str, state: str) -> RecordCodec:
+    """The codec of index records, of a state with the serializer ``form``."""
+    return RecordCodec(serializer(form), state, "opaque", _FIELDS, ((0, 1),))
+
+
+def pane_of(key: StoreKey) -> tuple[str, str]:
+    """The text of a key's pane, and the rest of the key. No pane's text has a ``|``."""
+    pane, _, rest = str(key).partition("|")
+    return pane, rest
+
+
+def store_key(pane: str, rest: str, *, is_native_integer: bool) -> StoreKey:
+    """The key of a pane and a rest, as `pane_of` gives them; the rest is empty where there are no other key columns."""
+    if rest:
+        return f"{pane}|{rest}"
+    return int(pane) if is_native_integer else pane
+
+
+class Slice(NamedTuple):
+    """What one partition has of a pane: ``full`` chunks, and the ``rests`` of the keys behind them."""
+
+    pane: str
+    partition: int
+    full: int
+    rests: Sequence[str]
+
+    @property
+    def most_keys(self) -> int:
+        """How many keys it has at most."""
+        return self.full * CHUNK_KEYS + len(self.rests)
+
+
+def index_keys(part: Slice) -> list[str]:
+    """The keys of a slice's own records, the head last: a purge that is killed can be walked again."""
+    head = _head(part.pane, part.partition)
+    return [*(f"{head}|{at}" for at in reversed(range(part.full))), head]
+
+
+def slices(read: Read, panes: Iterable[str], width: int, *, first: int = 0) -> Iterator[Slice]:
+    """The slices of some panes, pane by pane, of the partitions from ``first`` up to ``width``. Reads heads in bulk."""
+    places = ((pane, partition) for pane in panes for partition in range(first, width))
+    for some in _batched(places, _HEADS):
+        heads = read([_head(*place) for place in some])
+        for place, head in zip(some, heads, strict=True):
+            if head is not None:
+                yield Slice(*place, head[0], head[1:])
+
+
+def key_pages(read: Read, part: Slice) -> Iterator[list[str]]:
+    """The rests of all keys of a slice, a page at a time."""
+    head = _head(part.pane, part.partition)
+    for some in _batched(range(part.full), _CHUNKS):
+        chunks = read([f"{head}|{at}" for at in some])
+        yield [rest for chunk in chunks for rest in chunk or ()]
+    if part.rests:
+        yield list(part.rests)
+
+
+class PaneIndex:
+    """What one task notes and writes. A key is new where the one rule finds no value, also above an orphaned record."""
+
+    def __init__(self, writer: Any, codec: RecordCodec, view: CommitView, txid: int, partition: int) -> None:
+        self._state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), view, written_once=True)
+        self._state.begin_commit(txid)
+        self._partition = partition
+        self._new: dict[str, list[str]] = {}
+
+    def note(self, keys: Sequence[StoreKey], bases: Sequence[Any]) -> None:
+        """The keys of a chunk, with their values before the batch."""
+        if not contains_none(bases):
+            return
+        for key, base in zip(keys, bases, strict=True):
+            if base is None:
+                pane, rest = pane_of(key)
+                self._new.setdefault(pane, []).append(rest)
+
+    def write(self) -> None:
+        """Puts full chunks and heads, each once. At the end of the task."""
+        for panes in _batched(self._new, _HEADS):
+            heads = [_head(pane, self._partition) for pane in panes]
+            keys: list[str] = []
+            values: list[Any] = []
+            for pane, head, base in zip(panes, heads, self._state.multi_get(heads), strict=True):
+                full, *rests = base or (0,)
+                for chunk in _chunks([*rests, *self._new[pane]]):
+                    if chunk.is_full:
+                        keys.append(f"{head}|{full}")
+                        values.append(chunk.rests)
+                        full += 1
+                    else:
+                        keys.append(head)
+                        values.append([full, *chunk.rests])
+            self._state.multi_combine(keys, values, replace_all)
+
+
+class _Chunk(NamedTuple):
+    rests: list[str]
+    is_full: bool
+
+
+def _chunks(rests: list[str]) -> Iterator[_Chunk]:
+    """Full chunks, and what is left; the last one is not full, and may be empty."""
+    chunk: list[str] = []
+    size = 0
+    for rest in rests:
+        chunk.append(rest)
+        size += len(rest)
+        if len(chunk) == CHUNK_KEYS or size >= CHUNK_TEXT:
+            yield _Chunk(chunk, is_full=True)
+            chunk, size = [], 0
+    yield _Chunk(chunk, is_full=False)
+
+
+def _head(pane: str, partition: int) -> str:
+    return f"{INDEX}{pane}|{partition}"
+
+
+def _batched(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, most)):
+        yield some

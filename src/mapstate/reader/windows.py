@@ -1,0 +1,214 @@
+"""Windows for a reader: the watermark, the windows of one key, and the keys of one window."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.results import joins_of
+from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
+from mapstate.keys import Key, StoreKey
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import index_codec, key_pages, slices, store_key
+from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
+from mapstate.reader.committed import CommittedReads, Opened
+from mapstate.serializers import serializer
+from mapstate.windows import number_of, time_of
+
+__all__ = ["InputMark", "Time", "Watermark", "Window", "WindowPage", "WindowReads"]
+
+Time = dt.datetime | int
+"""A datetime in UTC, or a number where the times of rows are a ``bigint``."""
+
+WindowPage = list[tuple[Key, dict[str, Any]]]
+
+_TRIES = 1000
+_PAGE = 1000  # keys
+
+
+class InputMark(NamedTuple):
+    """One input of a stream: its latest time, and when rows last came, by the driver's clock; None before any."""
+
+    latest: Time | None
+    at: dt.datetime | None
+
+
+class Watermark(NamedTuple):
+    """How far the windows of a state are, as of its last batch.
+
+    ``time``    no window that ends here or before changes any more; None before the first row
+    ``inputs``  by name; a stream with one input has ``""``
+    """
+
+    time: Time | None
+    inputs: dict[str, InputMark]
+
+
+class Window(NamedTuple):
+    """One window of one key: ``[start, end)``. A ``final`` one never changes again."""
+
+    start: Time
+    end: Time
+    value: dict[str, Any]
+    final: bool
+
+
+class WindowReads:
+    """The reads of windows, for one call of a reader."""
+
+    def __init__(self, reads: CommittedReads) -> None:
+        self._reads = reads
+
+    def watermark(self) -> Watermark:
+        """See `StateReader.watermark`."""
+        ledger = self._reads.ledger()
+        kind, done = self._kind(ledger), ledger.last_windows() or WindowCommit()
+        inputs = {
+            name: InputMark(
+                None if known.latest == NEVER else time_of(known.latest, kind),
+                None if known.at == 0 else dt.datetime.fromtimestamp(known.at / 1e6, dt.UTC),
+            )
+            for name, known in done.inputs.items()
+        }
+        return Watermark(None if done.watermark == NEVER else time_of(done.watermark, kind), inputs)
+
+    def of_key(self, key: Any, since: Time | None, until: Time | None) -> list[Window]:
+        """See `StateReader.windows`."""
+        rest = tuple(key) if isinstance(key, tuple | list) else (key,)
+        low = None if since is None else number_of(since)
+        high = None if until is None else number_of(until)
+        known = self._reads.opened(newest=True)
+        for _ in range(_TRIES):
+            kind, panes = self._kind(known.ledger), self._panes_of(known.ledger, low, high)
+            texts = known.keys.encode_all([(time_of(pane, kind), *rest) for pane in panes])
+            opened, values = self._reads.read(texts) if texts else (known, [])
+            if self._panes_of(opened.ledger, low, high) == panes:
+                return self._windows(opened, panes, values, low, high)
+            known = opened  # a batch has opened or removed windows meanwhile
+        raise self._too_fast()
+
+    def of_window(self, end: Time) -> Iterator[WindowPage]:
+        """See `StateReader.window`."""
+        number = number_of(end)
+        opened = self._reads.opened(newest=True)
+        windows = self._record(opened.ledger)
+        grid = windows.definition.panes
+        if grid.floor(number) != number:
+            raise UsageError(f"no window of state {self._reads.state!r} ends at {end}")
+        self._check_there(opened.ledger, number)
+        own = set(every_pane(grid, windows.panes, number - grid.length, number))
+        panes = [pane for pane in grid.panes(number) if pane in own]
+        seen: set[str] = set()
+        for pane in panes:
+            for rests in self._rests(opened, pane):
+                new = [rest for rest in rests if rest not in seen]
+                if len(panes) > 1:
+                    seen.update(new)
+                for start in range(0, len(new), _PAGE):
+                    page = self._page(number, panes, new[start : start + _PAGE])
+                    if page:
+                        yield page
+
+    def _page(self, end: int, panes: Sequence[int], rests: Sequence[str]) -> WindowPage:
+        known = self._reads.opened()
+        texts = [_store_key(known, pane, rest) for rest in rests for pane in panes]
+        opened, values = self._reads.read(texts)
+        self._check_there(opened.ledger, end)
+        joins = self._joins(opened) if len(panes) > 1 else None
+        page: WindowPage = []
+        for at in range(len(rests)):
+            found = [value for value in values[at * len(panes) : (at + 1) * len(panes)] if value is not None]
+            if not found:
+                if end <= (opened.ledger.last_windows() or WindowCommit()).watermark:
+                    raise StoreLostError(
+                        f"state {self._reads.state!r}: the pane index names the key {rests[at]!r}, which has no "
+                        "record: it was evicted, expired or deleted. Restore the store.",
+                        state=self._reads.state,
+                    )
+                continue
+            key = opened.keys.decode(texts[at * len(panes)])[1:]
+            (fields,) = opened.fields.named([_joined(found, joins)])
+            page.append((key, fields or {}))
+        return page
+
+    def _rests(self, opened: Opened, pane: int) -> Iterator[list[str]]:
+        codec = index_codec(opened.ledger.serializer, opened.ledger.state)
+
+        def read(keys: list[str]) -> list[Any]:
+            return self._reads.read(list(keys), codec=codec)[1]
+
+        text = str(opened.keys.encode_first(time_of(pane, self._kind(opened.ledger))))
+        for part in slices(read, [text], self._record(opened.ledger).width):
+            yield from key_pages(read, part)
+
+    def _windows(
+        self, opened: Opened, panes: Sequence[int], values: Sequence[Any], low: int | None, high: int | None
+    ) -> list[Window]:
+        windows = self._record(opened.ledger)
+        grid, kind = windows.definition.panes, self._kind(opened.ledger)
+        mark = (opened.ledger.last_windows() or WindowCommit()).watermark
+        found: dict[int, list[Any]] = {}
+        for pane, value in zip(panes, values, strict=True):
+            for end in grid.ends(pane) if value is not None else ():
+                if end > windows.purged and (low is None or end > low) and (high is None or end <= high):
+                    found.setdefault(end, []).append(value)
+        joins = self._joins(opened) if grid.length > grid.slide and found else None
+        ends = sorted(found)
+        shown = opened.fields.named([_joined(found[end], joins) for end in ends])
+        return [
+            Window(time_of(end - grid.length, kind), time_of(end, kind), value or {}, final=end <= mark)
+            for end, value in zip(ends, shown, strict=True)
+        ]
+
+    def _panes_of(self, ledger: LedgerRecord, low: int | None, high: int | None) -> list[int]:
+        windows = self._record(ledger)
+        grid = windows.definition.panes
+        since = max(windows.purged, NEVER if low is None else low) - grid.length
+        panes = every_pane(grid, windows.panes, since, high)
+        return [pane for pane in panes if grid.last_end(pane) > windows.purged]
+
+    def _joins(self, opened: Opened) -> Fields:
+        return joins_of(opened.ledger.fields, self._reads.aggregators)
+
+    def _check_there(self, ledger: LedgerRecord, end: int) -> None:
+        windows = self._record(ledger)
+        if end <= windows.purged:
+            kind = self._kind(ledger)
+            raise WindowGoneError(
+                f"the window of state {self._reads.state!r} that ends at {time_of(end, kind)} is gone: it is past its "
+                f"retention. Windows that end after {time_of(windows.purged, kind)} are there. A longer retention= "
+                "keeps them longer. See docs/windows.md#reading-windows",
+                state=self._reads.state,
+            )
+
+    def _record(self, ledger: LedgerRecord) -> WindowsRecord:
+        if ledger.windows is None:
+            raise UsageError(f"state {self._reads.state!r} has no windows")
+        return ledger.windows
+
+    def _kind(self, ledger: LedgerRecord) -> str:
+        self._record(ledger)
+        return ledger.keys[0].type
+
+    def _too_fast(self) -> StaleBatchError:
+        return StaleBatchError(
+            f"state {self._reads.state!r}: windows came and went within each of {_TRIES} reads in a row.",
+            state=self._reads.state,
+        )
+
+
+def _joined(values: Sequence[Any], joins: Fields | None) -> Any:
+    value = values[0]
+    for more in values[1:]:
+        if joins is None:
+            raise AssertionError("only sliding windows have several panes")
+        value = joins.combine_all([value], [more])[0]
+    return value
+
+
+def _store_key(opened: Opened, pane: int, rest: str) -> StoreKey:
+    text = opened.keys.encode_first(time_of(pane, opened.ledger.keys[0].type))
+    is_int = serializer(opened.ledger.serializer).native and opened.ledger.keys[0].type == "bigint"
+    return store_key(text, rest, is_native_integer=is_int)

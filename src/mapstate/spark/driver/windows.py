@@ -1,0 +1,257 @@
+"""A state with windows, batch by batch: which rows are late, the watermark, the purge, and the windows that have fired.
+
+The rules are those of `mapstate.protocol.windows`; the work is done by the tasks of
+`mapstate.spark.executor.window_task`, on the driver where that applies the state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from mapstate.aggregators.fields import Fields
+from mapstate.batch_report import BatchReport
+from mapstate.capabilities import close_if_possible
+from mapstate.keys import KeyCodec
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.pane_index import Slice, slices
+from mapstate.protocol.windows import Input, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
+from mapstate.spark.driver.apply import AttemptResult, Plan
+from mapstate.spark.driver.frames import ONE_DRAW, SentRows
+from mapstate.spark.driver.job import Branch, Follower, Job
+from mapstate.spark.driver.new_values import arrow_frame, shown_type
+from mapstate.spark.driver.query import configured
+from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.executor.report import TaskReport
+from mapstate.spark.executor.window_task import PACKED, FiredTask, JoinTask, PurgeTask, Reads, WindowReport, WindowTask
+from mapstate.spark.steps.window_rows import beside_of, with_panes
+from mapstate.windows import time_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["WINDOW_END", "WINDOW_START", "Fired", "WindowPlan", "WindowedState", "WindowsDone", "fired_type"]
+
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+
+_MOST_PURGED = 100_000  # keys, beside as many as the batch wrote
+_ON_DRIVER = 2_000  # keys: fewer are not worth a job
+
+
+class WindowsDone(NamedTuple):
+    """What an attempt came to: what its commit says, and what it did to panes."""
+
+    commit: WindowCommit
+    panes: PaneChange
+
+
+class WindowPlan(Plan):
+    """A plan with columns ``beside`` the partials, see `mapstate.spark.steps.window_rows.BESIDE`."""
+
+    def __init__(self, *settings: Any, beside: Sequence[str]) -> None:
+        from pyspark.sql import functions as F
+
+        super().__init__(*settings)
+        if self.partials is None:
+            self.values += [F.col(name) for name in beside]
+            return
+        maxima = [F.max(name).alias(name) for name in beside[:-1]]
+        self.values[-1:-1] = [*maxima, F.sum(beside[-1]).alias(beside[-1])]  # the number of rows stays last
+
+
+class WindowedState(StateDriver):
+    """A state with windows by time."""
+
+    def __init__(self, branch: Branch) -> None:
+        super().__init__(branch)
+        windows = branch.job.windows
+        if windows is None:
+            raise AssertionError("a WindowedState has windows")
+        self._windows = windows
+        self._panes = windows.definition.panes
+        self._now = 0
+        beside = beside_of(windows)
+        self.make_plan = partial(WindowPlan, beside=beside)
+        self.make_task = partial(WindowTask, beside=len(beside))
+
+    def open_request(self, owner: str) -> OpenRequest:
+        """See `StateDriver.open_request`."""
+        return msgspec.structs.replace(super().open_request(owner), windows=self._windows.definition)
+
+    def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
+        """Rows are late by what was committed before the batch; unknown if another owner has committed since."""
+        last: int | None = (record.last_windows() or WindowCommit()).watermark
+        if done is not None:
+            last = None if done.commit is None or done.commit.windows is None else done.commit.windows.before
+        self.branch.late_before = None if last is None else self._panes.floor(last)
+
+    def keyed(self, frame: DataFrame) -> DataFrame:
+        """A batch's rows with their panes, as the task's plan takes them."""
+        self._now = time.time_ns() // 1000
+        keys = [key.name for key in self.job.keys[1:]]
+        return with_panes(frame, self._windows, keys, self.branch.late_before or 0, self._now)
+
+    def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
+        """See `StateDriver.attempt`; then the new watermark, and the purge. Raises FencedError, too."""
+        result = super().attempt(sent, record, attempt)
+        try:
+            result.windows = self._done(result.reports, record, attempt, sent[0])
+        except BaseException:
+            result.release()
+            raise
+        return result
+
+    def make_report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
+        """See `StateDriver.make_report`."""
+        report = super().make_report(commit, number, result)
+        return report if commit.windows is None else msgspec.structs.replace(report, **commit.windows.reported())
+
+    def emit_fired(self, frame: DataFrame, record: LedgerRecord, done: Commit | None, batch_id: int) -> None:
+        """Calls what gets fired windows: a state that follows for every batch, a function where a window has fired.
+
+        ``record`` is the ledger with the commit, ``frame`` any rows of the batch; without ``done`` none has fired.
+        """
+        if not self.branch.fired:
+            return
+        fired = self.fired(frame, record, None if done is None else done.windows)
+        for function in self.branch.fired:
+            is_state = isinstance(function, Follower) and function.branch is not None
+            if is_state or fired.has_windows:
+                self.pass_on(function, fired.rows, batch_id)
+
+    def _done(
+        self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
+    ) -> WindowsDone:
+        last = record.last_windows() or WindowCommit()
+        found = [msgspec.convert(report.windows, WindowReport) for report in reports if report.windows is not None]
+        definition = self._windows.definition
+        if definition.by_clock:
+            inputs = {name: Input(max(self._now, last.watermark), self._now) for name in self._windows.inputs}
+        else:
+            inputs = {
+                name: _noted(last.inputs.get(name, Input()), found, at, self._now)
+                for at, name in enumerate(self._windows.inputs)
+            }
+        commit = WindowCommit(
+            watermark=watermark(last.watermark, inputs, definition.lag, self._now, idle=definition.idle),
+            before=last.watermark,
+            inputs=inputs,
+            late=sum(report.late for report in found),
+            between=sum(report.between for report in found),
+        )
+        purged = self._purge(record, attempt, frame, _MOST_PURGED + sum(report.keys for report in reports))
+        written = {pane for report in found for pane in report.panes}
+        width = max((report.partition + 1 for report in reports if report.keys), default=0)
+        return WindowsDone(commit, PaneChange(written, purged, width))
+
+    def _purge(self, record: LedgerRecord, attempt: Attempt, frame: DataFrame, most_keys: int) -> list[int]:
+        """Removes what is due, up to some keys; the rest is for the next batch. Returns the panes that are done."""
+        windows = _windows(record)
+        due = {self._pane_text(pane): pane for pane in windows.due()}
+        if not due:
+            return []
+        reads = Reads(self.job.spec, record, attempt.view, attempt.txid)
+        chosen: list[Slice] = []
+        keys = 0
+        try:
+            for part in slices(reads.index, due, windows.width):
+                if keys >= most_keys:
+                    later = list(due)[list(due).index(part.pane) :]
+                    due = {pane: start for pane, start in due.items() if pane not in later}
+                    break
+                chosen.append(part)
+                keys += part.most_keys
+        finally:
+            close_if_possible(reads.store)
+        task = PurgeTask(self.job.spec, record, attempt.token, attempt.view, attempt.txid)
+        if self.job.spec.is_applied_on_driver or keys <= _ON_DRIVER:
+            task.purge(chosen)
+        else:
+            rows = [(part.pane, part.partition, part.full, list(part.rests)) for part in chosen]
+            schema = "pane string, partition int, full int, rests array<string>"
+            session = frame.sparkSession
+            spread = session.createDataFrame(rows, schema).repartition(session.sparkContext.defaultParallelism)
+            spread.mapInArrow(task, "removed bigint").collect()
+        return list(due.values())
+
+    def fired(self, frame: DataFrame, record: LedgerRecord, done: WindowCommit | None) -> Fired:
+        """The windows that a committed batch has fired and that are not gone.
+
+        Executors read them when somebody asks for the rows.
+        """
+        fields = Fields(record.fields, self.job.aggregators)
+        out = fired_type(self.job, fields)
+        windows = _windows(record)
+        panes = [] if done is None else fired_panes(windows, done)
+        if done is None or not panes:
+            return Fired(frame.sparkSession.createDataFrame([], out), has_windows=False)
+        ends = range(max(self._panes.floor(done.before), windows.purged) + 1, self._panes.floor(done.watermark) + 1)
+        read, join = FiredTask(self.job.spec, record, ends), JoinTask(record, fields, out)
+        places = [(pane, partition) for pane, _ in panes for partition in range(windows.width)]
+        if self.job.spec.is_applied_on_driver:
+            return Fired(_on_driver(frame, places, read, join, out), has_windows=True)
+        session = frame.sparkSession
+        parts = session.sparkContext.defaultParallelism
+        with configured(frame, ONE_DRAW):
+            packed = (
+                session.createDataFrame(places, "pane bigint, partition int")
+                .repartition(parts)
+                .mapInArrow(read, PACKED)
+            )
+            if self._windows.slides:
+                packed = packed.repartition("window_end", "rest").sortWithinPartitions("window_end", "rest")
+            return Fired(packed.mapInArrow(join, out), has_windows=True)
+
+    def _pane_text(self, pane: int) -> str:
+        return str(KeyCodec(self.job.keys[:1]).encode(time_of(pane, self._windows.type)))
+
+
+class Fired(NamedTuple):
+    """The windows that a batch has fired, as rows."""
+
+    rows: DataFrame
+    has_windows: bool
+
+
+def fired_type(job: Job, fields: Fields) -> StructType:
+    """The columns of fired windows: start and end, the grouping columns, and one per aggregate."""
+    from pyspark.sql.types import DataType, StructField, StructType
+
+    time_type = DataType.fromDDL(job.keys[0].type)
+    columns = [StructField(WINDOW_START, time_type), StructField(WINDOW_END, time_type)]
+    columns += [StructField(key.name, DataType.fromDDL(key.type)) for key in job.keys[1:]]
+    columns += [
+        StructField(field.name, shown_type(field, one))
+        for field, one in zip(fields.fields, fields.aggregators, strict=True)
+    ]
+    return StructType(columns)
+
+
+def _noted(known: Input, found: Sequence[WindowReport], at: int, now: int) -> Input:
+    times = [latest for report in found if (latest := report.latest[at]) is not None]
+    return known.noted(max(times, default=None), now, has_rows=any(report.has_rows[at] for report in found))
+
+
+def _windows(record: LedgerRecord) -> WindowsRecord:
+    if record.windows is None:
+        raise AssertionError("the ledger of a state with windows says which")
+    return record.windows
+
+
+def _on_driver(
+    frame: DataFrame, places: list[tuple[int, int]], read: FiredTask, join: JoinTask, out: StructType
+) -> DataFrame:
+    columns = [pa.array(column) for column in zip(*places, strict=True)]
+    packed = list(read(iter([pa.RecordBatch.from_arrays(columns, ["pane", "partition"])])))
+    batches: list[pa.RecordBatch] = []
+    if packed:
+        table = pa.Table.from_batches(packed).sort_by([("window_end", "ascending"), ("rest", "ascending")])
+        batches = list(join(iter(table.combine_chunks().to_batches())))
+    return arrow_frame(frame, out, batches)

@@ -1,0 +1,311 @@
+"""What runs on an executor for a state with windows: its batches, its purge, and the windows that a batch has fired.
+
+Each function goes through `mapInArrow`; where the driver applies a state, it calls them itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mapstate.aggregators.fields import Fields
+from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
+from mapstate.errors import AggregatorError, FencedError, StoreLostError
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.map_state import CombineAll
+from mapstate.maps.serialized import SerializedMap, writer_of
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import PaneIndex, Slice, index_codec, index_keys, key_pages, slices, store_key
+from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.report import TaskReport
+from mapstate.spark.executor.task import BatchTask
+from mapstate.spec import StateSpec
+from mapstate.windows import time_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["PACKED", "FiredTask", "JoinTask", "PurgeTask", "Reads", "WindowReport", "WindowTask"]
+
+
+class WindowReport(msgspec.Struct):
+    """What a task of a state with windows says beside.
+
+    ``late`` and ``between`` are rows; ``latest`` has the latest time of each input that moves the watermark, and
+    ``has_rows`` whether it had any; ``panes`` are those that the task wrote.
+    """
+
+    late: int
+    between: int
+    latest: list[int | None]
+    has_rows: list[bool]
+    panes: list[int]
+
+
+class WindowTask(BatchTask):
+    """A task whose rows also say what they do to the watermark, and whose new keys go into the pane index.
+
+    ``beside`` is the number of columns beside the partials, see `mapstate.spark.steps.window_rows.BESIDE`.
+    """
+
+    def __init__(self, *, beside: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.beside = beside
+
+    def pane_index(self, writer: Any, partition: int) -> PaneIndex:
+        """See `BatchTask.pane_index`."""
+        codec = index_codec(self.spec.serializer, self.spec.state)
+        return PaneIndex(writer, codec, self.view, self.txid, partition)
+
+    def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
+        """The groups that lie in windows, without the columns beside."""
+        inputs = self.beside // 2
+        found = report.windows = WindowReport(0, 0, [None] * inputs, [False] * inputs, [])
+        panes: set[int] = set()
+        for batch in super().counted(batches, report):
+            columns, names = batch.columns, batch.schema.names
+            end = len(columns) - (self.partials is not None)  # the number of rows stays last
+            start = end - self.beside
+            for at in range(inputs):
+                times = [found.latest[at], pc.max(columns[start + 2 * at]).as_py()]
+                found.latest[at] = max((time for time in times if time is not None), default=None)
+                found.has_rows[at] |= bool(pc.max(columns[start + 2 * at + 1]).as_py())
+            outside = pc.is_null(columns[0])
+            late = pc.sum(columns[end - 1]).as_py() or 0
+            rows = pc.sum(outside) if self.partials is None else pc.sum(columns[-1].filter(outside))
+            found.late += late
+            found.between += (rows.as_py() or 0) - late
+            report.rows_done += rows.as_py() or 0
+            kept = [*range(start), *range(end, len(columns))]
+            inside = pa.RecordBatch.from_arrays([columns[at] for at in kept], [names[at] for at in kept])
+            if rows.as_py():
+                inside = inside.filter(pc.invert(outside))
+            panes.update(pc.unique(inside.columns[0]).cast(pa.int64()).to_pylist())
+            found.panes = sorted(panes)
+            if inside.num_rows:
+                yield inside
+
+    def keeping(self, bases: list[Any]) -> CombineAll:
+        """See `BatchTask.keeping`. A key of a window is never removed, so the index names it once."""
+        keeping = super().keeping(bases)
+
+        def combine(old: list[Any], partials: list[Any]) -> list[Any]:
+            values = keeping(old, partials)
+            if contains_none(values):
+                raise AggregatorError(
+                    f"state {self.spec.state!r}: an aggregator returned None for a key, and a key of a window cannot "
+                    "be removed. Nothing of this batch counts. Return a value that stands for nothing."
+                )
+            return values
+
+        return combine
+
+
+class Reads:
+    """The committed records of one state, as of one ledger."""
+
+    def __init__(self, spec: StateSpec, record: LedgerRecord, view: CommitView, newest: int) -> None:
+        self.store: Any = spec.open()
+        self._codec = index_codec(spec.serializer, spec.state)
+        self._records = RecordCodec(
+            serializer(spec.serializer), spec.state, "opaque", record.fields, record.field_counts
+        )
+        self._view = view
+        self._newest = newest
+
+    def index(self, keys: list[str]) -> list[Any]:
+        """See `mapstate.protocol.pane_index.Read`."""
+        return self._view.values(self._codec.loads(keys, self.store.multi_get(keys)), self._newest)
+
+    def values(self, keys: list[StoreKey]) -> list[Any]:
+        """The values of some keys."""
+        return self._view.values(self._records.loads(keys, self.store.multi_get(keys)), self._newest)
+
+
+class PurgeTask:
+    """Removes the records of panes of which all windows are gone, and then their index. Picklable.
+
+    A row is a pane, a partition, and what `Slice` has of them. Gives out the number of removed records per batch.
+    """
+
+    def __init__(self, spec: StateSpec, record: LedgerRecord, token: FenceToken, view: CommitView, txid: int) -> None:
+        self._spec = spec
+        self._record = record
+        self._token = token
+        self._view = view
+        self._txid = txid
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See the class."""
+        for batch in batches:
+            parts = [
+                Slice(*(row[name] for name in ("pane", "partition", "full", "rests"))) for row in batch.to_pylist()
+            ]
+            yield pa.RecordBatch.from_arrays([pa.array([self.purge(parts)], pa.int64())], ["removed"])
+
+    def purge(self, parts: Sequence[Slice]) -> int:
+        """The number of keys that the index had. Raises FencedError."""
+        reads = Reads(self._spec, self._record, self._view, self._txid)
+        is_int = _is_native_integer(self._record)
+        removed = 0
+        try:
+            with writer_of(reads.store, self._token) as writer:
+                # A store that filters each record keeps a tombstone: a late put would find no newer one.
+                removes = isinstance(reads.store, FencedWrites) and isinstance(writer, Rewrites)
+                codec = index_codec(self._spec.serializer, self._spec.state)
+                for part in parts:
+                    for rests in key_pages(reads.index, part):
+                        keys = [store_key(part.pane, rest, is_native_integer=is_int) for rest in rests]
+                        self._remove(writer, codec, keys, removes=removes)
+                        removed += len(keys)
+                    self._remove(writer, codec, list(index_keys(part)), removes=removes)
+        finally:
+            close_if_possible(reads.store)
+        return removed
+
+    def _remove(self, writer: Any, codec: RecordCodec, keys: list[StoreKey], *, removes: bool) -> None:
+        for start in range(0, len(keys), self._spec.chunk_size):
+            some = keys[start : start + self._spec.chunk_size]
+            writer.multi_get(some)  # a put belongs to the get before it
+            if removes:
+                writer.multi_rewrite(some, [None] * len(some))
+            else:
+                SerializedMap(writer, codec).multi_put(some, list(repeat((self._txid, None, None), len(some))))
+
+
+class FiredTask:
+    """Reads the panes of fired windows. Picklable. A row is a pane and a partition.
+
+    Gives out, for each key and window, the window's end, the rest of the key, and the value packed; `JoinTask` takes
+    these. Raises FencedError where a newer driver has taken over or the windows are gone, and StoreLostError where a
+    key that the index names has no record.
+    """
+
+    def __init__(self, spec: StateSpec, record: LedgerRecord, ends: range) -> None:
+        self._spec = spec
+        self._record = record
+        self._ends = ends
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See the class."""
+        reads = Reads(self._spec, self._record, self._record.view(), self._record.next_txid - 1)
+        try:
+            for batch in batches:
+                for pane, partition in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield from self._pages(reads, pane, partition)
+        finally:
+            close_if_possible(reads.store)
+
+    def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[pa.RecordBatch]:
+        record = self._record
+        if record.windows is None:
+            return
+        panes = record.windows.definition.panes
+        ends = [end for end in panes.ends(pane) if end in self._ends]
+        text = str(KeyCodec(record.keys[:1]).encode(time_of(pane, record.keys[0].type)))
+        is_int = _is_native_integer(record)
+        packed = _packing(record)
+        for part in slices(reads.index, [text], partition + 1, first=partition):
+            for rests in key_pages(reads.index, part):
+                for start in range(0, len(rests), self._spec.chunk_size):
+                    some = rests[start : start + self._spec.chunk_size]
+                    values = reads.values([store_key(text, rest, is_native_integer=is_int) for rest in some])
+                    self._check(reads.store, text, some, values)
+                    data = packed.dumps(values)
+                    for end in ends:
+                        yield _packed_batch([end] * len(some), some, data)
+
+    def _check(self, store: Any, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
+        now = read_ledger(store, self._spec.state)
+        if now.windows is None or now.epoch != self._record.epoch or now.windows.purged >= self._ends[0]:
+            raise FencedError(
+                f"state {self._spec.state!r}: another driver has taken over, or a later batch has begun, while the "
+                "windows of a batch were read. What was read is given out nowhere.",
+                state=self._spec.state,
+            )
+        if contains_none(values):
+            rest = rests[list(values).index(None)]
+            raise StoreLostError(
+                f"state {self._spec.state!r}: the index of the pane {pane} names the key {rest!r}, which has no "
+                "record: it was evicted, expired or deleted. Restore the store, and rewind the checkpoint to it.",
+                state=self._spec.state,
+            )
+
+
+class JoinTask:
+    """The values of a window's panes as one row per window and key. Picklable. Takes rows sorted by window and key."""
+
+    def __init__(self, record: LedgerRecord, fields: Fields, out: StructType) -> None:
+        self._record = record
+        self._fields = fields
+        self._out = out
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See the class."""
+        codec = _packing(self._record)
+        open_window: tuple[Any, ...] | None = None
+        value: Any = None
+        for batch in batches:
+            ends, rests, data = (column.to_pylist() for column in batch.columns)
+            joined: list[tuple[tuple[Any, ...], Any]] = []
+            rows = zip(zip(ends, rests, strict=True), codec.loads(rests, data), strict=True)
+            for window, group in groupby(rows, itemgetter(0)):
+                for _, own in group:
+                    if window == open_window:
+                        value = self._fields.combine_all([value], [own])[0]
+                        continue
+                    if open_window is not None:
+                        joined.append((open_window, value))
+                    open_window, value = window, own
+            if joined:
+                yield self._rows(joined)
+        if open_window is not None:
+            yield self._rows([(open_window, value)])
+
+    def _rows(self, joined: list[tuple[tuple[Any, ...], Any]]) -> pa.RecordBatch:
+        record = self._record
+        if record.windows is None:
+            raise AssertionError("only a state with windows fires them")
+        arrow, kind = arrow_schema(self._out), record.keys[0].type
+        keys = KeyCodec(record.keys[1:])
+        rows = [
+            [
+                time_of(end - record.windows.definition.length, kind),
+                time_of(end, kind),
+                *(keys.decode(rest) if record.keys[1:] else ()),
+                *self._fields.shown(value),
+            ]
+            for (end, rest), value in joined
+        ]
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
+        return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+PACKED = "window_end bigint, rest string, value binary"
+"""The columns between `FiredTask` and `JoinTask`."""
+
+
+def _packed_batch(ends: list[int], rests: list[str], data: list[bytes]) -> pa.RecordBatch:
+    arrays = [pa.array(ends, pa.int64()), pa.array(rests, pa.string()), pa.array(data, pa.binary())]
+    return pa.RecordBatch.from_arrays(arrays, ["window_end", "rest", "value"])
+
+
+def _packing(record: LedgerRecord) -> RecordCodec:
+    """Bare values in bytes, whatever the store keeps."""
+    return RecordCodec(
+        serializer("msgpack"), record.state, "non-transactional", record.fields, ((0, len(record.fields)),)
+    )
+
+
+def _is_native_integer(record: LedgerRecord) -> bool:
+    return serializer(record.serializer).native and len(record.keys) == 1 and record.keys[0].type == "bigint"

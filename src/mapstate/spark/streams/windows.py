@@ -1,0 +1,294 @@
+"""Windows of a stream by time, what is kept of them, and the windows that have fired.
+
+recent = clicks.window(SlidingDurationWindow.of("10 minutes", "1 minute"), timestampField="at", lag="30 seconds")
+counts = recent.groupBy("user").persistentAggregate(opaque(url, "recent_clicks"), clicks=Count())
+counts.firedWindowsStream().foreachBatch(alert)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Never, Protocol, Self
+
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
+from mapstate.aggregators.fields import Fields
+from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError, UnsupportedTypeError, UsageError
+from mapstate.protocol.windows import WindowDefinition
+from mapstate.schema import KeyField
+from mapstate.spark.driver.job import Downstream, Follower, Job, Step, Windows
+from mapstate.spark.driver.windows import WINDOW_END, WINDOW_START, WindowedState, fired_type
+from mapstate.spark.steps.columns import empty_frame
+from mapstate.spark.steps.window_rows import LateRows
+from mapstate.spark.streams.chained_aggregate import SteppedRows
+from mapstate.spark.streams.grouped import GroupedStream
+from mapstate.spark.streams.key_columns import with_keys
+from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+from mapstate.spec import StateSpec
+from mapstate.windows import Duration, DurationWindow, span_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from mapstate.spark.driver.job import Branch
+    from mapstate.spark.streams.query import Query
+__all__ = ["Windowable", "WindowedAggregate", "WindowedStream", "windows_of", "with_ticks"]
+
+PANE_START = "pane_start"
+
+
+def windows_of(
+    schema: StructType,
+    config: DurationWindow,
+    *,
+    timestampField: str | None,
+    lag: Duration,
+    startTime: Duration,
+    retention: Duration | None,
+    idle: Duration | None,
+    inputs: Mapping[str, Sequence[str]] | None,
+    ahead: Duration | None,
+) -> Windows:
+    """What `Stream.window` says of rows of a schema. Raises ConfigurationError."""
+    if not isinstance(config, DurationWindow):
+        raise ConfigurationError(f"a window is such as TumblingDurationWindow.of('1 hour'), not {config!r}")
+    kind = _time_type(schema, timestampField)
+    if timestampField is None and (lag or idle is not None or inputs is not None):
+        raise ConfigurationError(
+            "lag, idle and inputs are about the times of rows: name the column that has them, timestampField='at'"
+        )
+    if kind == "bigint" and (idle is not None or ahead is not None):
+        raise ConfigurationError(
+            f"idle and ahead compare with the clock, and {timestampField!r} is a bigint of its own units: "
+            "leave both out"
+        )
+    source, names = _inputs(schema, inputs)
+    panes = config.panes(kind, startTime)
+    definition = WindowDefinition(
+        length=panes.length,
+        slide=panes.slide,
+        offset=panes.offset,
+        by_clock=timestampField is None,
+        lag=span_of(lag, kind, "lag"),
+        retention=panes.length if retention is None else span_of(retention, kind, "retention"),
+        idle=None if idle is None else span_of(idle, kind, "idle"),
+    )
+    slides = panes.length > panes.slide
+    return Windows(
+        definition=definition,
+        column=PANE_START if slides else WINDOW_START,
+        type=kind,
+        time=timestampField,
+        source=source,
+        inputs=names,
+        ahead=None if kind == "bigint" else span_of("1 minute" if ahead is None else ahead, kind, "ahead"),
+    )
+
+
+def _time_type(schema: StructType, column: str | None) -> str:
+    if column is None:
+        return "timestamp"
+    if column not in schema.names:
+        raise UnknownColumnError(
+            f"the stream has no column {column!r} for the time of its rows; it has {', '.join(schema.names)}",
+            column=column,
+        )
+    kind: str = schema[column].dataType.simpleString()
+    if kind not in ("timestamp", "bigint"):
+        raise UnsupportedTypeError(
+            f"the time of a row is a timestamp or a bigint, and {column!r} is a {kind}: convert it with transform, "
+            f"such as rows.withColumn({column!r}, F.to_timestamp({column!r}))",
+            column=column,
+            type=kind,
+        )
+    return kind
+
+
+def _inputs(schema: StructType, inputs: Mapping[str, Sequence[str]] | None) -> tuple[str | None, tuple[str, ...]]:
+    if inputs is None:
+        return None, ("",)
+    if len(inputs) != 1:
+        raise ConfigurationError("inputs names one column and its values: inputs={'source': ['web', 'app']}")
+    ((column, values),) = inputs.items()
+    if column not in schema.names or schema[column].dataType.simpleString() != "string":
+        raise UnknownColumnError(
+            f"inputs names {column!r}, which is no column of text; the stream has {', '.join(schema.names)}",
+            column=column,
+        )
+    names = tuple(values)
+    if not names or len(set(names)) < len(names) or isinstance(values, str):
+        raise ConfigurationError(f"the values of inputs are different texts, at least one, not {values!r}")
+    return column, names
+
+
+def with_ticks(df: DataFrame) -> DataFrame:
+    """The stream with a source more that never has a row: Spark then makes a batch at each trigger.
+
+    Raises ConfigurationError for a DataFrame that is no stream.
+    """
+    from pyspark.sql import functions as F
+
+    if not df.isStreaming:
+        raise ConfigurationError("ticks are of a stream: this DataFrame is none")
+    none = df.sparkSession.readStream.format("rate").load().where("value < 0")
+    return df.union(none.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema.fields)))
+
+
+class Windowable(SteppedRows, Protocol):
+    """A stream as windows need it."""
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        ...
+
+    @property
+    def df(self) -> DataFrame:
+        """The DataFrame in front of the steps."""
+        ...
+
+    def branch_of(self, job: Job) -> tuple[Query, Branch]:
+        """See `Stream.branch_of`."""
+        ...
+
+    def late(self, step: LateRows, query: Query) -> Any:
+        """See `Stream.late`."""
+        ...
+
+
+@dataclass(frozen=True)
+class WindowedStream:
+    """The rows of a stream by window. See `Stream.window`."""
+
+    stream: Windowable
+    windows: Windows
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        return self.stream.name
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the rows."""
+        return self.stream.schema
+
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
+        """See `Rows.with_step`."""
+        return replace(self, stream=self.stream.with_step(step, by_row=by_row))
+
+    def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[WindowedAggregate, Self]:
+        """One aggregate per window and combination of values of ``columns``. See `Rows.groupBy`."""
+        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
+        if not keys:
+            raise ConfigurationError(
+                "groupBy() needs at least one column; for one aggregate per window call persistentAggregate on the "
+                "windows themselves"
+            )
+        rows, names = with_keys(self, keys)
+        return GroupedStream(rows, names)
+
+    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> WindowedAggregate:
+        """Keeps aggregates of all rows of each window. See `GroupedStream.persistentAggregate`."""
+        return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
+
+    def hidden_columns(self) -> dict[str, str]:
+        """See `Groupable.hidden_columns`."""
+        return {}
+
+    def adapted(
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
+    ) -> Mapping[str, Aggregator]:
+        """See `Groupable.adapted`."""
+        if state.type != "opaque":
+            raise ConfigurationError(
+                f"windows are kept by opaque states only, and this one is {state.type}: a failed attempt has to take "
+                "its watermark back. Take opaque(...)"
+            )
+        if state.ttl is not None:
+            raise ConfigurationError(
+                "windows are kept without a ttl, which is by the wall clock: a job that was down for a while would "
+                "find open windows without their keys. retention= says how long a window stays after it has fired"
+            )
+        if self.windows.slides:
+            for name, one in aggregates.items():
+                if not isinstance(one, CombinerAggregator):
+                    raise ConfigurationError(
+                        f"{name}={one} is a reducer, and a sliding window joins the values of its panes: take a "
+                        "CombinerAggregator, or tumbling windows"
+                    )
+        taken = {WINDOW_START, WINDOW_END, self.windows.column}
+        for name in [*by, *aggregates, *self.schema.names]:
+            if name.casefold() in taken:
+                raise DuplicateNameError(f"{name!r} is a column of windows: give yours another name", name=name)
+        return dict(aggregates)
+
+    def keep(self, job: Job) -> WindowedAggregate:
+        """See `Groupable.keep`."""
+        from pyspark.sql.types import DataType, StructField, StructType
+
+        windows = self.windows
+        read = {name: self.schema[name].dataType.simpleString() for name in (windows.time, windows.source) if name}
+        keyed = replace(
+            job,
+            keys=(KeyField(windows.column, windows.type), *job.keys),
+            columns=dict(job.columns) | read,
+            windows=windows,
+        )
+        query, branch = self.stream.branch_of(keyed)
+        branch.make_driver = WindowedState
+        inside = StructType([*self.schema.fields, StructField(windows.column, DataType.fromDDL(windows.type))])
+        return WindowedAggregate(query, branch, empty_frame(self.stream.df, inside), stream=self.stream)
+
+
+class WindowedAggregate(PersistentAggregate):
+    """The windows that a stream keeps. See `PersistentAggregate`."""
+
+    def __init__(self, *args: Any, stream: Windowable) -> None:
+        super().__init__(*args)
+        self._stream = stream
+
+    @property
+    def windows(self) -> Windows:
+        """What the windows are."""
+        if self.job.windows is None:
+            raise AssertionError("a WindowedAggregate has windows")
+        return self.job.windows
+
+    def firedWindowsStream(self) -> NewValuesStream:
+        """The windows that each batch has fired: ``window_start``, ``window_end``, the keys, and the aggregates.
+
+        A fired window never changes again. A function gets each at least once: again, with the same rows, after a crash
+        that came before Spark's own commit. It is called for batches that have fired windows. A state that follows gets
+        each exactly once. Driver; executors read the windows when somebody asks for the rows.
+        """
+        query, branch, job = self.query, self.branch, self.job
+
+        def feed(function: Downstream | Follower) -> None:
+            query.add_downstream(branch, function, fired=True)
+
+        frame = empty_frame(self._stream.df, fired_type(job, Fields(job.fields, job.aggregators)))
+        return NewValuesStream(job.stream, self, frame, feed, kind="events", state=self)
+
+    def lateStream(self) -> Any:
+        """The rows that came too late for their windows, or had no time, as they came to the windows.
+
+        In a topology, a state on it counts jointly with the windows: rows in windows, between windows and late are all
+        rows. A function on it runs at least once per batch, after the commit.
+        """
+        if self.windows.time is None:
+            raise UsageError("no row is late for windows by the clock")
+        return self._stream.late(LateRows(self.windows, self.branch), self.query)
+
+    def newValuesStream(self, *, old: bool = False) -> NewValuesStream:
+        """The windows that each batch touched, as they stand. See `PersistentAggregate.newValuesStream`.
+
+        Of tumbling windows only. Raises UsageError for sliding ones, whose panes are no windows.
+        """
+        if self.windows.slides:
+            raise UsageError(
+                "a batch touches panes, which are parts of sliding windows, so it has no new values of windows: take "
+                "firedWindowsStream(), or tumbling windows"
+            )
+        return super().newValuesStream(old=old)

@@ -1,0 +1,114 @@
+"""The windows of a stream by time, in Storm's words: `TumblingDurationWindow` and `SlidingDurationWindow`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+
+from mapstate.errors import ConfigurationError
+from mapstate.protocol.windows import MOST_PANES, NEVER, Panes
+
+__all__ = [
+    "Duration",
+    "DurationWindow",
+    "SlidingDurationWindow",
+    "TimeType",
+    "TumblingDurationWindow",
+    "number_of",
+    "span_of",
+    "time_of",
+]
+
+Duration = str | dt.timedelta | int
+"""``"10 minutes"``, as Spark writes it; a timedelta; or, for times that are ``bigint``, a number of their own units."""
+
+TimeType = str
+"""The Spark type of a row's time: ``timestamp`` or ``bigint``."""
+
+_MICROSECONDS = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_PART = re.compile(r"(\d+)\s*([a-z]+)")
+_DURATION = re.compile(r"(?:interval\s+)?(\d+\s*[a-z]+(?:\s+\d+\s*[a-z]+)*)")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class DurationWindow:
+    """Windows of a length by time, one at each slide: ``[start, start + length)``.
+
+    A slide that is longer than the length leaves rows between windows, which are counted in each `BatchReport`.
+    """
+
+    length: Duration
+    slide: Duration
+
+    def panes(self, time: TimeType, offset: Duration) -> Panes:
+        """The windows as numbers. Raises ConfigurationError."""
+        length, slide = span_of(self.length, time, "a window's length"), span_of(self.slide, time, "a window's slide")
+        if min(length, slide) < 1 or max(length, slide) >= -NEVER:
+            raise ConfigurationError(
+                f"length and slide of a window are above 0, not {self.length!r} and {self.slide!r}"
+            )
+        panes = Panes(length, slide, span_of(offset, time, "startTime") % slide)
+        count = length // slide * (2 if panes.cut else 1)
+        if count > MOST_PANES:
+            raise ConfigurationError(
+                f"windows of {self.length!r} that slide by {self.slide!r} have {count} panes each, and {MOST_PANES} is "
+                "the most: take a longer slide"
+            )
+        return panes
+
+
+class TumblingDurationWindow(DurationWindow):
+    """Windows side by side: each time is in one."""
+
+    @classmethod
+    def of(cls, length: Duration) -> DurationWindow:
+        """``TumblingDurationWindow.of("1 hour")``."""
+        return cls(length, length)
+
+
+class SlidingDurationWindow(DurationWindow):
+    """Windows that overlap: ``length // slide`` of them, or one more, hold a row."""
+
+    @classmethod
+    def of(cls, length: Duration, slide: Duration) -> DurationWindow:
+        """``SlidingDurationWindow.of("10 minutes", "1 minute")``."""
+        return cls(length, slide)
+
+
+def span_of(duration: Duration, time: TimeType, name: str) -> int:
+    """A duration in the units of a time: microseconds, or the column's own. Raises ConfigurationError."""
+    if type(duration) is int and duration == 0:
+        return 0
+    if time == "bigint":
+        if type(duration) is int and duration > 0:
+            return duration
+        raise ConfigurationError(f"{name} is a number of the time column's own units, which is a bigint: {duration!r}")
+    if isinstance(duration, dt.timedelta) and duration >= dt.timedelta(0):
+        return duration // _MICROSECOND
+    found = _DURATION.fullmatch(duration.strip().lower()) if isinstance(duration, str) else None
+    parts = [] if found is None else _PART.findall(found[1])
+    units = [_MICROSECONDS.get(unit.removesuffix("s")) for _, unit in parts]
+    if not parts or None in units:
+        raise ConfigurationError(f"{name} is a duration such as '10 minutes' or a timedelta, not {duration!r}")
+    return sum(int(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True))
+
+
+def number_of(time: dt.datetime | int) -> int:
+    """`time_of` back."""
+    return time if isinstance(time, int) else (time - _EPOCH) // _MICROSECOND
+
+
+def time_of(number: int, time: TimeType) -> dt.datetime | int:
+    """A time as a key column of its type holds it."""
+    return number if time == "bigint" else _EPOCH + number * _MICROSECOND

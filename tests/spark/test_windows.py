@@ -1,0 +1,330 @@
+"""Windows by time on real Spark, held against brute force over the raw rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import time
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from windows_oracle import Oracle, Row, Windows
+
+from mapstate import (
+    Count,
+    ReducerAggregator,
+    SlidingDurationWindow,
+    Sum,
+    Topology,
+    TumblingDurationWindow,
+    errors,
+    newStream,
+    opaque,
+    transactional,
+)
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.windows import NEVER, every_pane
+from mapstate.reader import open_reader
+from mapstate.spark.driver.windows import WindowedState
+from mapstate.testing import wait_for
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def url(each_url: str) -> str:
+    return each_url
+
+
+def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    return spark.createDataFrame(rows, "at bigint, user string, n bigint")
+
+
+CASES = [(20, 10, 0, 3), (6, 9, 0, 2), (10, 10, 0, 0), (10, 10, 3, 5), (9, 6, 1, 2)]
+
+
+class Site:
+    """A topology with windows, the state of their late rows, and the state of the windows that have fired."""
+
+    def __init__(self, spark: SparkSession, url: str, name: str, config: Any, **options: Any) -> None:
+        self.spark, self.url, self.name, self.length = spark, url, name, config.length
+        self.fired: list[Windows] = []
+        self.dies_downstream = False
+        self.topology = Topology("site")
+        stream = self.topology.newStream("clicks", frame(spark, []))
+        windows = stream.window(config, timestampField="at", **options).groupBy("user")
+        counts = windows.persistentAggregate(opaque(url, name), rows=Count(), total=Sum("n"))
+        counts.lateStream().persistentAggregate(opaque(url, f"{name}-late"), rows=Count())
+        counts.firedWindowsStream().foreachBatch(self.take)
+        fired = opaque(url, f"{name}-fired")
+        counts.firedWindowsStream().persistentAggregate(fired, windows=Count(), total=Sum("total"))
+
+    def take(self, rows: DataFrame, _: int) -> None:
+        self.fired.append(_by_end(rows, self.length))
+        if self.dies_downstream:
+            raise KeyboardInterrupt
+
+    def batch(self, batch_id: int, rows: list[Row]) -> None:
+        self.topology(frame(self.spark, rows), batch_id)
+
+    def check(self, oracle: Oracle, fired: list[Windows], sent: int) -> None:
+        with (
+            open_reader(self.url, self.name) as recent,
+            open_reader(self.url, f"{self.name}-late") as late,
+            open_reader(self.url, f"{self.name}-fired") as of_fired,
+        ):
+            assert (late.get(()) or {"rows": 0})["rows"] == len(oracle.late)
+            totals = [total for windows in fired for _, total in windows.values()]
+            assert of_fired.get(()) == ({"windows": len(totals), "total": sum(totals)} if totals else None)
+            reports = recent.reports()
+            assert reports[0].watermark == oracle.mark
+            assert sum(report.rows for report in reports) == sent
+            assert sum(report.rows_late for report in reports) == len(oracle.late)
+            record = recent.ledger()
+            assert record.windows is not None
+            held = list(every_pane(record.windows.definition.panes, record.windows.panes))
+            gone = oracle.floor(None if oracle.before is None else oracle.before - record.windows.definition.retention)
+            assert record.windows.purged == max(gone, NEVER) or oracle.before is None
+            assert {key[0] for key, _ in recent.scan()} <= set(held)
+
+    def check_readers(self, oracle: Oracle) -> None:
+        with open_reader(self.url, self.name) as recent:
+            assert recent.watermark().time == oracle.mark
+            record = recent.ledger().windows
+            assert record is not None
+            there = {key: value for key, value in oracle.windows().items() if key[0] > record.purged}
+            for user in "xyz":
+                found = [(end, value["rows"], value["total"], final) for _, end, value, final in recent.windows(user)]
+                right = [(end, *value, end <= (oracle.mark or 0)) for (end, own), value in there.items() if own == user]
+                assert found == sorted(right)
+            for end in {end for end, _ in there}:
+                of_window = {key: (value["rows"], value["total"]) for key, value in recent.window(end)}
+                assert of_window == {(user,): value for (own, user), value in there.items() if own == end}
+            if record.purged > 0:
+                with pytest.raises(errors.WindowGoneError):
+                    list(recent.window(record.purged))
+
+
+def dies(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_windows_are_those_of_brute_force(spark, url, monkeypatch):
+    """Attempts fail in front of their commit, behind it and downstream; replays hold other rows; rows are late."""
+    for case in CASES if url.startswith("memory") else CASES[:2]:
+        _held_against_brute_force(spark, url, monkeypatch, *case)
+
+
+def _held_against_brute_force(spark, url, monkeypatch, length, slide, offset, lag):
+    draw = random.Random(length * 1000 + slide * 100 + lag)
+    config = SlidingDurationWindow.of(length, slide)
+    site = Site(spark, url, f"of-{length}-{slide}-{offset}-{lag}", config, lag=lag, startTime=offset, retention=10)
+    oracle, now, sent = Oracle(length, slide, offset, lag), 100, 0
+    fired: list[Windows] = []
+    taken: list[Windows] = []
+    for batch_id in range(8):
+        now += draw.choice([0, 8, 20])
+        while True:
+            rows = [
+                Row(
+                    None if draw.random() < 0.05 else now + draw.randint(-40, 8),
+                    draw.choice("xyz"),
+                    draw.randint(1, 9),
+                )
+                for _ in range(draw.choice([0, 4, 9]))
+            ]
+            crash = draw.choice(["", "", "before the commit", "before the function", "in the function"])
+            if crash != "before the commit":
+                break
+            with monkeypatch.context() as patch:
+                patch.setattr(Ledgers, "commit", dies)
+                with pytest.raises(KeyboardInterrupt):
+                    site.batch(batch_id, rows)
+        windows = oracle.add(rows)
+        sent += len(rows)
+        fired += [windows] if windows else []
+        taken += [windows] if windows else []
+        if crash == "before the function":
+            with monkeypatch.context() as patch:
+                patch.setattr(WindowedState, "emit_fired", dies)
+                with pytest.raises(KeyboardInterrupt):
+                    site.batch(batch_id, rows)
+        elif crash == "in the function" and windows:
+            site.dies_downstream = True
+            with pytest.raises(KeyboardInterrupt):
+                site.batch(batch_id, rows)
+            site.dies_downstream = False
+            taken.append(windows)
+        site.batch(batch_id, rows)
+        assert site.fired == taken
+        site.check_readers(oracle)
+    site.check(oracle, fired, sent)
+    assert oracle.late
+    assert fired
+
+
+def _by_end(rows: DataFrame, length: int) -> Windows:
+    found = {}
+    for row in rows.collect():
+        assert row.window_start == row.window_end - length
+        assert (row.window_end, row.user) not in found
+        found[row.window_end, row.user] = row.rows, row.total
+    return found
+
+
+def test_a_window_of_timestamps(spark, url):
+    def at(text: str) -> dt.datetime:
+        return dt.datetime.fromisoformat(text + "+00:00")
+
+    rows = [(at("2026-11-22 10:05:00"),), (at("2026-11-22 10:59:59.999999"),), (at("2026-11-22 11:00:00"),), (None,)]
+    stream = newStream("clicks", spark.createDataFrame(rows, "at timestamp"))
+    counts = stream.tumblingWindow("1 hour", timestampField="at").persistentAggregate(opaque(url), rows=Count())
+    found: list[Any] = []
+    columns = ("unix_micros(window_start)", "unix_micros(window_end)", "rows")
+    counts.firedWindowsStream().foreachBatch(lambda rows, _: found.extend(rows.selectExpr(*columns).collect()))
+    late: list[Any] = []
+    counts.lateStream().foreachBatch(lambda rows, _: late.extend(rows.collect()))
+    counts(spark.createDataFrame(rows, "at timestamp"), 0)
+    start = int(at("2026-11-22 10:00:00").timestamp() * 1e6)
+    assert [tuple(row) for row in found] == [(start, start + 3_600_000_000, 2)]
+    assert [row["at"] for row in late] == [None]
+    with open_reader(url, "clicks") as reader:
+        assert reader.watermark().time == at("2026-11-22 11:00:00")
+        assert [(window.end, window.final) for window in reader.windows()] == [
+            (at("2026-11-22 11:00:00"), True),
+            (at("2026-11-22 12:00:00"), False),
+        ]
+
+
+def test_a_row_of_the_future_makes_no_other_row_late(spark, tmp_path):
+    url, now = f"sqlite:///{tmp_path}/state.db", dt.datetime.now(dt.UTC)
+    stream = newStream("clicks", spark.createDataFrame([], "at timestamp"))
+    counts = stream.tumblingWindow("1 hour", timestampField="at").persistentAggregate(opaque(url), rows=Count())
+    for batch_id, times in enumerate([[now, now.replace(year=2999)], [now - dt.timedelta(minutes=1)]]):
+        counts(spark.createDataFrame([(time,) for time in times], "at timestamp"), batch_id)
+    with open_reader(url, "clicks") as reader:
+        assert sum(window.value["rows"] for window in reader.windows()) == 3
+        assert [report.rows_late for report in reader.reports()] == [0, 0]
+
+
+def test_own_aggregators_fill_windows(spark, tmp_path):
+    """Raw rows go through Python; a reducer fills tumbling windows only."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    stream = newStream("clicks", frame(spark, []))
+    windows = stream.tumblingWindow(10, timestampField="at", retention=100).groupBy("user")
+    counts = windows.persistentAggregate(opaque(url), names=Names(), rows=Count())
+    counts(frame(spark, [Row(5, "a", 1), Row(6, "a", 2), Row(None, "a", 3), Row(25, "b", 4)]), 0)
+    counts(frame(spark, [Row(7, "a", 9), Row(26, "b", 5)]), 1)
+    with open_reader(url, "clicks", aggregators={"names": Names()}) as reader:
+        assert [(window.end, window.value) for window in reader.windows("a")] == [(10, {"names": [1, 2], "rows": 2})]
+        assert [report.rows_late for report in reader.reports()] == [1, 1]
+    with pytest.raises(errors.ConfigurationError, match="names=Names is a reducer"):
+        stream.slidingWindow(10, 5, timestampField="at").persistentAggregate(opaque(url, "x"), names=Names())
+
+
+class Names(ReducerAggregator):
+    def init(self) -> list[int]:
+        return []
+
+    def reduce(self, acc: list[int], row: Any) -> list[int]:
+        return sorted([*acc, row["n"]])
+
+
+def test_several_inputs_wait_for_each_other_and_an_idle_one_goes_on(spark, tmp_path):
+    def batch(*rows: tuple[str, int]) -> DataFrame:
+        now = dt.datetime.now(dt.UTC)
+        return spark.createDataFrame([(name, now - dt.timedelta(minutes=ago)) for name, ago in rows], schema)
+
+    schema, url = "source string, at timestamp", f"sqlite:///{tmp_path}/state.db"
+    stream = newStream("clicks", spark.createDataFrame([], schema))
+    of = {"timestampField": "at", "inputs": {"source": ["web", "app"]}}
+    counts = stream.tumblingWindow("1 minute", **of).persistentAggregate(opaque(url, "both"), rows=Count())
+    reader = None
+    for batch_id, (rows, expected) in enumerate(
+        [([("web", 50)], None), ([("app", 60), ("other", 1)], 60), ([("web", 10)], 60), ([("app", 20)], 20)]
+    ):
+        counts(batch(*rows), batch_id)
+        reader = reader or open_reader(url, "both")
+        mark: Any = reader.watermark().time
+        minutes = None if mark is None else round((dt.datetime.now(dt.UTC) - mark).total_seconds() / 60)
+        assert minutes == expected
+    idle = stream.tumblingWindow("1 minute", idle="1 millisecond", **of)
+    of_idle = idle.persistentAggregate(opaque(url, "idle"), rows=Count())
+    of_idle(batch(("web", 50), ("app", 10)), 0)
+    with open_reader(url, "idle") as state:
+        marks: list[Any] = [state.watermark().time]
+        of_idle(batch(("app", 5)), 1)
+        marks.append(state.watermark().time)
+        assert marks[1] > marks[0]  # by the clock, though "web" had no rows
+
+
+def test_windows_by_the_clock(spark, tmp_path, monkeypatch):
+    url, clock = f"sqlite:///{tmp_path}/state.db", [1_000_000_000_000_000]
+    monkeypatch.setattr(time, "time_ns", lambda: clock[0] * 1000)
+    stream = newStream("clicks", frame(spark, []))
+    counts = stream.window(TumblingDurationWindow.of("10 seconds")).persistentAggregate(opaque(url), rows=Count())
+    fired: list[int] = []
+    counts.firedWindowsStream().foreachBatch(lambda rows, _: fired.extend(row["rows"] for row in rows.collect()))
+    for batch_id, seconds in enumerate([0, 4, 7, -3, 20]):
+        clock[0] += seconds * 1_000_000
+        counts(frame(spark, [Row(1, "a", 1)]), batch_id)
+    assert fired == [2, 2]  # the fourth batch came while the clock was back, and its window was open
+    with pytest.raises(errors.UsageError, match="no row is late"):
+        counts.lateStream()
+
+
+def test_a_source_that_pauses_fires_by_ticks(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("x\n")
+    rows = spark.readStream.schema("user string").csv(str(tmp_path / "in"))
+    counts = (
+        newStream("clicks", rows, ticks=True)
+        .tumblingWindow("1 second")
+        .persistentAggregate(opaque(f"sqlite:///{tmp_path}/state.db"), rows=Count())
+    )
+    fired: list[int] = []
+    counts.firedWindowsStream().foreachBatch(lambda rows, _: fired.extend(row["rows"] for row in rows.collect()))
+    query = counts.start(str(tmp_path / "checkpoint"), trigger="200 milliseconds")
+    try:
+        wait_for(lambda: bool(fired) or not query.isActive, "a window that fires without rows", 60)
+    finally:
+        query.stop()
+    assert fired == [1]
+
+
+def test_what_windows_refuse(spark):
+    stream = newStream("clicks", frame(spark, []))
+    by_ten = {"timestampField": "at"}
+    for make, error, said in (
+        (lambda: stream.window("10 minutes"), errors.ConfigurationError, "TumblingDurationWindow.of"),
+        (lambda: stream.tumblingWindow("1 hour", timestampField="when"), errors.UnknownColumnError, "'when'"),
+        (lambda: stream.tumblingWindow("1 hour", timestampField="user"), errors.UnsupportedTypeError, "is a string"),
+        (lambda: stream.tumblingWindow("1 hour", timestampField="at"), errors.ConfigurationError, "own units"),
+        (lambda: stream.tumblingWindow("soon"), errors.ConfigurationError, "such as '10 minutes'"),
+        (lambda: stream.tumblingWindow("1 month"), errors.ConfigurationError, "such as '10 minutes'"),
+        (lambda: stream.tumblingWindow(0, **by_ten), errors.ConfigurationError, "above 0"),
+        (lambda: stream.slidingWindow(5000, 1, **by_ten), errors.ConfigurationError, "5000 panes"),
+        (lambda: stream.tumblingWindow("1 hour", lag="1 minute"), errors.ConfigurationError, "timestampField='at'"),
+        (lambda: stream.tumblingWindow(10, idle="1 minute", **by_ten), errors.ConfigurationError, "leave both out"),
+        (lambda: stream.tumblingWindow(10, inputs={"user": []}, **by_ten), errors.ConfigurationError, "at least one"),
+        (lambda: stream.tumblingWindow(10, inputs={"n": ["1"]}, **by_ten), errors.UnknownColumnError, "of text"),
+        (lambda: _keep(stream, transactional("memory://w")), errors.ConfigurationError, "opaque states only"),
+        (lambda: _keep(stream, opaque("memory://w", ttl=5)), errors.ConfigurationError, "without a ttl"),
+        (lambda: _keep(stream, window_end=Count()), errors.DuplicateNameError, "'window_end'"),
+        (lambda: newStream("s", frame(spark, []), ticks=True), errors.ConfigurationError, "is none"),
+        (lambda: _sliding(stream).newValuesStream(), errors.UsageError, "panes"),
+        (lambda: _sliding(stream).lateStream().persistentAggregate(opaque("memory://w", "l"), n=Count()),
+         errors.ConfigurationError, "needs a topology"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=said):
+            make()
+
+
+def _keep(stream: Any, spec: Any = None, **aggregates: Any) -> Any:
+    windows = stream.tumblingWindow(10, timestampField="at")
+    return windows.persistentAggregate(spec or opaque("memory://w"), **(aggregates or {"n": Count()}))
+
+
+def _sliding(stream: Any) -> Any:
+    return stream.slidingWindow(10, 5, timestampField="at").persistentAggregate(opaque("memory://w"), n=Count())
