@@ -45,7 +45,7 @@ from mapstate.errors import (
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
 from mapstate.version import VERSION
-from mapstate.windows import SlidingDurationWindow, TumblingDurationWindow
+from mapstate.windows import SlidingCountWindow, SlidingDurationWindow, TumblingCountWindow, TumblingDurationWindow
 
 if TYPE_CHECKING:
     from mapstate.reader import AsyncStateReader, open_async_reader
@@ -76,6 +76,7 @@ __all__ = [
     "Min",
     "ReducerAggregator",
     "SketchBytes",
+    "SlidingCountWindow",
     "SlidingDurationWindow",
     "StateReader",
     "StdDev",
@@ -85,6 +86,7 @@ __all__ = [
     "ThetaSketch",
     "TopN",
     "Topology",
+    "TumblingCountWindow",
     "TumblingDurationWindow",
     "Variance",
     "VariancePop",

@@ -1,4 +1,4 @@
-"""The windows of a stream by time, in Storm's words: `TumblingDurationWindow` and `SlidingDurationWindow`."""
+"""The windows of a stream, in Storm's words: by time, and by number of rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from mapstate.errors import ConfigurationError
 from mapstate.protocol.windows import MOST_PANES, NEVER, Panes
 
 __all__ = [
+    "CountWindow",
     "Duration",
     "DurationWindow",
+    "SlidingCountWindow",
     "SlidingDurationWindow",
     "TimeType",
+    "TumblingCountWindow",
     "TumblingDurationWindow",
     "number_of",
     "span_of",
@@ -83,6 +86,43 @@ class SlidingDurationWindow(DurationWindow):
     @classmethod
     def of(cls, length: Duration, slide: Duration) -> DurationWindow:
         """``SlidingDurationWindow.of("10 minutes", "1 minute")``."""
+        return cls(length, slide)
+
+
+@dataclass(frozen=True)
+class CountWindow:
+    """Windows of the last ``length`` rows of a key, one at each ``slide`` rows; the first ones hold fewer.
+
+    Raises ConfigurationError where they are not numbers above 0, or a window has more than 1000 panes.
+    """
+
+    length: int
+    slide: int
+
+    def __post_init__(self) -> None:
+        if any(type(rows) is not int or rows < 1 for rows in (self.length, self.slide)):
+            raise ConfigurationError(
+                f"length and slide of a window by count are numbers of rows above 0, not {self.length!r} and "
+                f"{self.slide!r}"
+            )
+        DurationWindow(self.length, self.slide).panes("bigint", 0)
+
+
+class TumblingCountWindow(CountWindow):
+    """Windows of rows side by side: each row is in one."""
+
+    @classmethod
+    def of(cls, length: int) -> CountWindow:
+        """``TumblingCountWindow.of(100)``."""
+        return cls(length, length)
+
+
+class SlidingCountWindow(CountWindow):
+    """Windows of rows that overlap: after each ``slide`` rows, the last ``length`` of them."""
+
+    @classmethod
+    def of(cls, length: int, slide: int) -> CountWindow:
+        """``SlidingCountWindow.of(100, 10)``."""
         return cls(length, slide)
 
 

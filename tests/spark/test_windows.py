@@ -297,7 +297,7 @@ def test_what_windows_refuse(spark):
     stream = newStream("clicks", frame(spark, []))
     by_ten = {"timestampField": "at"}
     for make, error, said in (
-        (lambda: stream.window("10 minutes"), errors.ConfigurationError, "TumblingDurationWindow.of"),
+        (lambda: stream.window("10 minutes"), errors.ConfigurationError, "TumblingDurationWindow.of"),  # type: ignore[call-overload]
         (lambda: stream.tumblingWindow("1 hour", timestampField="when"), errors.UnknownColumnError, "'when'"),
         (lambda: stream.tumblingWindow("1 hour", timestampField="user"), errors.UnsupportedTypeError, "is a string"),
         (lambda: stream.tumblingWindow("1 hour", timestampField="at"), errors.ConfigurationError, "own units"),

@@ -7,6 +7,7 @@ Maps and serializers see a state's *value*. With one field it is the aggregator'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -121,7 +122,7 @@ class Fields:
 
     def start(self) -> list[Folding]:
         """Empty partials of one key, which take its rows one at a time."""
-        return [Folding(aggregator) for aggregator in self.aggregators]
+        return [getattr(one, "folding", partial(Folding, one))() for one in self.aggregators]
 
     def finish(self, foldings: list[Folding]) -> Any:
         """The partial of one key, from the foldings of `start`."""

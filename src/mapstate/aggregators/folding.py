@@ -124,4 +124,4 @@ def _is_of(value: Any, name: str) -> bool:
         return type(value) is dt.datetime and (value.tzinfo is None) == (name == "timestamp_ntz")
     if name in _EXACT_TYPES:
         return type(value) is _EXACT_TYPES[name]
-    return type(value) is int and -(1 << 63) <= value < 1 << 63
+    return name == "any" or (type(value) is int and -(1 << 63) <= value < 1 << 63)

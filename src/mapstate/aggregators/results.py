@@ -7,6 +7,7 @@ from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
+from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.moments import MOMENTS, StdDev, StdDevPop, Variance, VariancePop
@@ -55,13 +56,28 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
     for field in fields:
         name = field.aggregator.partition("(")[0]
         kind: Any = _SHOWN_APART.get(name)
-        if field.name in aggregators:
+        windows = CountWindows.fields_of(field)
+        if windows is not None:
+            known[field.name] = CountWindows.stored(field, _shown_windows(windows, aggregators), windows)
+        elif field.name in aggregators:
             known[field.name] = aggregators[field.name]
         elif kind is not None and field.type.startswith(_FORMS):
             known[field.name] = kind.of_ledger(field.aggregator)
         else:
             known[field.name] = _AsStored()
     return Fields(fields, known)
+
+
+def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> dict[str, Aggregator]:
+    """Each aggregator of windows by count, one that joins values if it is known."""
+    known: dict[str, Aggregator] = {}
+    for field in fields:
+        try:
+            found = joins_of([field], aggregators)
+        except UsageError:
+            found = results_of([field], aggregators)
+        known[field.name] = found.aggregators[0]
+    return known
 
 
 def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:

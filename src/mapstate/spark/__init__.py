@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
     from mapstate.spark.streams.chained_aggregate import ChainedAggregate
+    from mapstate.spark.streams.counted import CountedAggregate, CountedStream
     from mapstate.spark.streams.grouped import GroupedStream
     from mapstate.spark.streams.partition_persist import PartitionPersist
     from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
@@ -31,6 +32,8 @@ __all__ = [
     "BatchAggregator",
     "ChainedAggregate",
     "Collector",
+    "CountedAggregate",
+    "CountedStream",
     "GroupedStream",
     "MapGet",
     "NewValuesStream",
@@ -66,6 +69,8 @@ _HOMES = {
     "newStaticState": "steps.state_query",
     "stateQuery": "steps.state_query",
     "ChainedAggregate": "streams.chained_aggregate",
+    "CountedAggregate": "streams.counted",
+    "CountedStream": "streams.counted",
     "GroupedStream": "streams.grouped",
     "PartitionPersist": "streams.partition_persist",
     "NewValuesStream": "streams.persistent_aggregate",

@@ -49,7 +49,7 @@ class Plan:
         self._jvm = _jvm(batch_df)
         self._fields = fields.fields
         self._keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(keys)]
-        self._places = [F.col(f"key{at}") for at in range(len(keys))]
+        self.places = [F.col(f"key{at}") for at in range(len(keys))]
         self.values: list[Column] = []
         self.partials: list[int] | None = None
         native = [one for one in fields.aggregators if isinstance(one, NativeCombiner)]
@@ -75,7 +75,7 @@ class Plan:
         rows = batch_df.select(*self._keys, *self.values)
         if not self._keys:
             return rows.repartition(1)
-        return rows.repartition(*self._places).sortWithinPartitions(*self._places)
+        return rows.repartition(*self.places).sortWithinPartitions(*self.places)
 
 
 def _jvm(batch_df: DataFrame) -> Any:

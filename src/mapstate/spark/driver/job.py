@@ -74,7 +74,8 @@ class Windows:
 class Job:
     """What is kept and where: all of a state that is the same in every batch.
 
-    ``columns`` are the input columns that are read, by name, with their Spark types.
+    ``columns`` are the input columns that are read, by name, with their Spark types. ``order`` names those by which the
+    rows of a key come, where the tasks get rows.
     """
 
     stream: str
@@ -84,6 +85,7 @@ class Job:
     aggregators: Mapping[str, Aggregator]
     columns: Mapping[str, str]
     windows: Windows | None = None
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

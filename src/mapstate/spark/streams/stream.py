@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self, overload
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
@@ -13,6 +13,7 @@ from mapstate.spark.driver.job import Branch, Downstream, Job, Step
 from mapstate.spark.interfaces import StateFactory, StateUpdater
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.steps.state_query import Queried
+from mapstate.spark.streams.counted import CountedStream
 from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.partition_persist import PartitionPersist, update_task
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
@@ -20,7 +21,7 @@ from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.rows import Rows
 from mapstate.spark.streams.windows import WindowedStream, windows_of, with_ticks
 from mapstate.spec import StateSpec, check_state_name
-from mapstate.windows import Duration, DurationWindow, SlidingDurationWindow, TumblingDurationWindow
+from mapstate.windows import CountWindow, Duration, DurationWindow, SlidingDurationWindow, TumblingDurationWindow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -219,6 +220,7 @@ class Stream(Rows[PersistentAggregate]):
         query.add(branch)
         return query, branch
 
+    @overload
     def window(
         self,
         config: DurationWindow,
@@ -230,8 +232,25 @@ class Stream(Rows[PersistentAggregate]):
         idle: Duration | None = None,
         inputs: Mapping[str, Sequence[str]] | None = None,
         ahead: Duration | None = None,
-    ) -> WindowedStream:
-        """The rows by windows of time. See docs/windows.md.
+    ) -> WindowedStream: ...
+
+    @overload
+    def window(self, config: CountWindow, *, orderBy: str | Sequence[str] = ()) -> CountedStream: ...
+
+    def window(
+        self,
+        config: DurationWindow | CountWindow,
+        *,
+        timestampField: str | None = None,
+        lag: Duration = 0,
+        startTime: Duration = 0,
+        retention: Duration | None = None,
+        idle: Duration | None = None,
+        inputs: Mapping[str, Sequence[str]] | None = None,
+        ahead: Duration | None = None,
+        orderBy: str | Sequence[str] = (),
+    ) -> WindowedStream | CountedStream:
+        """The rows by windows of time, or of so many rows. See docs/windows.md.
 
         ``config``          ``TumblingDurationWindow.of("1 hour")`` or ``SlidingDurationWindow.of(length, slide)``
         ``timestampField``  the column with a row's time, a ``timestamp`` or a ``bigint``; without it the driver's clock
@@ -244,7 +263,18 @@ class Stream(Rows[PersistentAggregate]):
 
         A row whose first window has fired is late, see `WindowedAggregate.lateStream`. Durations are text as Spark
         writes it, timedeltas, or for a ``bigint`` its own units. Raises ConfigurationError.
+
+        ``TumblingCountWindow.of(length)`` and ``SlidingCountWindow.of(length, slide)`` count a key's rows instead, and
+        have one option, ``orderBy``: the columns that order the rows of one batch. Where they order them completely, a
+        batch that comes again with the same rows ends the same windows. Without it the order inside a batch is any.
+        Rows of an earlier batch come first.
         """
+        if isinstance(config, CountWindow):
+            if timestampField or lag or startTime or inputs or (retention, idle, ahead) != (None, None, None):
+                raise ConfigurationError("windows by count know no times: their only option is orderBy")
+            return CountedStream(self, config, (orderBy,) if isinstance(orderBy, str) else tuple(orderBy))
+        if orderBy:
+            raise ConfigurationError("orderBy is for windows by count: windows by time go by timestampField")
         found = windows_of(
             self.schema,
             config,

@@ -1,0 +1,172 @@
+"""Windows of rows: what a key keeps of its windows by count, as one field of a plain state.
+
+The value is ``(rows, panes, fired)``: the number of the key's rows, its open panes with their starts, and the windows
+that its last batch has fired. Panes are those of `mapstate.protocol.windows`, with a row's number for its time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, ReducerAggregator, Row
+from mapstate.aggregators.folding import Folding, called, check_type
+from mapstate.protocol.windows import Panes
+from mapstate.schema import Field
+
+__all__ = ["CountWindows"]
+
+
+class CountWindows(ReducerAggregator):
+    """The aggregates of windows of rows. ``read`` names the columns that come with each row."""
+
+    def __init__(
+        self,
+        length: int,
+        slide: int,
+        fields: Sequence[Field],
+        aggregators: Mapping[str, Aggregator],
+        read: Sequence[str],
+    ) -> None:
+        self._panes = Panes(length, slide, -length)
+        self._fields = tuple(fields)
+        self._aggregators: tuple[Any, ...] = tuple(aggregators[field.name] for field in fields)
+        self._read = tuple(read)
+        self._of_ledger = False
+
+    @classmethod
+    def stored(cls, field: Field, aggregators: Mapping[str, Aggregator], fields: Sequence[Field]) -> Self:
+        """The windows of a ledger's field, for a reader."""
+        length, slide, _ = _described(field.aggregator)
+        found = cls(length, slide, fields, aggregators, ())
+        found._of_ledger = True
+        return found
+
+    @staticmethod
+    def fields_of(field: Field) -> list[Field] | None:
+        """The aggregates of a ledger's field; None if it has no windows by count."""
+        from mapstate.serializers.value_types import struct_fields
+
+        if not field.aggregator.startswith("CountWindows(") or not field.type.startswith("struct<rows:bigint,panes:"):
+            return None
+        types = dict(struct_fields(field.type))["panes"].removeprefix("array<").removesuffix(">")
+        described = _described(field.aggregator)[2]
+        kinds = [kind for _, kind in struct_fields(types)][1:]
+        return [Field(name, own, kind) for (name, own), kind in zip(described.items(), kinds, strict=True)]
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return self._read
+
+    def bind(self, columns: Mapping[str, str]) -> str:  # noqa: ARG002  the fields are bound
+        """See `Aggregator.bind`."""
+        held = "".join(f",v{at}:{field.type}" for at, field in enumerate(self._fields))
+        return f"struct<rows:bigint,panes:array<struct<start:bigint{held}>>,fired:array<struct<end:bigint{held}>>>"
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`. Windows of another length are another field."""
+        own = json.dumps({field.name: field.aggregator for field in self._fields})
+        return f"CountWindows({self._panes.length}, {self._panes.slide}, {own})"
+
+    def folding(self) -> Folding:
+        """What folds the rows of one key and batch."""
+        return _BatchFolding(self)
+
+    def init(self) -> Any:
+        """See `ReducerAggregator.init`."""
+        return 0, [], []
+
+    def reduce(self, acc: Any, row: Row) -> Any:
+        """See `ReducerAggregator.reduce`."""
+        number, panes, fired = acc
+        start = self._panes.pane(number)
+        if start is not None:
+            if not panes or panes[-1][0] != start:
+                panes.append((start, *(None for _ in self._fields)))
+            _, *held = panes[-1]
+            panes[-1] = (start, *map(self._with_row, self._fields, self._aggregators, held, [row] * len(held)))
+        number += 1
+        if number % self._panes.slide == 0:
+            first = number - self._panes.length
+            fired.append((number, *self._joined([pane for pane in panes if pane[0] >= first])))
+            panes = [pane for pane in panes if self._panes.last_end(pane[0]) > number]
+        return number, panes, fired
+
+    @staticmethod
+    def _with_row(field: Field, one: Any, held: Any, row: Row) -> Any:
+        if isinstance(one, CombinerAggregator):
+            value = called(one, one.init, row)
+            value = value if held is None else called(one, one.combine, held, value)
+        else:
+            value = called(one, one.reduce, called(one, one.init) if held is None else held, row)
+        return check_type(value, field.type, one)
+
+    def _joined(self, panes: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The values of a window, from those of its panes."""
+        return [_join(one, (pane[at] for pane in panes)) for at, one in enumerate(self._aggregators, 1)]
+
+    def result(self, value: Any) -> Any:
+        """``rows``, the windows that the last batch has ``fired``, and those that are ``open``, by end.
+
+        A window has ``window_start``, ``window_end`` and the aggregates. ``open`` is None where windows slide and the
+        reader lacks an aggregator of the user's own.
+        """
+        if value is None:
+            return None
+        number, panes, fired = value
+        ended = [self._window(end, held) for end, *held in fired]
+        return {"rows": number, "fired": ended, "open": self._open(number, panes)}
+
+    def _open(self, number: int, panes: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]] | None:
+        if self._panes.length > self._panes.slide and not all(
+            isinstance(one, CombinerAggregator) for one in self._aggregators
+        ):
+            return None
+        ends = sorted({end for start, *_ in panes for end in self._panes.ends(start) if end > number})
+        found, joined, at = [], [None for _ in self._fields], len(panes)
+        for end in reversed(ends):  # the last one has the fewest panes, and each other one those and more
+            while at and panes[at - 1][0] >= end - self._panes.length:
+                at -= 1
+                joined = [_join(one, pair) for one, *pair in zip(self._aggregators, panes[at][1:], joined, strict=True)]
+            found.append(self._window(end, joined))
+        return found[::-1]
+
+    def _window(self, end: int, held: Sequence[Any]) -> dict[str, Any]:
+        from mapstate.aggregators.fields import shown_as
+
+        shown: dict[str, Any] = {"window_start": max(0, end - self._panes.length), "window_end": end}
+        for field, one, value in zip(self._fields, self._aggregators, held, strict=True):
+            result = called(one, one.result, value)
+            shown[field.name] = shown_as(result, is_json=field.type == "any" and not self._of_ledger)
+        return shown
+
+    def result_type(self, value_type: str) -> str:  # noqa: ARG002  the fields are bound
+        """See `Aggregator.result_type`."""
+        kinds = [
+            "string" if field.type == "any" else one.result_type(field.type)
+            for field, one in zip(self._fields, self._aggregators, strict=True)
+        ]
+        held = "".join(f",`{field.name}`:{kind}" for field, kind in zip(self._fields, kinds, strict=True))
+        window = f"array<struct<window_start:bigint,window_end:bigint{held}>>"
+        return f"struct<rows:bigint,fired:{window},open:{window}>"
+
+
+class _BatchFolding(Folding):
+    """The windows that the batch before has fired are not this batch's."""
+
+    def _reduce(self, acc: Any) -> Any:
+        return super()._reduce(acc if acc is None or self._settled else (*acc[:2], []))
+
+
+def _join(one: Any, values: Iterable[Any]) -> Any:
+    joined = None
+    for value in values:
+        if value is not None:
+            joined = value if joined is None else called(one, one.combine, joined, value)
+    return joined
+
+
+def _described(description: str) -> tuple[int, int, dict[str, str]]:
+    length, slide, fields = description.removeprefix("CountWindows(").removesuffix(")").split(", ", 2)
+    return int(length), int(slide), json.loads(fields)

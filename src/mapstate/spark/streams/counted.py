@@ -1,0 +1,178 @@
+"""Windows of a stream by number of rows.
+
+last = clicks.window(SlidingCountWindow.of(100, 10), orderBy=["partition", "offset"]).groupBy("user")
+last.persistentAggregate(opaque(url, "last_hundred"), clicks=Count()).firedWindowsStream().foreachBatch(alert)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Never, Protocol, Self
+
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.counted import CountWindows
+from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
+from mapstate.schema import Field
+from mapstate.spark.driver.job import Downstream, Follower, Job, Step
+from mapstate.spark.driver.ordered_rows import OrderedState
+from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
+from mapstate.spark.streams.chained_aggregate import SteppedRows
+from mapstate.spark.streams.grouped import GroupedStream
+from mapstate.spark.streams.key_columns import with_keys
+from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+from mapstate.spec import StateSpec
+from mapstate.windows import CountWindow
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from mapstate.spark.driver.job import Branch
+    from mapstate.spark.streams.query import Query
+
+__all__ = ["CountedAggregate", "CountedStream"]
+
+WINDOWS = "windows"
+"""The state's only field."""
+EDGES = ("window_start", "window_end")
+
+
+class Countable(SteppedRows, Protocol):
+    """A stream as windows by count need it."""
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        ...
+
+    @property
+    def df(self) -> DataFrame:
+        """The DataFrame in front of the steps."""
+        ...
+
+    def branch_of(self, job: Job) -> tuple[Query, Branch]:
+        """See `Stream.branch_of`."""
+        ...
+
+
+@dataclass(frozen=True)
+class CountedStream:
+    """The rows of a stream by windows of so many rows. See `Stream.window`."""
+
+    stream: Countable
+    config: CountWindow
+    order: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        return self.stream.name
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the rows."""
+        return self.stream.schema
+
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
+        """See `Rows.with_step`."""
+        return replace(self, stream=self.stream.with_step(step, by_row=by_row))
+
+    def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[CountedAggregate, Self]:
+        """Windows of each combination of values of ``columns`` by itself. See `Rows.groupBy`."""
+        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
+        if not keys:
+            raise ConfigurationError(
+                "groupBy() needs at least one column; for windows of all rows call persistentAggregate on the windows "
+                "themselves"
+            )
+        rows, names = with_keys(self, keys)
+        return GroupedStream(rows, names)
+
+    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> CountedAggregate:
+        """Keeps aggregates of windows of all rows, by one task. See `GroupedStream.persistentAggregate`."""
+        return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
+
+    def hidden_columns(self) -> dict[str, str]:
+        """See `Groupable.hidden_columns`."""
+        return {}
+
+    def adapted(
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
+    ) -> Mapping[str, Aggregator]:
+        """See `Groupable.adapted`."""
+        if state.type != "opaque":
+            raise ConfigurationError(f"windows are kept by opaque states only, and this one is {state.type}")
+        for name in (*by, *aggregates):
+            if name.casefold() in (*EDGES, WINDOWS):
+                raise DuplicateNameError(f"{name!r} is a column of windows: give yours another name", name=name)
+        check_unique([*by, *aggregates])
+        length, slide = self.config.length, self.config.slide
+        types = {field.name: field.dataType.simpleString() for field in self.schema.fields}
+        read = dict.fromkeys(column_names(self.schema, self.order, "orderBy"))
+        for name, one in aggregates.items():
+            if length > slide and not isinstance(one, CombinerAggregator):
+                raise ConfigurationError(
+                    f"{name}={one} is a reducer, and a sliding window joins the values of its panes: take a "
+                    "CombinerAggregator, or tumbling windows"
+                )
+            ensure_picklable(f"the aggregator {name}={one}", one)
+            read |= dict.fromkeys(one.columns() or ([] if isinstance(one, NativeCombiner) else types))
+        fields = [Field(name, one.describe(), one.bind(types)) for name, one in aggregates.items()]
+        return {WINDOWS: CountWindows(length, slide, fields, aggregates, [*read] or [*by][:1] or [*types][:1])}
+
+    def keep(self, job: Job) -> CountedAggregate:
+        """See `Groupable.keep`."""
+        query, branch = self.stream.branch_of(replace(job, order=self.order))
+        if self.order:
+            branch.make_driver = OrderedState
+        return CountedAggregate(query, branch, empty_frame(self.stream.df, self.schema))
+
+
+class CountedAggregate(PersistentAggregate):
+    """The windows by count that a stream keeps. See `PersistentAggregate`.
+
+    A reader's ``get(key)`` has ``windows``: ``rows`` is the number of the key's rows, ``fired`` has the windows that
+    its last batch has ended, ``open`` those that later rows go into.
+    """
+
+    def firedWindowsStream(self) -> NewValuesStream:
+        """The windows that each batch has ended: ``window_start``, ``window_end``, the keys, and the aggregates.
+
+        Start and end are numbers of the key's rows, from 0 on: ``[window_start, window_end)``. A window ends at each
+        multiple of the slide; the first ones hold fewer rows than the length, and start at 0.
+
+        A function is called at least once per batch, also where no window has ended: again, with the same windows,
+        after a crash that came before Spark's own commit. A state that follows gets each window exactly once.
+        """
+        stream, query, branch = super().newValuesStream(), self.query, self.branch
+
+        def feed(function: Downstream | Follower) -> None:
+            # A state that follows has to get all windows or stop, as one that gets old values.
+            if isinstance(function, Follower) and function.branch is not None:
+                function = replace(function, retracts=True)
+            query.add_downstream(branch, function)
+
+        step = _Fired(tuple(key.name for key in self.job.keys))
+        return replace(stream, feed=feed, updates=None, kind="events", steps=(step,))
+
+    def newValuesStream(self, *, old: bool = False) -> NewValuesStream:  # noqa: ARG002
+        """Raises UsageError: windows by count have no new values, see `firedWindowsStream`."""
+        raise UsageError("the rows of windows by count are the windows that have ended: take firedWindowsStream()")
+
+
+@dataclass(frozen=True)
+class _Fired:
+    """A step from new values to the windows in them, a row each."""
+
+    keys: tuple[str, ...]
+
+    def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
+        """See `Step`."""
+        from pyspark.sql import functions as F
+
+        rows = frame.select(*map(column_of, self.keys), F.inline(f"{WINDOWS}.fired"))
+        others: list[Any] = [name for name in rows.columns if name not in (*self.keys, *EDGES)]
+        return rows.select(*map(column_of, [*EDGES, *self.keys, *others]))
