@@ -32,6 +32,7 @@ QUESTIONS = (
     "large_state",
     "growth",
     "redis_memory",
+    "window_index",
     "cluster",
     "aerospike_floor",
     "sqlite_floor",
