@@ -164,8 +164,8 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
 def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange | None = None) -> LedgerRecord:
     """Make the attempt ``done.txid`` count, with everything it wrote.
 
-    ``panes`` are those of windows that it wrote and purged. A second call changes nothing, because a lost reply is
-    retried. Raises FencedError, UsageError for another batch than the attempt's, and DataError for too many panes.
+    ``panes`` are those of windows that it wrote and purged. A second call, after a lost reply, changes nothing. Raises
+    FencedError, UsageError for another batch than the attempt's, and DataError for too many panes.
     """
     check_session(ledger, session)
     if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
