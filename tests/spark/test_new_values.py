@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,26 @@ def test_a_key_that_is_removed_takes_its_contribution_along(url, spark):
     assert contents(url, "second") == {(): {"keys": 2}}
     second(frame(("a", 1), ("b", -1), ("c", -1)), 2)
     assert contents(url, "second") == {(): {"keys": 1}}
+
+
+@pytest.mark.parametrize("digits", [1, 34, 35, 38])
+def test_decimals_of_any_length_are_taken_back_exactly(digits, spark, tmp_path):
+    """Spark rounds to 34 digits where it negates a decimal."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    schema = "user string, amount decimal(38,2)"
+    counts = newStream("visits", spark.createDataFrame([], schema)).groupBy("user")
+    first = counts.persistentAggregate(opaque(url), last=Max("amount"), n=Count())
+    first.newValuesStream().groupBy("n").persistentAggregate(
+        opaque(url, name="second"), sum=Sum("last"), mean=Avg("last"), rows=Count()
+    )
+    # Without the second user there would be no rows, and no sum, behind the last batch.
+    long = Decimal(f"{'1' * digits}E-2")
+    for batch, rows in enumerate(([("a", long), ("b", Decimal(2)), ("c", None)], [("a", None)])):
+        first(spark.createDataFrame(rows, schema), batch)
+    assert contents(url, "second") == {
+        (1,): {"sum": 2, "mean": 2, "rows": 2},
+        (2,): {"sum": long, "mean": long, "rows": 1},
+    }
 
 
 def test_the_greatest_of_what_only_grows_is_exact_in_a_second_state(url, spark, visits):

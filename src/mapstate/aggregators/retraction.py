@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator, column_type
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.extremes import Max, Min
-from mapstate.aggregators.sums import Avg, Count, Sum
+from mapstate.aggregators.sums import EXACT, Avg, Count, Sum
 from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverflowError
 
 if TYPE_CHECKING:
@@ -163,21 +164,33 @@ class RetractableAvg(Avg):
         return f"NetAvg({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:
-        """See `NativeCombiner.partials`. The sum, the change in the number of rows, and the rows that came."""
+        """See `NativeCombiner.partials`. The sum, the change in the number of rows, and the rows that came.
+
+        Of decimals there are two sums, which `assemble` subtracts: Spark negates at most 34 digits exactly.
+        """
         from pyspark.sql import functions as F
 
         kind = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
         wide = "decimal(38,0)" if kind == "bigint" else kind
         column, plus = column_of(self.column), F.col(SIGN) > 0
         amount = column.cast(wide)
-        signed = F.when(plus, amount).otherwise(-amount)
-        total = F.sum(signed) if kind == "double" else F.try_sum(signed).try_cast(kind)
-        return [total, F.sum(F.when(column.isNotNull(), F.col(SIGN)).otherwise(0)), F.count(column)]
+        if kind.startswith("decimal("):
+            zero = F.lit(0).cast(wide)
+            sums = [
+                F.try_sum(F.when(plus, amount).otherwise(zero)),
+                F.try_sum(F.when(plus, zero).otherwise(amount)),
+            ]
+        else:
+            signed = F.when(plus, amount).otherwise(-amount)
+            sums = [F.sum(signed) if kind == "double" else F.try_sum(signed).try_cast(kind)]
+        return [*sums, F.sum(F.when(column.isNotNull(), F.col(SIGN)).otherwise(0)), F.count(column)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
         """See `NativeCombiner.assemble`. Raises ValueOverflowError."""
         out = []
-        for total, net, came in zip(*columns, strict=True):
+        *sums, nets, rows = columns
+        totals = sums[0] if len(sums) == 1 else map(_difference, *sums)
+        for total, net, came in zip(totals, nets, rows, strict=True):
             if came and (total is None or (type(total) is float and not math.isfinite(total))):
                 raise self._left_range()
             out.append((total, net))
@@ -230,6 +243,11 @@ BY_STORED_NAME: dict[str, type[Aggregator]] = {
     "NetSum": RetractableSum,
 }
 """The aggregators by their names in ledgers, for readers without the job."""
+
+
+def _difference(plus: Decimal | None, minus: Decimal | None) -> Decimal | None:
+    """None if one of the sums left its range."""
+    return None if plus is None or minus is None else EXACT.subtract(plus, minus)
 
 
 def _took_too_much(who: Aggregator) -> MissingBatchesError:

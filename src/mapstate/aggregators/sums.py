@@ -22,13 +22,13 @@ from mapstate.errors import ValueOverflowError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["FLOATS", "INTEGERS", "Avg", "Count", "Sum"]
+__all__ = ["EXACT", "FLOATS", "INTEGERS", "Avg", "Count", "Sum"]
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 _MAX_LONG = (1 << 63) - 1
 _MIN_LONG = -(1 << 63)
-_EXACT = Context(prec=80)
+EXACT = Context(prec=80)
 _DECIMAL_LIMIT = Decimal(10) ** 38
 
 
@@ -191,8 +191,8 @@ class Avg(NativeCombiner):
         total, count = value
         if isinstance(total, Decimal):
             scale = -int(total.as_tuple().exponent)
-            mean = _EXACT.divide(total, count)
-            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-min(scale + 4, 38)), context=_EXACT)
+            mean = EXACT.divide(total, count)
+            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-min(scale + 4, 38)), context=EXACT)
         return total / count
 
     def result_type(self, value_type: str) -> str:
@@ -209,7 +209,7 @@ def _scale(decimal_type: str) -> int:
 def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:
     """Add two lists, without nulls. Raises ValueOverflowError."""
     kind = next((type(value) for value in partials if value is not None), None)
-    plus = _EXACT.add if kind is Decimal else add
+    plus = EXACT.add if kind is Decimal else add
     try:
         totals = sums = [plus(old, new) for old, new in zip(stored, partials, strict=True)]
     except TypeError:  # a value is null
@@ -229,7 +229,7 @@ def _plus(plus: Any, old: Any, new: Any) -> Any:
 
 
 def _unscaled(total: Decimal) -> Decimal:
-    return total.scaleb(-int(total.as_tuple().exponent), _EXACT).copy_abs()
+    return total.scaleb(-int(total.as_tuple().exponent), EXACT).copy_abs()
 
 
 def _overflow(who: NativeCombiner) -> ValueOverflowError:
