@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
 from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
@@ -81,19 +81,24 @@ def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator
 
 
 def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
-    """The fields of a reader that joins values: the panes of sliding windows. Raises UsageError for unknown ones."""
+    """The fields of a reader that joins values: the panes of sliding windows.
+
+    Raises UsageError for a user's own aggregator that is not in ``aggregators``, or no combiner there.
+    """
     known: dict[str, Aggregator] = {}
     for field in fields:
-        kind = _JOINED.get(field.aggregator.partition("(")[0])
-        if field.name in aggregators:
-            known[field.name] = aggregators[field.name]
+        name = field.aggregator.partition("(")[0]
+        kind = None if name in _SHOWN_APART and not field.type.startswith(_FORMS) else _JOINED.get(name)
+        given = aggregators.get(field.name)
+        if isinstance(given, CombinerAggregator):
+            known[field.name] = given
         elif kind is not None:
             one = known[field.name] = kind.of_ledger(field.aggregator)
             if isinstance(one, Collect):
                 one.set_stored(field.type)
         else:
             raise UsageError(
-                f"the field {field.name} is a {field.aggregator}, which the reader needs to join the panes of a "
-                f"sliding window: open_reader(..., aggregators={{{field.name!r}: ...}})"
+                f"the field {field.name!r} is a {field.aggregator}, and a sliding window joins the values of its panes "
+                f"by that combiner. Nothing was read. Give it: open_reader(..., aggregators={{{field.name!r}: ...}})."
             )
     return Fields(fields, known)

@@ -20,18 +20,17 @@ from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan, 
 from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
-from mapstate.keys import KeyCodec, StoreKey, is_index_key
+from mapstate.keys import StoreKey, is_index_key
 from mapstate.maps.serialized import Room, writer_of
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import index_codec, pane_of
+from mapstate.protocol.pane_index import GonePanes, index_codec
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
-from mapstate.windows import number_of
 
 __all__ = ["Vacuumed", "vacuum"]
 
@@ -255,7 +254,7 @@ def _due(
             "changed. Run the vacuum again between two batches.",
             txid=txid,
         ) from error
-    values = [None if codec.is_gone(key) else value for key, value in zip(page, values, strict=True)]
+    values = [None if key in codec.gone else value for key, value in zip(page, values, strict=True)]
     due = [
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)
@@ -273,7 +272,8 @@ class _Codec:
         self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
         self._index = index_codec(ledger.serializer, ledger.state)
         self._windows = ledger.windows
-        self._panes = KeyCodec(ledger.keys[:1])
+        self.gone = GonePanes(ledger)
+        """The keys that only a purge under way, or a dead attempt, can have left."""
 
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
         """See `RecordCodec.loads`."""
@@ -287,13 +287,6 @@ class _Codec:
         if self._windows is None:
             return self._own.dumps(records)
         return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
-
-    def is_gone(self, key: StoreKey) -> bool:
-        """Whether all windows of a record are gone, so that only a late write can have left it."""
-        if self._windows is None or is_index_key(key):
-            return False
-        (pane,) = self._panes.decode(pane_of(key)[0])
-        return self._windows.definition.panes.last_end(number_of(pane)) <= self._windows.purged
 
     def _of(self, key: StoreKey) -> RecordCodec:
         return self._index if is_index_key(key) else self._own

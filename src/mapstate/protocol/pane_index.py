@@ -15,15 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from mapstate.keys import INDEX, StoreKey
+from mapstate.errors import KeyEncodingError
+from mapstate.keys import INDEX, KeyCodec, StoreKey, is_index_key
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.windows import number_of
 
 __all__ = [
+    "GonePanes",
     "PaneIndex",
     "Slice",
     "index_codec",
@@ -32,6 +36,7 @@ __all__ = [
     "pane_of",
     "slices",
     "store_key",
+    "without_gone",
 ]
 
 CHUNK_KEYS = 200
@@ -66,6 +71,38 @@ def store_key(pane: str, rest: str, *, is_native_integer: bool) -> StoreKey:
     if rest:
         return f"{pane}|{rest}"
     return int(pane) if is_native_integer else pane
+
+
+class GonePanes:
+    """Tells keys of windows that are all gone, under one ledger. A purge may have removed some of them already."""
+
+    def __init__(self, ledger: LedgerRecord) -> None:
+        self._windows = ledger.windows
+        self._codec = KeyCodec(ledger.keys[:1])
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, key: StoreKey) -> bool:
+        if self._windows is None or is_index_key(key):
+            return False
+        pane, _ = pane_of(key)
+        if pane not in self._known:
+            self._known[pane] = self._is_gone(pane)
+        return self._known[pane]
+
+    def _is_gone(self, pane: str) -> bool:
+        if self._windows is None:
+            return False
+        try:
+            (time,) = self._codec.decode(pane)
+        except KeyEncodingError:
+            return False  # a key that another program wrote
+        return time is not None and self._windows.definition.panes.last_end(number_of(time)) <= self._windows.purged
+
+
+def without_gone(ledger: LedgerRecord, keys: Sequence[StoreKey], values: Sequence[Any]) -> list[Any]:
+    """The values, None for keys of windows that are gone: no reader sees a half of what a purge removes."""
+    gone = GonePanes(ledger)
+    return [None if key in gone else value for key, value in zip(keys, values, strict=True)]
 
 
 class Slice(NamedTuple):

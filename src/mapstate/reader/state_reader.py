@@ -15,6 +15,7 @@ from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import without_gone
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
@@ -299,6 +300,8 @@ class StateReader:
             if read is None:
                 continue
             opened, values = read
+            if opened.ledger.windows is not None:
+                values = without_gone(opened.ledger, texts, values)
             if count is not None:
                 count.add(opened.ledger, texts, values)
             yield opened, texts, values

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.joins import joined
 from mapstate.aggregators.results import joins_of
 from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
-from mapstate.keys import Key, StoreKey
+from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import index_codec, key_pages, slices, store_key
 from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
@@ -17,15 +18,17 @@ from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.serializers import serializer
 from mapstate.windows import number_of, time_of
 
-__all__ = ["InputMark", "Time", "Watermark", "Window", "WindowPage", "WindowReads"]
+__all__ = ["InputMark", "Time", "Watermark", "Window", "WindowPage", "WindowReads", "shown_time"]
 
 Time = dt.datetime | int
 """A datetime in UTC, or a number where the times of rows are a ``bigint``."""
 
 WindowPage = list[tuple[Key, dict[str, Any]]]
 
+_FIRST = number_of(dt.datetime.min.replace(tzinfo=dt.UTC))
+_LAST = number_of(dt.datetime.max.replace(tzinfo=dt.UTC))
 _TRIES = 1000
-_PAGE = 1000  # keys
+_PAGE = 1000  # records
 
 
 class InputMark(NamedTuple):
@@ -67,21 +70,23 @@ class WindowReads:
         kind, done = self._kind(ledger), ledger.last_windows() or WindowCommit()
         inputs = {
             name: InputMark(
-                None if known.latest == NEVER else time_of(known.latest, kind),
+                shown_time(known.latest, kind),
                 None if known.at == 0 else dt.datetime.fromtimestamp(known.at / 1e6, dt.UTC),
             )
             for name, known in done.inputs.items()
         }
-        return Watermark(None if done.watermark == NEVER else time_of(done.watermark, kind), inputs)
+        return Watermark(shown_time(done.watermark, kind), inputs)
 
     def of_key(self, key: Any, since: Time | None, until: Time | None) -> list[Window]:
         """See `StateReader.windows`."""
         rest = tuple(key) if isinstance(key, tuple | list) else (key,)
-        low = None if since is None else number_of(since)
-        high = None if until is None else number_of(until)
         known = self._reads.opened(newest=True)
+        kind = self._kind(known.ledger)
+        low = None if since is None else self._number(since, kind)
+        high = None if until is None else self._number(until, kind)
+        KeyCodec(known.ledger.keys[1:]).encode(rest)  # a key of other columns is an error, also without a pane
         for _ in range(_TRIES):
-            kind, panes = self._kind(known.ledger), self._panes_of(known.ledger, low, high)
+            panes = self._panes_of(known.ledger, low, high)
             texts = known.keys.encode_all([(time_of(pane, kind), *rest) for pane in panes])
             opened, values = self._reads.read(texts) if texts else (known, [])
             if self._panes_of(opened.ledger, low, high) == panes:
@@ -91,23 +96,28 @@ class WindowReads:
 
     def of_window(self, end: Time) -> Iterator[WindowPage]:
         """See `StateReader.window`."""
-        number = number_of(end)
         opened = self._reads.opened(newest=True)
         windows = self._record(opened.ledger)
+        number = self._number(end, self._kind(opened.ledger))
         grid = windows.definition.panes
         if grid.floor(number) != number:
-            raise UsageError(f"no window of state {self._reads.state!r} ends at {end}")
+            raise UsageError(
+                f"no window of state {self._reads.state!r} ends at {end}. Nothing was read. The last end before it is "
+                f"{shown_time(grid.floor(number), self._kind(opened.ledger))}."
+            )
+        self._last = opened.ledger.last_txid
         self._check_there(opened.ledger, number)
         own = set(every_pane(grid, windows.panes, number - grid.length, number))
         panes = [pane for pane in grid.panes(number) if pane in own]
+        step = max(1, _PAGE // max(1, len(panes)))
         seen: set[str] = set()
         for pane in panes:
-            for rests in self._rests(opened, pane):
+            for rests in self._rests(opened, pane, number):
                 new = [rest for rest in rests if rest not in seen]
                 if len(panes) > 1:
                     seen.update(new)
-                for start in range(0, len(new), _PAGE):
-                    page = self._page(number, panes, new[start : start + _PAGE])
+                for start in range(0, len(new), step):
+                    page = self._page(number, panes, new[start : start + step])
                     if page:
                         yield page
 
@@ -129,15 +139,17 @@ class WindowReads:
                     )
                 continue
             key = opened.keys.decode(texts[at * len(panes)])[1:]
-            (fields,) = opened.fields.named([_joined(found, joins)])
+            (fields,) = opened.fields.named([found[0] if joins is None else joined(joins, found)])
             page.append((key, fields or {}))
         return page
 
-    def _rests(self, opened: Opened, pane: int) -> Iterator[list[str]]:
+    def _rests(self, opened: Opened, pane: int, end: int) -> Iterator[list[str]]:
         codec = index_codec(opened.ledger.serializer, opened.ledger.state)
 
         def read(keys: list[str]) -> list[Any]:
-            return self._reads.read(list(keys), codec=codec)[1]
+            now, values = self._reads.read(list(keys), codec=codec)
+            self._check_there(now.ledger, end)  # else an index that a purge has removed would be a window without keys
+            return values
 
         text = str(opened.keys.encode_first(time_of(pane, self._kind(opened.ledger))))
         for part in slices(read, [text], self._record(opened.ledger).width):
@@ -156,10 +168,10 @@ class WindowReads:
                     found.setdefault(end, []).append(value)
         joins = self._joins(opened) if grid.length > grid.slide and found else None
         ends = sorted(found)
-        shown = opened.fields.named([_joined(found[end], joins) for end in ends])
+        joined_values = [found[end][0] if joins is None else joined(joins, found[end]) for end in ends]
         return [
-            Window(time_of(end - grid.length, kind), time_of(end, kind), value or {}, final=end <= mark)
-            for end, value in zip(ends, shown, strict=True)
+            Window(_within(end - grid.length, kind), _within(end, kind), value or {}, final=end <= mark)
+            for end, value in zip(ends, opened.fields.named(joined_values), strict=True)
         ]
 
     def _panes_of(self, ledger: LedgerRecord, low: int | None, high: int | None) -> list[int]:
@@ -177,11 +189,31 @@ class WindowReads:
         if end <= windows.purged:
             kind = self._kind(ledger)
             raise WindowGoneError(
-                f"the window of state {self._reads.state!r} that ends at {time_of(end, kind)} is gone: it is past its "
-                f"retention. Windows that end after {time_of(windows.purged, kind)} are there. A longer retention= "
+                f"the window of state {self._reads.state!r} that ends at {_within(end, kind)} is gone: it is past its "
+                f"retention. Windows that end after {shown_time(windows.purged, kind)} are there. A longer retention= "
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
             )
+        if self._last is not None and self._last not in ledger.view():
+            raise StaleBatchError(
+                f"state {self._reads.state!r} was rolled back or reset while a window was read. Read the window again.",
+                state=self._reads.state,
+            )
+
+    def _number(self, time: Time, kind: str) -> int:
+        """A time that a caller gives. Raises UsageError."""
+        if kind == "bigint":
+            if type(time) is int:
+                return time
+            raise UsageError(
+                f"the times of state {self._reads.state!r} are numbers (bigint), not {time!r}. Nothing was read."
+            )
+        if isinstance(time, dt.datetime) and time.tzinfo is not None:
+            return number_of(time)
+        raise UsageError(
+            f"the times of state {self._reads.state!r} are datetimes with a time zone, such as datetime(2026, 11, 22, "
+            f"10, tzinfo=UTC), not {time!r}. Nothing was read."
+        )
 
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:
@@ -199,13 +231,14 @@ class WindowReads:
         )
 
 
-def _joined(values: Sequence[Any], joins: Fields | None) -> Any:
-    value = values[0]
-    for more in values[1:]:
-        if joins is None:
-            raise AssertionError("only sliding windows have several panes")
-        value = joins.combine_all([value], [more])[0]
-    return value
+def shown_time(number: int, kind: str) -> Time | None:
+    """A time of a state whose first key column is of the type ``kind``; None before any."""
+    return None if number == NEVER else _within(number, kind)
+
+
+def _within(number: int, kind: str) -> Time:
+    """The time, or the nearest that a datetime can hold: a window with rows of the year 9999 may end later."""
+    return time_of(number if kind == "bigint" else min(max(number, _FIRST), _LAST), kind)
 
 
 def _store_key(opened: Opened, pane: int, rest: str) -> StoreKey:
