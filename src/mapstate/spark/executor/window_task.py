@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.joins import joined
 from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
 from mapstate.errors import AggregatorError, FencedError, StoreLostError
 from mapstate.keys import KeyCodec, StoreKey
@@ -256,22 +257,22 @@ class JoinTask:
         value: Any = None
         for batch in batches:
             ends, rests, data = (column.to_pylist() for column in batch.columns)
-            joined: list[tuple[tuple[Any, ...], Any]] = []
+            whole: list[tuple[tuple[Any, ...], Any]] = []
             rows = zip(zip(ends, rests, strict=True), codec.loads(rests, data), strict=True)
             for window, group in groupby(rows, itemgetter(0)):
                 for _, own in group:
                     if window == open_window:
-                        value = self._fields.combine_all([value], [own])[0]
+                        value = joined(self._fields, [value, own])
                         continue
                     if open_window is not None:
-                        joined.append((open_window, value))
+                        whole.append((open_window, value))
                     open_window, value = window, own
-            if joined:
-                yield self._rows(joined)
+            if whole:
+                yield self._rows(whole)
         if open_window is not None:
             yield self._rows([(open_window, value)])
 
-    def _rows(self, joined: list[tuple[tuple[Any, ...], Any]]) -> pa.RecordBatch:
+    def _rows(self, whole: list[tuple[tuple[Any, ...], Any]]) -> pa.RecordBatch:
         record = self._record
         if record.windows is None:
             raise AssertionError("only a state with windows fires them")
@@ -284,7 +285,7 @@ class JoinTask:
                 *(keys.decode(rest) if record.keys[1:] else ()),
                 *self._fields.shown(value),
             ]
-            for (end, rest), value in joined
+            for (end, rest), value in whole
         ]
         columns = zip(*rows, strict=True)
         arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
