@@ -20,7 +20,9 @@ __all__ = [
     "TumblingDurationWindow",
     "number_of",
     "span_of",
+    "span_text",
     "time_of",
+    "time_text",
 ]
 
 Duration = str | dt.timedelta | int
@@ -152,3 +154,18 @@ def number_of(time: dt.datetime | int) -> int:
 def time_of(number: int, time: TimeType) -> dt.datetime | int:
     """A time as a key column of its type holds it."""
     return number if time == "bigint" else _EPOCH + number * _MICROSECOND
+
+
+def time_text(number: int, time: TimeType) -> str:
+    """A time for people; also one that a datetime cannot hold."""
+    if time == "bigint":
+        return str(number)
+    try:
+        return (_EPOCH + number * _MICROSECOND).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        return f"{number} microseconds after 1970"
+
+
+def span_text(number: int, time: TimeType) -> str:
+    """A duration for people."""
+    return str(number) if time == "bigint" else f"{number / 1_000_000:g} s"

@@ -174,11 +174,11 @@ def test_what_the_watermark_hangs_on(url, opened):
     job = Windowed(url, sources=("web", "app"), lag=5)
     job.batch(Row(20, "ann", 1, "web"), now=7 * NOW)
     with opened(url, "s") as reader:
-        begun = dt.datetime(1970, 1, 1, 0, 0, 7, tzinfo=dt.UTC)
-        assert reader.watermark() == Watermark(None, {"web": InputMark(20, begun), "app": InputMark(None, None)})
+        first = dt.datetime(1970, 1, 1, 0, 0, 7, tzinfo=dt.UTC)
+        assert reader.watermark() == Watermark(None, {"web": InputMark(20, first), "app": InputMark(None, None)})
         job.batch(Row(40, "ann", 1, "app"), now=9 * NOW)
         assert reader.watermark().time == 15
-        assert reader.watermark().inputs["app"] == InputMark(40, begun.replace(second=9))
+        assert reader.watermark().inputs["app"] == InputMark(40, first.replace(second=9))
         assert reader.key_count() is None
 
 

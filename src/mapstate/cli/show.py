@@ -17,6 +17,8 @@ from mapstate.findings import Finding
 from mapstate.keys import Key
 from mapstate.operations.states import ListedState
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
+from mapstate.protocol.windows import NEVER, every_pane
+from mapstate.windows import span_text, time_text
 
 __all__ = [
     "confirm",
@@ -86,6 +88,7 @@ def show_ledger(console: Console, ledger: LedgerRecord) -> None:
         ("dead", _dead(ledger.dead)),
         ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
         ("rewrites", str(ledger.rewrites)),
+        *_windows(ledger),
         ("offsets", (ledger.last_commit.offsets if ledger.last_commit is not None else None) or "not known"),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -187,8 +190,38 @@ def _commit(done: Commit | None) -> str:
 def _keys_held(ledger: LedgerRecord) -> str:
     if ledger.has_had_ttl:
         return "not known: the state has or had a ttl"
+    if ledger.windows is not None:
+        return "not known: the state has windows"
     held = ledger.keys_held()
     return "not known: mapstate recount counts them" if held is None else str(held)
+
+
+def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
+    """The lines of a state with windows."""
+    windows, done, kind = ledger.windows, ledger.last_windows(), ledger.keys[0].type
+    if windows is None:
+        return []
+    own = windows.definition
+    spans = [("length", own.length), ("slide", own.slide), ("lag", own.lag), ("retention", own.retention)]
+    if own.idle is not None:
+        spans.append(("idle", own.idle))
+    inputs = {} if done is None else done.inputs
+    count = sum(1 for _ in every_pane(own.panes, windows.panes))
+    panes = "none"
+    if windows.panes:
+        low, high = time_text(windows.panes[0][0], kind), time_text(windows.panes[-1][1], kind)
+        panes = f"{count} panes in {len(windows.panes)} runs, from {low} to {high}"
+    return [
+        ("windows", ", ".join(f"{name} {span_text(span, kind)}" for name, span in spans)),
+        ("watermark", "none yet" if done is None else _time(done.watermark, kind)),
+        *(("", f"input {name or 'of all rows'}: latest {_time(known.latest, kind)}") for name, known in inputs.items()),
+        ("panes", panes),
+        ("purged", "nothing" if windows.purged == NEVER else f"what ends at {_time(windows.purged, kind)} or before"),
+    ]
+
+
+def _time(number: int, kind: str) -> str:
+    return "none yet" if number == NEVER else time_text(number, kind)
 
 
 def _in_flight(attempt: InFlight | None, epoch: int) -> str:

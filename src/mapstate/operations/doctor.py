@@ -20,14 +20,16 @@ from mapstate.errors import (
     StoreError,
 )
 from mapstate.findings import Finding, Unreadable
-from mapstate.keys import KeyCodec, StoreKey
+from mapstate.keys import KeyCodec, StoreKey, is_index_key
+from mapstate.operations.window_findings import window_findings
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import CodecWithIndex
 from mapstate.protocol.records import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.reader import CountedKeys, open_reader
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import serializer
 from mapstate.spec import check_state_name
 
 __all__ = ["examine", "recount"]
@@ -72,7 +74,7 @@ def examine(
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         ledger = read_ledger(store, state)
-        findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger)]
+        findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger), *window_findings(ledger)]
         if isinstance(store, Scan):
             records = list(_records(store, ledger, on_page))
             findings += records
@@ -154,7 +156,7 @@ def recount(
     called after each page with the number of keys so far.
 
     Raises:
-        UsageError: A batch or a vacuum was at work, the state has a ttl, or the store cannot list its keys.
+        UsageError: A batch or a vacuum was at work, the state has a ttl or windows, or the store cannot list its keys.
         StateNotFoundError: There is no such state.
         CorruptRecordError: A record or the ledger cannot be read.
         LedgerLostError: There are records without a ledger.
@@ -163,7 +165,8 @@ def recount(
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
-        read_ledger(store, state)  # raises the better error if there is no ledger
+        record = read_ledger(store, state)  # raises the better error if there is no ledger
+        upkeep.check_recount(record)
         ledger = Ledger(store, state)
         ledger.remember()
         counted = _count(backend_or_url, state, on_page)
@@ -194,6 +197,9 @@ def _keys(backend_or_url: Backend | str, state: str, on_page: OnPage | None) -> 
     observed = f"{counted.found} keys"
     if counted.ledger.has_had_ttl:
         return Finding("ok", "keys", f"{observed}; a state with a ttl cannot tell how many it should hold", expected)
+    if counted.ledger.windows is not None:
+        text = f"{observed}, each with a pane; a state with windows does not count them"
+        return Finding("ok", "keys", text, expected)
     if not counted.settled:
         why = f"{observed}, not compared: batches were at work during each of {_COUNTS} counts"
         return Finding("warning", "keys", why, expected, "Run this again between two batches.")
@@ -219,7 +225,7 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
     unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
     expected = "records of this state, with txids that its ledger has given out"
     count = 0
-    pages = unreadable.listed(record_pages(store, _PAGE))
+    pages = unreadable.listed(record_pages(store, _PAGE, index=True))
     while True:
         try:
             page = next(pages, None)
@@ -231,10 +237,11 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
             break
         keys, records = unreadable.read(lambda some: _read(store, ledger, some), page)
         present = {key: record for key, record in zip(keys, records or [], strict=True) if record is not None}
-        count += len(present)
+        own = [key for key in present if not is_index_key(key)]
+        count += len(own)
         if on_page is not None:
             on_page(count)
-        for key in present:
+        for key in own:
             try:
                 key_codec.decode(key)
             except KeyEncodingError as error:
@@ -256,13 +263,9 @@ def _read(store: Any, ledger: LedgerRecord, keys: list[StoreKey]) -> list[Any]:
     """Records under the ledger, or under the present one: a field may have been added meanwhile."""
     data = store.multi_get(keys)
     try:
-        return _codec(ledger).loads(keys, data)
+        return CodecWithIndex(ledger).loads(keys, data)
     except CorruptRecordError:
-        return _codec(read_ledger(store, ledger.state)).loads(keys, data)
-
-
-def _codec(ledger: LedgerRecord) -> RecordCodec:
-    return RecordCodec(serializer(ledger.serializer), ledger.state, ledger.type, ledger.fields, ledger.field_counts)
+        return CodecWithIndex(read_ledger(store, ledger.state)).loads(keys, data)
 
 
 def _check_txids(

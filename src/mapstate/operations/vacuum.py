@@ -25,11 +25,10 @@ from mapstate.maps.serialized import Room, writer_of
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import GonePanes, index_codec
+from mapstate.protocol.pane_index import CodecWithIndex, without_gone
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
-from mapstate.serializers import RecordCodec, serializer
 from mapstate.spec import check_state_name
 
 __all__ = ["Vacuumed", "vacuum"]
@@ -132,7 +131,7 @@ def _vacuum(
     apart = seen.last_commit is not None and seen.last_commit.apart_from
     attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
-    codec = _Codec(record)
+    codec = CodecWithIndex(record)
     done, held_keys, unreadable = Vacuumed(0, 0, 0, attempt.txid), DistinctKeys(), Unreadable(state)
     room = Room(record.fields)
     with writer_of(store, attempt.token) as writer:
@@ -173,7 +172,7 @@ def _reading(
     store: Any, records: Any, ledger: LedgerRecord, newest: int, room: Room
 ) -> Callable[[list[StoreKey]], list[Any]]:
     """A function that reads the records of listed keys. Its errors name keys without a record of this state."""
-    codec = _Codec(ledger)
+    codec = CodecWithIndex(ledger)
 
     def read(keys: list[StoreKey]) -> list[Any]:
         data = records.multi_get(keys)
@@ -202,13 +201,18 @@ def _scanned_in_vain(
     """The counts, and the number of keys with a value if all can be read. None if a record has to be written."""
     scanned, held, unreadable = 0, DistinctKeys(), Unreadable(ledger.state)
     room = Room(ledger.fields)
-    read = _reading(store, store, ledger, ledger.next_txid - 1, room)
+    read, codec = _reading(store, store, ledger, ledger.next_txid - 1, room), CodecWithIndex(ledger)
     for part in (
         part for page in unreadable.listed(record_pages(store, page_size, index=True)) for part in room.parts(page)
     ):
         readable, records = unreadable.read(read, part)
         due, _, present = _due(
-            readable, records or [], ledger.view(), ledger.next_txid, everything=everything, codec=_Codec(ledger)
+            readable,
+            records or [],
+            ledger.view(),
+            ledger.next_txid,
+            everything=everything,
+            codec=codec,
         )
         if due:
             return None
@@ -240,7 +244,7 @@ def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, st
 
 
 def _due(
-    page: list[StoreKey], records: list[Any], view: CommitView, txid: int, *, everything: bool, codec: _Codec
+    page: list[StoreKey], records: list[Any], view: CommitView, txid: int, *, everything: bool, codec: CodecWithIndex
 ) -> tuple[list[StoreKey], list[Any], list[StoreKey]]:
     """The keys to write, their values by the one rule, and the keys that have a value.
 
@@ -254,7 +258,7 @@ def _due(
             "changed. Run the vacuum again between two batches.",
             txid=txid,
         ) from error
-    values = [None if key in codec.gone else value for key, value in zip(page, values, strict=True)]
+    values = without_gone(codec.ledger, page, values)
     due = [
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)
@@ -264,35 +268,9 @@ def _due(
     return [key for key, _ in due], [value for _, value in due], present
 
 
-class _Codec:
-    """The codec of a state's records, and of its pane index where it has windows."""
-
-    def __init__(self, ledger: LedgerRecord) -> None:
-        form = serializer(ledger.serializer)
-        self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
-        self._index = index_codec(ledger.serializer, ledger.state)
-        self._windows = ledger.windows
-        self.gone = GonePanes(ledger)
-        """The keys that only a purge under way, or a dead attempt, can have left."""
-
-    def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
-        """See `RecordCodec.loads`."""
-        if self._windows is None:
-            return self._own.loads(keys, data)
-        pairs = zip(keys, data, strict=True)
-        return [self._of(key).loads([key], [one])[0] for key, one in pairs]
-
-    def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
-        """See `RecordCodec.dumps`."""
-        if self._windows is None:
-            return self._own.dumps(records)
-        return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
-
-    def _of(self, key: StoreKey) -> RecordCodec:
-        return self._index if is_index_key(key) else self._own
-
-
-def _write(writer: Any, codec: _Codec, keys: list[StoreKey], values: list[Any], txid: int, *, removing: bool) -> None:
+def _write(
+    writer: Any, codec: CodecWithIndex, keys: list[StoreKey], values: list[Any], txid: int, *, removing: bool
+) -> None:
     """Write a page. A record without a value is removed if the store can and may, else a tombstone stays."""
     records = codec.dumps(keys, [(txid, value, value) for value in values])
     if isinstance(writer, Rewrites):

@@ -27,7 +27,7 @@ from mapstate.serializers import RecordCodec, serializer
 from mapstate.windows import number_of
 
 __all__ = [
-    "GonePanes",
+    "CodecWithIndex",
     "PaneIndex",
     "Slice",
     "index_codec",
@@ -73,7 +73,35 @@ def store_key(pane: str, rest: str, *, is_native_integer: bool) -> StoreKey:
     return int(pane) if is_native_integer else pane
 
 
-class GonePanes:
+class CodecWithIndex:
+    """The codec of all records of a state: its own, and those of its pane index where it has windows."""
+
+    def __init__(self, ledger: LedgerRecord) -> None:
+        self.ledger = ledger
+        form = serializer(ledger.serializer)
+        self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
+        self._index = index_codec(ledger.serializer, ledger.state)
+
+    def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
+        """See `RecordCodec.loads`."""
+        if not self._has_index(keys):
+            return self._own.loads(keys, data)
+        return [self._of(key).loads([key], [one])[0] for key, one in zip(keys, data, strict=True)]
+
+    def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
+        """See `RecordCodec.dumps`."""
+        if not self._has_index(keys):
+            return self._own.dumps(records)
+        return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
+
+    def _has_index(self, keys: Sequence[StoreKey]) -> bool:
+        return self.ledger.windows is not None and any(map(is_index_key, keys))
+
+    def _of(self, key: StoreKey) -> RecordCodec:
+        return self._index if is_index_key(key) else self._own
+
+
+class _GonePanes:
     """Tells keys of windows that are all gone, under one ledger. A purge may have removed some of them already."""
 
     def __init__(self, ledger: LedgerRecord) -> None:
@@ -101,7 +129,9 @@ class GonePanes:
 
 def without_gone(ledger: LedgerRecord, keys: Sequence[StoreKey], values: Sequence[Any]) -> list[Any]:
     """The values, None for keys of windows that are gone: no reader sees a half of what a purge removes."""
-    gone = GonePanes(ledger)
+    if ledger.windows is None:
+        return list(values)
+    gone = _GonePanes(ledger)
     return [None if key in gone else value for key, value in zip(keys, values, strict=True)]
 
 

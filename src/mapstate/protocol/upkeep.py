@@ -12,6 +12,7 @@ from mapstate.schema import Field, KeyField
 __all__ = [
     "begin_drop",
     "begin_vacuum",
+    "check_recount",
     "check_vacuum",
     "commit_vacuum",
     "forget_dead",
@@ -119,15 +120,10 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
 def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRecord:
     """Set the number of keys to ``held``, which an operator has counted under the ledger ``counted``.
 
-    Raises UsageError for a state with a ttl, if a batch was committed or a vacuum began since, and if an attempt is in
-    flight in a state that is not opaque.
+    Raises UsageError for a state with a ttl or windows, if a batch was committed or a vacuum began since, and if an
+    attempt is in flight in a state that is not opaque.
     """
-    if ledger.has_had_ttl:
-        raise UsageError(
-            f"state {ledger.state!r} has or had a ttl: its records expire unseen, so a number would soon be wrong. "
-            "Nothing was written.",
-            state=ledger.state,
-        )
+    check_recount(ledger)
     if ledger.in_flight is not None and ledger.type != "opaque":
         raise UsageError(
             f"state {ledger.state!r} is {ledger.type} and has txid {ledger.in_flight.txid} in flight, whose keys are "
@@ -145,6 +141,22 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
         initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
         ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys)
     return ledger.with_keys_held(held)
+
+
+def check_recount(ledger: LedgerRecord) -> None:
+    """Raise UsageError for a state whose ledger never knows the number of its keys."""
+    if ledger.has_had_ttl:
+        raise UsageError(
+            f"state {ledger.state!r} has or had a ttl: its records expire unseen, so a number would soon be wrong. "
+            "Nothing was written.",
+            state=ledger.state,
+        )
+    if ledger.windows is not None:
+        raise UsageError(
+            f"state {ledger.state!r} has windows, whose keys a purge removes uncounted: its ledger holds no number of "
+            "keys. Nothing was written. To count the keys that are there now: StateReader.count_keys().",
+            state=ledger.state,
+        )
 
 
 def begin_drop(
@@ -203,4 +215,5 @@ def _changed_meanwhile(ledger: LedgerRecord) -> FencedError:
 
 
 def _with_found_keys(ledger: LedgerRecord, held: int | None) -> LedgerRecord:
-    return ledger if ledger.has_had_ttl or ledger.keys_held() is not None else ledger.with_keys_held(held)
+    is_never_known = ledger.has_had_ttl or ledger.windows is not None
+    return ledger if is_never_known or ledger.keys_held() is not None else ledger.with_keys_held(held)

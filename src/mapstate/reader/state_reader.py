@@ -177,7 +177,8 @@ class StateReader:
             StoreError: The store failed.
 
         Not guaranteed: a page is of one batch, but two pages may be of two batches. Keys that are new during the scan
-        may be missed. On Redis a key can come twice, as with SCAN. One thread at a time takes from a scan.
+        may be missed. On Redis a key can come twice, as with SCAN. One thread at a time takes from a scan. Of a state
+        with windows a key begins with a pane, and keys of windows that are gone are left out.
 
         """
         return chain.from_iterable(self.pages(page_size, columns=columns))
@@ -220,6 +221,7 @@ class StateReader:
         Raises:
             WindowGoneError: The window is past its retention, or came to be so meanwhile.
             StoreLostError: A key of a final window has no record any more.
+            StaleBatchError: The state was rolled back or reset meanwhile.
             UsageError: The state has no windows, or none that ends there.
             StoreError: The store failed.
 
@@ -300,8 +302,7 @@ class StateReader:
             if read is None:
                 continue
             opened, values = read
-            if opened.ledger.windows is not None:
-                values = without_gone(opened.ledger, texts, values)
+            values = without_gone(opened.ledger, texts, values)
             if count is not None:
                 count.add(opened.ledger, texts, values)
             yield opened, texts, values

@@ -1,0 +1,235 @@
+"""What operators do to a state with windows: each is right, or refused before it writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from windowed import Row, Windowed
+
+from mapstate import open_reader
+from mapstate.backends import resolve
+from mapstate.cli.commands import app
+from mapstate.cli.files import FORMATS
+from mapstate.errors import StateNotFoundError, UsageError
+from mapstate.keys import is_index_key
+from mapstate.operations.checkpoint import rewind
+from mapstate.operations.doctor import examine, recount
+from mapstate.operations.drop import drop
+from mapstate.operations.export import export
+from mapstate.operations.vacuum import vacuum
+from mapstate.operations.window_findings import window_findings
+from mapstate.protocol.ledger import Ledger
+
+SECOND = 1_000_000
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def url(request: Any, tmp_path: Path) -> str:
+    """A store of each kind, empty."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return request.getfixturevalue("redis_url")
+
+
+def run(*args: Any) -> Any:
+    return CliRunner().invoke(app, [str(one) for one in args])
+
+
+def listed(url: str) -> list[str]:
+    return sorted({str(key) for page in resolve(url).open("s").scan(100) for key in page})
+
+
+def windows_of(url: str, *users: str) -> dict[str, dict[Any, int]]:
+    with open_reader(url, "s") as reader:
+        return {user: {own.end: own.value["total"] for own in reader.windows(user)} for user in users}
+
+
+def test_a_vacuum_forgets_dead_txids_and_no_orphaned_index_counts(url):
+    job = Windowed(url, retention=100)
+    job.batch(Row(1, "ann", 1))
+    job.attempt(Row(2, "eve", 2), Row(3, "ann", 4), Row(34, "eve", 8))
+    job.batch(Row(4, "bob", 16))
+    assert job.record.dead
+    users = {"ann": {10: 1}, "bob": {10: 16}, "eve": {}}
+    assert windows_of(url, *users) == users
+    done = vacuum(url, "s")
+    assert done.unreadable == 0
+    assert done.rewritten >= 1
+    assert windows_of(url, *users) == users
+    with open_reader(url, "s") as reader:
+        assert reader.ledger().dead == ()
+        assert dict(reader.window(10)) == {("ann",): {"total": 1}, ("bob",): {"total": 16}}
+        with pytest.raises(StopIteration):
+            next(reader.window(40))
+    assert [key for key in listed(url) if "eve" in key or "|30|" in key] == []
+    job.batch(Row(5, "eve", 32), Row(15, "ann", 64))
+    assert windows_of(url, "eve") == {"eve": {10: 32}}
+    with open_reader(url, "s") as reader:
+        assert {key for key, _ in reader.window(10)} == {("ann",), ("bob",), ("eve",)}
+
+
+def test_a_vacuum_removes_what_a_dead_attempt_left_in_windows_that_are_gone(url):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1))
+    job.attempt(Row(2, "eve", 2))
+    job.batch(Row(35, "ann", 4))
+    job.batch()
+    assert job.record.windows.purged == 30
+    assert "0|eve" in listed(url)
+    assert vacuum(url, "s").dropped >= 1
+    assert [key for key in listed(url) if "eve" in key or "P|0|" in key] == []
+    assert windows_of(url, "ann") == {"ann": {40: 4}}
+
+
+def test_a_vacuum_leaves_a_foreign_key_alone(url):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1))
+    with job._writer(job._begin()) as writer:
+        codec = job._codec()
+        writer.multi_put(["no pane|x"], codec.dumps([(job.record.next_txid - 1, 1, None)]))
+    job.batch(Row(35, "ann", 4))
+    assert vacuum(url, "s").unreadable == 0
+
+
+def test_a_drop_removes_the_index(url):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1), Row(12, "bob", 1))
+    assert any(map(is_index_key, listed(url)))
+    drop(url, "s")
+    assert listed(url) == []
+    with pytest.raises(StateNotFoundError):
+        open_reader(url, "s")
+
+
+def test_the_number_of_keys_is_not_counted(url):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1))
+    before = resolve(url).open("s").load()
+    with pytest.raises(UsageError, match="has windows"):
+        recount(url, "s")
+    assert resolve(url).open("s").load() == before
+    vacuum(url, "s")
+    with open_reader(url, "s") as reader:
+        assert reader.ledger().last_commit.keys_held is None
+    assert "has windows" in run("ledger", url, "s").output or "memory" in url
+
+
+def test_an_export_has_the_records_and_no_index(url, tmp_path):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1), Row(12, "bob", 2))
+    done = export(url, "s", tmp_path / "x.jsonl", FORMATS["jsonl"])
+    assert (done.rows, done.unreadable, done.is_one_batch) == (2, 0, True)
+    rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"window_start": 0, "user": "ann", "total": 1},
+        {"window_start": 10, "user": "bob", "total": 2},
+    ]
+
+
+def test_a_reset_begins_without_windows_and_watermark(url):
+    Windowed(url).batch(Row(1, "ann", 1), Row(45, "ann", 2))
+    again = Windowed(url, owner="r", on_new_owner="reset")
+    again.batch(Row(3, "ann", 4))
+    with open_reader(url, "s") as reader:
+        assert reader.watermark().time == 3
+        assert reader.windows("ann")[0].value == {"total": 4}
+        assert dict(reader.window(10)) == {("ann",): {"total": 4}}
+        assert len(reader.windows("ann")) == 1
+    vacuum(url, "s")
+    assert windows_of(url, "ann") == {"ann": {10: 4}}
+
+
+def test_a_new_owner_goes_on_with_the_windows(url):
+    Windowed(url).batch(Row(1, "ann", 1), Row(12, "ann", 2))
+    other = Windowed(url, owner="r", on_new_owner="adopt")
+    other.batch(Row(5, "ann", 4), Row(13, "ann", 8))
+    assert windows_of(url, "ann") == {"ann": {20: 10}}
+    assert other.record.last_windows().late == 1
+
+
+def test_a_checkpoint_is_rewound_behind_a_rollback(url, tmp_path):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1))
+    job.batch(Row(12, "ann", 2))
+    place = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (place / name).mkdir(parents=True)
+        for number in range(2):
+            (place / name / str(number)).write_text("")
+    (place / "metadata").write_text(json.dumps({"id": "q"}))
+    Ledger(job.store, "s").rollback()
+    assert rewind(url, "s", place).batch_id == 1
+    again = Windowed(url)
+    again.next = 1
+    again.batch(Row(9, "ann", 4))
+    assert windows_of(url, "ann") == {"ann": {10: 5}}
+
+
+def test_the_doctor_reads_the_index_and_says_nothing_of_healthy_windows(url):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1), Row(12, "bob", 2))
+    found = {one.subject: one for one in examine(url, "s")}
+    assert (found["records"].severity, found["records"].found) == ("ok", "2 records were read")
+    assert (found["keys"].severity, found["watermark"].severity) == ("ok", "ok")
+    with job._writer(job._begin()) as writer:
+        writer.multi_put([key for key in listed(url) if is_index_key(key)][:1], [b"["])
+    (broken,) = (one for one in examine(url, "s") if one.severity == "error" and one.subject == "records")
+    assert "1 keys cannot be read" in broken.found
+
+
+def test_the_doctor_lists_windows_of_the_future(url):
+    job = Windowed(url, kind="timestamp", length=10 * SECOND, slide=10 * SECOND)
+    job.batch(Row(3 * SECOND, "ann", 1), Row(33 * SECOND, "ann", 1))
+    at = EPOCH + dt.timedelta(seconds=31)
+    assert [one.severity for one in window_findings(job.record, at)] == ["ok", "ok"]
+    future, _ = window_findings(job.record, EPOCH + dt.timedelta(seconds=29))
+    assert future.severity == "warning"
+    assert "1 panes start after the present time: 1970-01-01T00:00:30Z" in future.found
+    assert future.advice
+
+
+def test_the_doctor_names_the_input_that_holds_the_watermark_back(url):
+    job = Windowed(url, sources=("web", "app"))
+    job.batch(Row(50, "ann", 1, "web"))
+    (found,) = window_findings(job.record)
+    assert (found.severity, found.found) == ("warning", "none yet: no rows came yet of the inputs 'app'")
+    job.batch(Row(12, "ann", 1, "app"))
+    (found,) = window_findings(job.record)
+    assert (found.severity, found.found) == ("warning", "12: the input 'app' is 38 behind 'web'")
+    job.batch(Row(48, "ann", 1, "app"))
+    (found,) = window_findings(job.record)
+    assert (found.severity, found.found) == ("ok", "48: the input 'app' is 2 behind 'web'")
+
+
+def test_the_commands_show_windows_and_watermark(tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    job = Windowed(url, kind="timestamp", length=60 * SECOND, slide=60 * SECOND, lag=SECOND)
+    job.batch(Row(1 * SECOND, "ann", 1), Row(130 * SECOND, "ann", 2))
+    job.batch()
+    shown = run("ledger", url, "s").output
+    for part in ("length 60 s, slide 60 s, lag 1 s, retention 0 s", "1970-01-01T00:02:09Z", "runs, from 1970-01-01"):
+        assert part in shown
+    assert "what ends at 1970-01-01T00:02:00Z or before" in shown
+    assert "not known: the state has windows" in shown
+    done = run("windows", url, "s", "ann", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout.splitlines()[0]) == {
+        "key": {
+            "window_start": "1970-01-01T00:02:00.000000Z",
+            "window_end": "1970-01-01T00:03:00.000000Z",
+            "final": False,
+        },
+        "value": {"total": 2},
+    }
+    assert run("windows", url, "s", "ann", "--since", "1970-01-01T00:03:00Z").exit_code == 1
+    assert run("windows", url, "s", "ann", "--until", "1970-01-01T00:03:00Z").exit_code == 0
+    assert run("windows", url, "s", "ann", "bob").exit_code == 2
+    assert run("recount", url, "s", "--yes").exit_code == 2
