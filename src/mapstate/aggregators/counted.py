@@ -156,7 +156,7 @@ class _BatchFolding(Folding):
     """The windows that the batch before has fired are not this batch's."""
 
     def _reduce(self, acc: Any) -> Any:
-        return super()._reduce(acc if acc is None or self._settled else (*acc[:2], []))
+        return super()._reduce(acc if acc is None or self.is_settled else (*acc[:2], []))
 
 
 def _join(one: Any, values: Iterable[Any]) -> Any:

@@ -18,14 +18,14 @@ class Folding:
     """One aggregator that folds the rows of one key in plain Python.
 
     A combiner folds each row at once. A reducer needs the stored value first, so its rows wait until `onto` or
-    `settle` brings that value. `rows_waiting` is their number.
+    `settle` brings that value; then it `is_settled`. `rows_waiting` is their number.
     """
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
         self._value: Any = None
         self._rows: list[Row] = []
-        self._settled = False
+        self.is_settled = False
 
     def add(self, row: Row) -> None:
         """Add one row."""
@@ -45,8 +45,8 @@ class Folding:
         """Give a reducer the stored value before the key's last row, so that no row waits."""
         if isinstance(self._aggregator, CombinerAggregator):
             return  # holds no rows
-        self._value = self._reduce(self._value if self._settled else copy.deepcopy(base))
-        self._settled = True
+        self._value = self._reduce(self._value if self.is_settled else copy.deepcopy(base))
+        self.is_settled = True
 
     def partial(self) -> Any:
         """The partial for `Fields.combine_all`: a built-in aggregator's bare value, else this object."""
@@ -58,7 +58,7 @@ class Folding:
         # A copy, because the record keeps the base as the value before, and an aggregator may change it in place.
         base = copy.deepcopy(base)
         if not isinstance(own, CombinerAggregator):
-            return self._reduce(self._value if self._settled else base)
+            return self._reduce(self._value if self.is_settled else base)
         if base is None:
             return self._value
         return base if self._value is None else called(own, own.combine, base, self._value)

@@ -50,9 +50,8 @@ class BatchTask:
     Its input has the key columns first. Then come each field's native partials and a count of rows (``partials`` has
     the number of columns per field), or the columns ``rows_of`` of raw rows, sorted by key (``partials`` is None).
     ``new_values`` is the schema of the new-values rows, or None if nobody asked for them. With ``old_values`` it also
-    has the values before the batch, which an opaque state knows. ``committed`` is the last committed attempt, if its
-    driver vouches for it, and ``spread`` says how keys are spread over partitions, if a worker may keep records; see
-    `cache_lease`.
+    has the values before the batch. ``committed`` is the last committed attempt, if its driver vouches for it, and
+    ``spread`` says how keys are spread over partitions, if a worker may keep records; see `cache_lease`.
     """
 
     def __init__(

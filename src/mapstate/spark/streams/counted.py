@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mapstate.spark.driver.job import Branch
     from mapstate.spark.streams.query import Query
 
-__all__ = ["CountedAggregate", "CountedStream"]
+__all__ = ["Countable", "CountedAggregate", "CountedStream"]
 
 WINDOWS = "windows"
 """The state's only field."""
