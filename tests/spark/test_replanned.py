@@ -372,7 +372,7 @@ def failing_behind(job: Any, level: int) -> Any:
     def die(*_: Any) -> None:
         raise RuntimeError("the driver dies here")
 
-    state._branch.downstream.insert(0, die)  # in front of the state that follows
+    state.branch.downstream.insert(0, die)  # in front of the state that follows
     return job
 
 
