@@ -15,6 +15,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 import typer
+from damaged import damaged_ledgers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from states import Job, contents, messy
@@ -412,41 +413,6 @@ def test_the_console_script_is_there_and_works(url):
     assert "StateNotFoundError" in done.stderr
 
 
-_ODD = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from([0, -1, 1, 2**31, 2**63, 2**70, 1e300, "", "q", "s", "decimal(1", "struct<a:", "\0", "é" * 200]),
-    st.integers(),
-    st.text(max_size=5),
-    st.lists(st.integers(0, 2000), max_size=3),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-)
-
-
-@st.composite
-def _damaged(draw: Any, ledger: bytes) -> bytes:
-    """A ledger in which something is replaced, missing, there twice, or cut off."""
-    if draw(st.integers(0, 5)) == 0:
-        at = draw(st.integers(0, len(ledger) - 1))
-        return draw(st.sampled_from([ledger[:at], ledger[:at] + draw(st.binary(max_size=2)) + ledger[at + 1 :]]))
-    whole = json.loads(ledger)
-    for _ in range(draw(st.integers(1, 2))):
-        inside, place = None, whole
-        while isinstance(place, dict | list) and place and (inside is None or draw(st.booleans())):
-            step = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-            inside, place = place, place[step]
-        if inside is None:
-            continue
-        kind = draw(st.sampled_from(["replaced", "missing", "twice"]))
-        if kind == "replaced":
-            inside[step] = draw(_ODD)
-        elif kind == "missing":
-            del inside[step]
-        elif isinstance(inside, list):
-            inside.append(place)
-    return json.dumps(whole).encode()
-
-
 @pytest.mark.slow
 @patch("time.sleep")  # a reader waits for a ledger that may still come
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -459,7 +425,7 @@ def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says
     job.attempt(kept=1)
     place = checkpoint(folder / "c", range(4), range(3))
     store = job.store
-    damaged = data.draw(_damaged(store.load()[0]))
+    damaged = data.draw(damaged_ledgers(store.load()[0]))
     opening = OpenRequest(
         state="s",
         type="opaque",

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from contextlib import suppress
 from pathlib import Path
+from types import NoneType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from damaged import damaged_ledgers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 from windowed import Row, Windowed
 
 from mapstate import open_reader
 from mapstate.backends import resolve
+from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.cli.files import FORMATS
-from mapstate.errors import StateNotFoundError, UsageError
+from mapstate.errors import MapStateError, StateNotFoundError, UsageError
 from mapstate.keys import is_index_key
 from mapstate.operations.checkpoint import rewind
 from mapstate.operations.doctor import examine, recount
@@ -233,3 +240,36 @@ def test_the_commands_show_windows_and_watermark(tmp_path):
     assert run("windows", url, "s", "ann", "--until", "1970-01-01T00:03:00Z").exit_code == 0
     assert run("windows", url, "s", "ann", "bob").exit_code == 2
     assert run("recount", url, "s", "--yes").exit_code == 2
+
+
+@pytest.mark.slow
+@patch("time.sleep")  # a reader waits for a ledger that may still come
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_a_ledger_with_windows_is_damaged_to_each_command_and_reader_says_so(waited, data, tmp_path_factory):
+    url = f"memory://{tmp_path_factory.mktemp('damaged').name}"
+    job = Windowed(url, length=20, retention=10)
+    job.batch(Row(1, "ann", 1), Row(12, "bob", 2))
+    job.batch(Row(45, "ann", 4))
+    damaged = data.draw(damaged_ledgers(job.store.load()[0]))
+
+    def damage() -> None:
+        job.store.swap(damaged, job.store.load()[1], FenceToken(1, 1))
+
+    for command in (
+        *(["ledger"], ["ledger", "--json"], ["doctor"], ["vacuum"], ["vacuum", "--take-over"], ["rollback", "--yes"]),
+        *(["windows", "ann"], ["windows", "ann", "--since", "5"], ["recount", "--yes"]),
+    ):
+        damage()
+        done = run(command[0], url, "s", *command[1:])
+        assert isinstance(done.exception, SystemExit | NoneType), (command, damaged, done.exception)
+        assert done.exit_code in (0, 1, 2)
+    for read in (
+        lambda reader: reader.watermark(),
+        lambda reader: reader.windows("ann"),
+        lambda reader: list(reader.window(40)),
+        lambda reader: list(reader.scan()),
+    ):
+        damage()
+        with suppress(MapStateError), open_reader(url, "s") as reader:
+            read(reader)

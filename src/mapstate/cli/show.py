@@ -198,10 +198,10 @@ def _keys_held(ledger: LedgerRecord) -> str:
 
 def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
     """The lines of a state with windows."""
-    windows, done, kind = ledger.windows, ledger.last_windows(), ledger.keys[0].type
+    windows, done = ledger.windows, ledger.last_windows()
     if windows is None:
         return []
-    own = windows.definition
+    own, kind = windows.definition, ledger.keys[0].type
     spans = [("length", own.length), ("slide", own.slide), ("lag", own.lag), ("retention", own.retention)]
     if own.idle is not None:
         spans.append(("idle", own.idle))

@@ -95,7 +95,7 @@ def _flaw(record: LedgerRecord) -> str | None:
         (not counts or counts != sorted(counts) or counts[0] < 0, "its field counts are not in order"),
         (bool(counts) and counts[-1] != len(record.fields), "its last field count differs from the number of fields"),
         (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
-        (record.windows is not None and record.windows.has_flaw(commits), "its windows contradict each other"),
+        (record.windows is not None and record.windows.has_flaw(record.keys, commits), "its windows are no windows"),
     ):
         if is_flaw:
             return flaw

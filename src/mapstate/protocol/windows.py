@@ -9,7 +9,7 @@ like a simplification of one usually is a counterexample: docs/windows.md lists 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ MOST_PANES = 1000
 
 MOST_RUNS = 10_000
 """The runs of panes in one ledger, at most."""
+
+_MOST_SLIDES = 10_000_000  # of one run: as many panes were written one by one
 
 Runs = tuple[tuple[int, int], ...]
 """Panes as inclusive ranges ``(first, last)`` of neighbours, by their starts, ascending."""
@@ -223,16 +225,21 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
             )
         return msgspec.structs.replace(self, panes=runs, width=max(self.width, change.width))
 
-    def has_flaw(self, commits: Iterable[Any]) -> bool:
-        """Whether no event can have left this in a ledger with these commits."""
+    def has_flaw(self, keys: Sequence[Any], commits: Iterable[Any]) -> bool:
+        """Whether no event can have left this in a ledger with these key columns and commits."""
         definition = self.definition
+        slides = ((last - first) // max(1, definition.slide) for first, last in self.panes)
         bounds = [bound for span in self.panes for bound in span]
         small = (
             definition.length < 1 or definition.slide < 1 or min(definition.lag, definition.retention, self.width) < 0
         )
         return (
             small
+            or not keys
+            or keys[0].type not in ("timestamp", "bigint")
             or bounds != sorted(bounds)
+            or any(definition.panes.pane(bound) != bound for bound in bounds)
+            or max(slides, default=0) > _MOST_SLIDES
             or len(self.panes) > MOST_RUNS
             or any(one.windows is None for one in commits)
         )
