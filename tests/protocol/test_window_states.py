@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from states import Tens
+from windowed import Row, Windowed
 
-from mapstate import errors, open_reader
+from mapstate import errors, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.keys import is_index_key
 from mapstate.operations.adopt import adopt
@@ -19,6 +21,7 @@ from mapstate.protocol.pane_index import index_keys, slices
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader.windows import Window
 from mapstate.schema import Field, KeyField
+from mapstate.spark.executor.window_task import FiredTask
 
 
 @pytest.fixture
@@ -190,3 +193,18 @@ def test_index_keys_end_with_the_head(url):
     (part,) = slices(lambda keys: [[2, "x"] if "\\P|0|0" in keys else None for _ in keys], ["0"], 1)
     assert index_keys(part)[-1] == "\\P|0|0"
     assert set(index_keys(part)) == found
+
+
+def test_windows_that_a_later_batch_has_purged_are_passed_on_by_nobody(url):
+    """The driver of the batch reads late: of its pane there is no record left, and no index that would name one."""
+    job = Windowed(url)
+    job.batch(Row(5, "ann", 1))
+    job.batch(Row(15, "ann", 2))
+    late = job.record
+    read = FiredTask(opaque(url, "s"), late, range(10, 11))
+    places = [pa.RecordBatch.from_pydict({"pane": [0], "partition": [at]}) for at in range(late.windows.width)]
+    assert sum(batch.num_rows for batch in read(iter(places))) == 1
+    job.batch(Row(25, "ann", 4))
+    assert not any(key.startswith("0|") for key in keys_of(job.store, index=False))
+    with pytest.raises(errors.FencedError, match="a later batch has begun"):
+        list(read(iter(places)))

@@ -203,6 +203,7 @@ class FiredTask:
             for batch in batches:
                 for pane, partition in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     yield from self._pages(reads, pane, partition)
+            self._check_ledger(reads.store)  # an index that a purge has removed names no keys
         finally:
             close_if_possible(reads.store)
 
@@ -220,12 +221,13 @@ class FiredTask:
                 for start in range(0, len(rests), self._spec.chunk_size):
                     some = rests[start : start + self._spec.chunk_size]
                     values = reads.values([store_key(text, rest, is_native_integer=is_int) for rest in some])
-                    self._check(reads.store, text, some, values)
+                    self._check_ledger(reads.store)
+                    self._check_present(text, some, values)
                     data = packed.dumps(values)
                     for end in ends:
                         yield _packed_batch([end] * len(some), some, data)
 
-    def _check(self, store: Any, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
+    def _check_ledger(self, store: Any) -> None:
         now = read_ledger(store, self._spec.state)
         if now.windows is None or now.epoch != self._record.epoch or now.windows.purged >= self._ends[0]:
             raise FencedError(
@@ -233,6 +235,8 @@ class FiredTask:
                 "windows of a batch were read. What was read is given out nowhere.",
                 state=self._spec.state,
             )
+
+    def _check_present(self, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
         if contains_none(values):
             rest = rests[list(values).index(None)]
             raise StoreLostError(
