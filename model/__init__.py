@@ -5,6 +5,7 @@
     Steps           what can happen next, and what has to be true            `steps`, `drivers`, `tasks`, ...
     Together, ...   several states of one topology                           `together`
     Replans, ...    checkpoints that are copied and put back                 `replans`
+    WindowWorld     windows in random worlds, by the library's own tasks     `windows`, `window_mutants`
     explore, walk   every state of a small world, long ways through others   `explore`
 
 ``python -m model`` runs all of it. docs/model.md says what is modelled and what is not.

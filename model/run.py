@@ -18,7 +18,10 @@ from model.explore import Explored, explore, walk
 from model.mutants import MUTANTS, Mutant
 from model.replans import Replans
 from model.together import Together
-from model.world import World
+from model.window_mutants import WINDOW_MUTANTS, WindowMutant
+from model.window_oracle import SETTINGS, Setting
+from model.windows import Played, play
+from model.world import ViolationError, World
 from model.worlds import LARGE, SMALL, WIDE
 
 __all__ = ["Outcome", "main"]
@@ -42,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="worlds and mutants whose name holds TEXT")
     parser.add_argument("--limit", type=int, default=3_000_000, help="the most states of one world (%(default)s)")
     parser.add_argument("--walks", type=int, default=2000, help="ways through each wide world (%(default)s)")
+    parser.add_argument("--windows", type=int, default=1000, help="worlds of each kind of windows (%(default)s)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at one time (%(default)s)")
     options = parser.parse_args(arguments)
     started = time.monotonic()
@@ -49,6 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
     work += [partial(_explored, world, options.limit) for world in (*LARGE, *SMALL) if options.only in world.name]
     work += [partial(_walked, world, options.walks) for world in WIDE if options.only in world.name]
     work += [partial(_mutant, mutant, options.limit) for mutant in MUTANTS if options.only in mutant.name]
+    work += [partial(_windows, one, options.windows) for one in SETTINGS if options.only in f"windows: {one}"]
+    work += [
+        partial(_window_mutant, mutant, 10 * options.windows)
+        for mutant in WINDOW_MUTANTS
+        if options.only in f"windows: {mutant.name}"
+    ]
     if not work:
         parser.error(f"no world and no mutant has {options.only!r} in its name")
     wrong = cut_off = states = 0
@@ -89,6 +99,22 @@ def _walks(world: World, walks: int) -> Iterator[Explored]:
     for seed in range(walks):
         chance = random.Random(seed)
         yield walk(world, lambda labels, chance=chance: chance.randrange(len(labels)))  # type: ignore[misc]
+
+
+def _windows(setting: Setting, worlds: int) -> Outcome:
+    total = Played()
+    for seed in range(worlds):
+        try:
+            total.add(play(seed, setting))
+        except ViolationError as error:
+            return Outcome(False, True, total.steps, f"windows: {setting}: seed {seed}: {error}")
+    return Outcome(True, True, total.steps, f"windows: {setting}: {worlds:,} random worlds, {total}, no counterexample")
+
+
+def _window_mutant(mutant: WindowMutant, worlds: int) -> Outcome:
+    found = mutant.found(worlds)
+    line = f"no counterexample in {worlds:,} worlds" if found is None else f"seed {found[0]}: {found[1]}"
+    return Outcome(found is not None, True, 0, f"MUTANT windows: {mutant.name}: {line}")
 
 
 def _mutant(mutant: Mutant, limit: int) -> Outcome:

@@ -1,0 +1,280 @@
+"""Simplifications of windows that look right, each with one decision made otherwise. A search has to find each out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mapstate.capabilities import close_if_possible
+from mapstate.keys import INDEX
+from mapstate.maps.serialized import writer_of
+from mapstate.protocol import pane_index, transitions
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord
+from mapstate.protocol.pane_index import Slice, index_codec, index_keys, key_pages, store_key
+from mapstate.protocol.records import CommitView
+from mapstate.protocol.windows import NEVER, PaneChange, Panes, WindowCommit, WindowsRecord, fired_panes
+from mapstate.reader import committed
+from mapstate.spark.executor.window_task import FiredTask, PurgeTask, Reads
+from model import window_actors
+from model.window_actors import WindowRules
+from model.window_oracle import SETTINGS, Row
+from model.window_stores import Stored
+from model.windows import play
+from model.world import ViolationError
+
+__all__ = ["WINDOW_MUTANTS", "WindowMutant"]
+
+
+class WindowMutant(NamedTuple):
+    """Rules with one thing wrong, and what the counterexample has to say; "" for any.
+
+    A ``rare`` one is seldom found within some hundred worlds.
+    """
+
+    name: str
+    rules: Callable[[], WindowRules]
+    shows: str = ""
+    rare: bool = False
+
+    def found(self, worlds: int) -> tuple[int, str] | None:
+        """The first of so many worlds in which it shows, and what is wrong there."""
+        for seed in range(worlds):
+            try:
+                play(seed, SETTINGS[seed % len(SETTINGS)], self.rules())
+            except ViolationError as error:
+                if self.shows in str(error):
+                    return seed, str(error)
+        return None
+
+
+class _NewWhereNoRecordLies(WindowRules):
+    def bases_for_index(self, bases: list[Any], stored: list[Any]) -> list[Any]:  # noqa: ARG002
+        return stored
+
+
+class _IndexOfWhatIsStored(WindowRules):
+    def index_view(self, attempt: Attempt) -> Any:
+        return CommitView.before(attempt.txid)
+
+
+class _PurgesByItsOwnMark(WindowRules):
+    def purges_under(self, record: LedgerRecord, after: int) -> LedgerRecord:
+        own = record.windows
+        assert own is not None
+        return msgspec.structs.replace(record, windows=own.begun(WindowCommit(watermark=after)))
+
+
+class _PurgesWithoutAWord(WindowRules):
+    """Readers learn of a purge at the commit."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        begun, done = WindowsRecord.begun, WindowsRecord.committed
+        self._begun = begun
+        late: dict[WindowsRecord, WindowsRecord] = {}
+
+        def says_nothing(own: WindowsRecord, last: WindowCommit | None) -> WindowsRecord:
+            late[own] = begun(own, last)
+            return own
+
+        def says_it_now(own: WindowsRecord, change: Any) -> WindowsRecord:
+            return done(late.get(own, own), change)
+
+        return [(WindowsRecord, "begun", says_nothing), (WindowsRecord, "committed", says_it_now)]
+
+    def purges_under(self, record: LedgerRecord, after: int) -> LedgerRecord:  # noqa: ARG002
+        assert record.windows is not None
+        return msgspec.structs.replace(record, windows=self._begun(record.windows, record.last_windows()))
+
+
+class _MarkBesideTheCommit(WindowRules):
+    mark_in_commit = False
+
+
+class _LateByTheLastWindow(WindowRules):
+    def is_late(self, row: Row, panes: Panes, before: int, after: int) -> bool:  # noqa: ARG002
+        pane = panes.pane(row.at)
+        return row.at < panes.floor(before) and (pane is None or panes.last_end(pane) <= panes.floor(before))
+
+
+class _LateByTheMark(WindowRules):
+    """Storm's rule: before the watermark, and not before the last end."""
+
+    def is_late(self, row: Row, panes: Panes, before: int, after: int) -> bool:  # noqa: ARG002
+        return row.at < before
+
+
+class _LateByItsOwnBatch(WindowRules):
+    def is_late(self, row: Row, panes: Panes, before: int, after: int) -> bool:  # noqa: ARG002
+        return row.at < panes.floor(after)
+
+
+class _EmitsBeforeTheCommit(WindowRules):
+    emits_before_commit = True
+
+
+class _EmitsFromMemory(WindowRules):
+    """A driver that comes again behind a crash has nothing to pass on."""
+
+    emits_from_memory = True
+
+
+class _EmitsWhatIsPurged(WindowRules):
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        def all_of_them(record: WindowsRecord, done: WindowCommit) -> Any:
+            return fired_panes(msgspec.structs.replace(record, purged=NEVER), done)
+
+        return [(window_actors, "fired_panes", all_of_them), (FiredTask, "_check_ledger", _check_nothing)]
+
+
+class _NeverLooksAtTheLedger(WindowRules):
+    """What is fired is read without a look at who has the state by now."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return [(FiredTask, "_check_ledger", _check_nothing)]
+
+
+def _check_nothing(*_: Any) -> None:
+    return
+
+
+class _LooksWhileItReadsKeys(WindowRules):
+    """A task that finds no keys does not look: its index may be what is gone."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        check, pages = FiredTask._check_ledger, FiredTask._pages
+        reading: list[FiredTask] = []
+
+        def read(task: FiredTask, *where: Any) -> Any:
+            reading.append(task)
+            yield from pages(task, *where)
+            reading.remove(task)
+
+        def look(task: FiredTask, store: Any) -> None:
+            if task in reading:
+                check(task, store)
+
+        return [(FiredTask, "_pages", read), (FiredTask, "_check_ledger", look)]
+
+
+class _PanesLeaveAtTheBegin(WindowRules):
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        begun = WindowsRecord.begun
+
+        def drops(own: WindowsRecord, last: WindowCommit | None) -> WindowsRecord:
+            after = begun(own, last)
+            return after.committed(PaneChange((), list(after.due()), 0))
+
+        return [(WindowsRecord, "begun", drops)]
+
+    def purges_under(self, record: LedgerRecord, after: int) -> LedgerRecord:  # noqa: ARG002
+        return record
+
+
+class _IndexBeforeRecords(WindowRules):
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return [(PurgeTask, "purge", _purge_index_first)]
+
+
+def _purge_index_first(task: Any, parts: Sequence[Slice]) -> int:
+    reads = Reads(task._spec, task._record, task._view, task._txid)
+    removed = 0
+    with writer_of(reads.store, task._token) as writer:
+        codec = index_codec(task._spec.serializer, task._spec.state)
+        for part in parts:
+            pages = list(key_pages(reads.index, part))
+            task._remove(writer, codec, list(index_keys(part)), removes=True)
+            for rests in pages:
+                keys = [store_key(part.pane, rest, is_native_integer=False) for rest in rests]
+                task._remove(writer, codec, keys, removes=True)
+                removed += len(keys)
+    close_if_possible(reads.store)
+    return removed
+
+
+class _NeverReadsAgain(WindowRules):
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return [(committed, "_purged", lambda _: None)]
+
+
+class _TheHighestMarkEver(WindowRules):
+    """A rollback leaves the watermark where it was."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = transitions.rollback
+
+        def keeps(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
+            after, last = right(ledger, txid), ledger.last_windows()
+            if after.last_commit is None or after.last_commit.windows is None or last is None:
+                return after
+            own = msgspec.structs.replace(after.last_commit.windows, watermark=last.watermark)
+            return msgspec.structs.replace(after, last_commit=msgspec.structs.replace(after.last_commit, windows=own))
+
+        from mapstate.protocol import joint
+
+        return [(transitions, "rollback", keeps), (joint, "rollback", keeps)]
+
+
+class _NoFence(WindowRules):
+    def set_up(self, stores: Sequence[Stored]) -> None:
+        for stored in stores:
+            stored.checks_fence = False
+
+
+class _NoClaims(WindowRules):
+    def set_up(self, stores: Sequence[Stored]) -> None:
+        for stored in stores:
+            stored.keeps_claims = False
+
+
+class _OneHeadPerPane(WindowRules):
+    """All tasks write one head, so that the ledger need not know how many there are."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return [(pane_index, "_head", lambda pane, _: f"{INDEX}{pane}|0")]
+
+    def width(self, partitions: int) -> int:
+        return min(partitions, 1)
+
+
+class _WidthOfTheLastBatch(WindowRules):
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        done = WindowsRecord.committed
+
+        def forgets(own: WindowsRecord, change: Any) -> WindowsRecord:
+            return msgspec.structs.replace(done(own, change), width=change.width)
+
+        return [(WindowsRecord, "committed", forgets)]
+
+
+class _PlansDoNotTell(WindowRules):
+    """A batch that Spark has planned anew is taken for one that it brings again."""
+
+    plans_tell = False
+
+
+WINDOW_MUTANTS = (
+    WindowMutant("a key is new where no record lies", _NewWhereNoRecordLies),
+    WindowMutant("an index is continued from what is stored", _IndexOfWhatIsStored),
+    WindowMutant("a purge by the batch's own watermark", _PurgesByItsOwnMark),
+    WindowMutant("readers learn of a purge at the commit", _PurgesWithoutAWord, "a reader saw"),
+    WindowMutant("readers do not look again", _NeverReadsAgain, "a reader saw"),
+    WindowMutant("the watermark in a write of its own", _MarkBesideTheCommit),
+    WindowMutant("the highest watermark ever", _TheHighestMarkEver),
+    WindowMutant("late by the last window", _LateByTheLastWindow, "late"),
+    WindowMutant("late by the watermark", _LateByTheMark, "late"),
+    WindowMutant("late by the batch's own watermark", _LateByItsOwnBatch, "late"),
+    WindowMutant("passed on before the commit", _EmitsBeforeTheCommit, "was passed on and does not count"),
+    WindowMutant("passed on from the driver's memory", _EmitsFromMemory, "fired"),
+    WindowMutant("passed on although purged", _EmitsWhatIsPurged),
+    WindowMutant("passed on without a look at the ledger", _NeverLooksAtTheLedger, rare=True),
+    WindowMutant("a look at the ledger with each chunk alone", _LooksWhileItReadsKeys, "fired", rare=True),
+    WindowMutant("a pane leaves the ledger at the begin", _PanesLeaveAtTheBegin),
+    WindowMutant("an index that is purged before its records", _IndexBeforeRecords, "left behind"),
+    WindowMutant("no fence", _NoFence),
+    WindowMutant("no claims", _NoClaims),
+    WindowMutant("one head of a pane for all tasks", _OneHeadPerPane),
+    WindowMutant("as many partitions as in the last batch", _WidthOfTheLastBatch),
+    WindowMutant("plans do not tell batches apart", _PlansDoNotTell),
+)
