@@ -120,15 +120,17 @@ class Driver:
         self.now = now
         self.tasks: list[Actor] = []
         self.draw = random.Random(world.draw.random())
+        self.has_opened = False
+        self.actor = world.spawn("a driver", self._run)
         self._planned = world.plans[batch_id]
 
-    def run(self, actor: Actor) -> None:
-        """To the end: begin, attempts, commit, and what is passed on."""
+    def _run(self, actor: Actor) -> None:
         world = self.world
         stores = [opened(state.stored, actor) for state in world.states]
         requests = [_request(state.name, self.setting) for state in world.states]
         plan = world.plan(self.batch_id) if self.rules.plans_tell else None
         ledgers, answers = Ledgers.open_and_begin(stores, requests, self.batch_id, ["refuse"] * 2, plan)
+        self.has_opened = True
         for _ in range(8):
             first = answers[0]
             if isinstance(first, AlreadyCommitted):

@@ -70,12 +70,12 @@ class _PurgesWithoutAWord(WindowRules):
     """Readers learn of a purge at the commit."""
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        begun, done = WindowsRecord.begun, WindowsRecord.committed
-        self._begun = begun
+        right, done = WindowsRecord.begun, WindowsRecord.committed
+        self._right = right
         late: dict[WindowsRecord, WindowsRecord] = {}
 
         def says_nothing(own: WindowsRecord, last: WindowCommit | None) -> WindowsRecord:
-            late[own] = begun(own, last)
+            late[own] = right(own, last)
             return own
 
         def says_it_now(own: WindowsRecord, change: Any) -> WindowsRecord:
@@ -85,7 +85,7 @@ class _PurgesWithoutAWord(WindowRules):
 
     def purges_under(self, record: LedgerRecord, after: int) -> LedgerRecord:  # noqa: ARG002
         assert record.windows is not None
-        return msgspec.structs.replace(record, windows=self._begun(record.windows, record.last_windows()))
+        return msgspec.structs.replace(record, windows=self._right(record.windows, record.last_windows()))
 
 
 class _MarkBesideTheCommit(WindowRules):
@@ -151,19 +151,19 @@ class _LooksWhileItReadsKeys(WindowRules):
             yield from pages(task, *where)
             reading.remove(task)
 
-        def look(task: FiredTask, store: Any) -> None:
+        def verify(task: FiredTask, store: Any) -> None:
             if task in reading:
                 check(task, store)
 
-        return [(FiredTask, "_pages", read), (FiredTask, "_check_ledger", look)]
+        return [(FiredTask, "_pages", read), (FiredTask, "_check_ledger", verify)]
 
 
 class _PanesLeaveAtTheBegin(WindowRules):
     def patches(self) -> list[tuple[Any, str, Any]]:
-        begun = WindowsRecord.begun
+        right = WindowsRecord.begun
 
         def drops(own: WindowsRecord, last: WindowCommit | None) -> WindowsRecord:
-            after = begun(own, last)
+            after = right(own, last)
             return after.committed(PaneChange((), list(after.due()), 0))
 
         return [(WindowsRecord, "begun", drops)]

@@ -115,6 +115,7 @@ class WindowWorld:
         self.actors: list[Actor] = []
         self.readers: list[Actor] = []
         self.left_behind: list[Actor] = []
+        self._drivers: list[Driver] = []
         self.crashed = False
         self.names = 0
         self.time = 20
@@ -151,9 +152,12 @@ class WindowWorld:
                 rows = self._rows()  # the replay holds other rows
             older = batch_id > 0 and draw.random() < 0.1  # a checkpoint that lacks the mark of its last batch
             driver = Driver(self, batch_id - older, rows, self.clock)
-            life = draw.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
-            actor = self.spawn("driver", driver.run)
-            if self._drive(actor, driver, life if attempt < 5 and draw.random() < 0.5 else _TOO_LONG) and not older:
+            steps = draw.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
+            self._drivers.append(driver)
+            if (
+                self._drive(driver.actor, driver, steps if attempt < 5 and draw.random() < 0.5 else _TOO_LONG)
+                and not older
+            ):
                 break
         else:
             raise ViolationError(f"batch {batch_id} is never counted")
@@ -166,9 +170,9 @@ class WindowWorld:
         elif draw.random() < 0.1:
             self._roll_back()
 
-    def _drive(self, actor: Actor, driver: Driver, life: int) -> bool:
+    def _drive(self, actor: Actor, driver: Driver, steps: int) -> bool:
         """True where it came to its end."""
-        for _ in range(life):
+        for _ in range(steps):
             ready = [one for one in (actor, *driver.tasks) if not one.ended and not one.is_waiting]
             self.draw.choice(ready).step()
             self.played.steps += 1
@@ -190,6 +194,12 @@ class WindowWorld:
         if isinstance(actor.error, StaleBatchError) and driver.batch_id < self.spark:
             return False  # the checkpoint may be two batches older than the state
         raise ViolationError(f"batch {driver.batch_id}: {type(actor.error).__name__}: {actor.error}") from actor.error
+
+    def _stop_who_has_not_opened(self) -> None:
+        """In front of a checkpoint that is put back: a driver that opens the state behind that has the older one."""
+        for driver in self._drivers:
+            if not driver.has_opened:
+                driver.actor.kill()
 
     def _leave(self, actor: Actor) -> None:
         """A process that ends here, or that nobody waits for any more."""
@@ -265,6 +275,7 @@ class WindowWorld:
     def _plan_anew(self) -> None:
         """A checkpoint is put back that is one batch older; Spark plans the batch anew, with other rows."""
         if self._is_undoable():
+            self._stop_who_has_not_opened()
             self.played.replans += 1
             self.spark -= 1
             self.crashed = True
@@ -273,6 +284,7 @@ class WindowWorld:
         """An operator takes the last batch back in all states, and rewinds the checkpoint."""
         if not self._is_undoable():
             return
+        self._stop_who_has_not_opened()
 
         def run(actor: Actor) -> None:
             for state in self.states:
