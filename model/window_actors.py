@@ -123,13 +123,13 @@ class Driver:
         self.has_opened = False
         self.actor = world.spawn("a driver", self._run)
         self._planned = world.plans[batch_id]
+        self._plan = world.plan(batch_id) if self.rules.plans_tell else None
 
     def _run(self, actor: Actor) -> None:
         world = self.world
         stores = [opened(state.stored, actor) for state in world.states]
         requests = [_request(state.name, self.setting) for state in world.states]
-        plan = world.plan(self.batch_id) if self.rules.plans_tell else None
-        ledgers, answers = Ledgers.open_and_begin(stores, requests, self.batch_id, ["refuse"] * 2, plan)
+        ledgers, answers = Ledgers.open_and_begin(stores, requests, self.batch_id, ["refuse"] * 2, self._plan)
         self.has_opened = True
         for _ in range(8):
             first = answers[0]
@@ -140,7 +140,7 @@ class Driver:
             done = self._attempt(actor, ledgers.records, answers)
             if done is not None:
                 break
-            answers = ledgers.begin(self.batch_id, plan)  # the job failed, and tasks of it may go on
+            answers = ledgers.begin(self.batch_id, self._plan)  # the job failed, and tasks of it may go on
         else:
             raise ViolationError("a driver that is left alone does not come to an end")
         commits, change = done

@@ -154,10 +154,8 @@ class WindowWorld:
             driver = Driver(self, batch_id - older, rows, self.clock)
             steps = draw.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
             self._drivers.append(driver)
-            if (
-                self._drive(driver.actor, driver, steps if attempt < 5 and draw.random() < 0.5 else _TOO_LONG)
-                and not older
-            ):
+            is_killed = attempt < 5 and draw.random() < 0.5
+            if self._drive(driver.actor, driver, steps if is_killed else _TOO_LONG) and not older:
                 break
         else:
             raise ViolationError(f"batch {batch_id} is never counted")
