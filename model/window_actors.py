@@ -144,7 +144,7 @@ class Driver:
         else:
             raise ViolationError("a driver that is left alone does not come to an end")
         commits, change = done
-        batch = Batch(self.batch_id, self.rows, self.now, self._planned)
+        batch = Batch(self.batch_id, self.rows, self.now, self._planned, _least(ledgers.records[0]))
         for state, commit in zip(world.states, commits, strict=True):
             state.attempts[commit.txid] = batch
         if not self.rules.mark_in_commit:
@@ -195,7 +195,7 @@ class Driver:
             return None
         counted = [row for task in won.values() if task.state == 0 for row in task.rows]
         self.rows = (*counted, *late, *between)
-        mark = self._mark(last, self.rows)
+        mark = max(self._mark(last, self.rows), _least(record))
         purged = self._purge(actor, self.rules.purges_under(record, mark), attempt)
         done = WindowCommit(
             watermark=mark,
@@ -390,6 +390,11 @@ class Reader:
         if found not in rights:
             raise ViolationError(f"a reader saw the window {found}, and right was one of {rights}")
         self.world.played.pages += 1
+
+
+def _least(record: LedgerRecord) -> int:
+    assert record.windows is not None
+    return record.windows.least
 
 
 class _Backend(NamedTuple):

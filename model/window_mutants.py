@@ -216,6 +216,18 @@ class _TheHighestMarkEver(WindowRules):
         return [(transitions, "rollback", keeps), (joint, "rollback", keeps)]
 
 
+class _AdvancesOnce(WindowRules):
+    """The commit that takes an operator's word for the watermark forgets it."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        done = WindowsRecord.committed
+
+        def forgets(own: WindowsRecord, change: Any) -> WindowsRecord:
+            return msgspec.structs.replace(done(own, change), least=NEVER)
+
+        return [(WindowsRecord, "committed", forgets)]
+
+
 class _NoFence(WindowRules):
     def set_up(self, stores: Sequence[Stored]) -> None:
         for stored in stores:
@@ -272,6 +284,7 @@ WINDOW_MUTANTS = (
     WindowMutant("a look at the ledger with each chunk alone", _LooksWhileItReadsKeys, "fired", rare=True),
     WindowMutant("a pane leaves the ledger at the begin", _PanesLeaveAtTheBegin),
     WindowMutant("an index that is purged before its records", _IndexBeforeRecords, "left behind"),
+    WindowMutant("an advance that is forgotten with the batch that takes it", _AdvancesOnce, "was advanced to"),
     WindowMutant("no fence", _NoFence),
     WindowMutant("no claims", _NoClaims),
     WindowMutant("one head of a pane for all tasks", _OneHeadPerPane),

@@ -23,12 +23,13 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the attempt that counts had of a batch. ``plan`` is Spark's."""
+    """What the attempt that counts had of a batch. ``plan`` is Spark's, ``least`` an operator's."""
 
     batch_id: int
     rows: tuple[Row, ...]
     now: int
     plan: int
+    least: int
 
 
 Fired = tuple[int, str, tuple[int, ...]]
@@ -88,6 +89,7 @@ class Oracle:
                 waited = 0 if setting.idle is None else setting.idle
                 silent = {s: max(0, batch.now - since[s] - waited) * (setting.idle is not None) for s in latest}
                 self.mark = max(self.mark, min(latest[s] + silent[s] - setting.lag for s in latest))
+            self.mark = max(self.mark, batch.least)
             self.fired = [one for one in self.windows() if before < one[0] <= self.last_end(self.mark)]
 
     def last_end(self, time: int) -> int:

@@ -9,22 +9,21 @@ Batches come again with other rows or other plans, drivers and tasks die or go o
 from __future__ import annotations
 
 import random
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
 
-from mapstate.errors import (
-    FencedError,
-    StaleBatchError,
-)
+from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.protocol import pane_index, transitions
 from mapstate.protocol.held_ledger import HeldLedger, change_all
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.windows import (
+    NEVER,
     every_pane,
 )
 from model.actors import Actor
@@ -53,6 +52,7 @@ class Played:
     replans: int = 0
     lost_claims: int = 0
     purged: int = 0
+    advances: int = 0
     steps: int = 0
 
     def add(self, other: Played) -> None:
@@ -120,6 +120,7 @@ class WindowWorld:
         self.names = 0
         self.time = 20
         self.clock = 0
+        self.least = NEVER
         self.planned = 0
         self.plans: dict[int, int] = {}
         self.spark = 0
@@ -210,6 +211,8 @@ class WindowWorld:
         draw, dice = self.draw, self.draw.random()
         if dice < 0.06 and len(self.readers) < 3:
             self.readers.append(Reader(self).actor)
+        elif dice < 0.065:
+            self._advance()
         elif dice < 0.4 and self.readers:
             self._read_on(draw.choice(self.readers))
         elif dice < 0.55 and self.left_behind:
@@ -299,6 +302,20 @@ class WindowWorld:
         self.spark -= 1
         self.crashed = True
 
+    def _advance(self) -> None:
+        """An operator's word for the watermark, in the midst of a batch; mostly it is refused."""
+        to = self.time + self.draw.randint(-10, 10)
+        take_over = self.draw.random() < 0.3
+
+        def run(actor: Actor) -> None:
+            with suppress(UsageError):
+                Ledger(opened(self.states[0].stored, actor), WINDOWS).advance(to, take_over=take_over)
+                self.least = max(self.least, to)
+                self.played.advances += 1
+
+        if self.states[0].newest is not None:
+            self.readers.append(self.spawn("an operator", run))
+
     # Audit
 
     def oracle(self, batches: tuple[Batch, ...]) -> Oracle:
@@ -330,6 +347,8 @@ class WindowWorld:
         oracle, done = self.oracle(batches), record.last_windows()
         assert done is not None
         batch = batches[-1]
+        if batch.least < self.least:
+            raise ViolationError(f"batch {batch.batch_id} was advanced to {batch.least}, and not to {self.least}")
         if done.watermark != oracle.mark:
             raise ViolationError(f"batch {batch.batch_id}: the watermark is {done.watermark}, not {oracle.mark}")
         if done.late != len(oracle.late_of_last):

@@ -75,6 +75,7 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
         "ls": [],
         "get": ["s", "a"],
         "windows": ["tens", "a"],
+        "advance": ["tens", "--to", "17", "--yes"],
         "watch": ["s", "--count", "1"],
         "export": ["s", "--to", str(tmp_path / "x.csv")],
         **{one: ["s", "--yes"] for one in ("recount", "drop", "rollback")},

@@ -22,8 +22,9 @@ from mapstate.backends import resolve
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.cli.files import FORMATS
-from mapstate.errors import MapStateError, StateNotFoundError, UsageError
+from mapstate.errors import FencedError, MapStateError, StateNotFoundError, UsageError
 from mapstate.keys import is_index_key
+from mapstate.operations.advance import advance
 from mapstate.operations.checkpoint import rewind
 from mapstate.operations.doctor import examine, recount
 from mapstate.operations.drop import drop
@@ -31,6 +32,8 @@ from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
 from mapstate.operations.window_findings import window_findings
 from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.protocol.windows import NEVER
 
 SECOND = 1_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -214,6 +217,74 @@ def test_the_doctor_names_the_input_that_holds_the_watermark_back(url):
     job.batch(Row(48, "ann", 1, "app"))
     (found,) = window_findings(job.record)
     assert (found.severity, found.found) == ("ok", "48: the input 'app' is 2 behind 'web'")
+
+
+def test_an_advance_is_taken_by_the_next_batch_and_fires_its_windows(url):
+    job = Windowed(url, lag=5)
+    job.batch(Row(12, "ann", 1), Row(27, "ann", 2))
+    assert job.mark == 22
+    assert advance(url, "s", 31) == (22, 31)
+    with open_reader(url, "s") as reader:
+        assert reader.watermark().time == 22  # nothing happens before a batch
+    (found,) = window_findings(read_ledger(job.store, "s"))
+    assert found.found == "22, and the next batch advances it to 31"
+    job.batch()
+    assert job.mark == 31
+    with open_reader(url, "s") as reader:
+        assert [(own.end, own.final) for own in reader.windows("ann")] == [(30, True)]
+    job.batch(Row(29, "ann", 4), Row(50, "bob", 8))
+    assert (job.record.last_windows().late, job.mark) == (1, 45)
+
+
+def test_an_advance_outlasts_a_dead_attempt_and_a_rollback_and_not_a_reset(url):
+    job = Windowed(url)
+    job.batch(Row(12, "ann", 1))
+    job.attempt(Row(13, "ann", 2))
+    with pytest.raises(UsageError, match="in flight"):
+        advance(url, "s", 25)
+    assert read_ledger(job.store, "s").windows.least == NEVER
+    advance(url, "s", 25, take_over=True)
+    with pytest.raises(FencedError):
+        job.ledgers.begin(1)
+    job = job.restarted()
+    job.batch(Row(14, "ann", 4))
+    assert job.mark == 25
+    Ledger(job.store, "s").rollback()
+    assert read_ledger(job.store, "s").last_windows().watermark == 12
+    job = job.restarted()
+    job.batch(Row(15, "ann", 8))
+    assert (job.mark, job.record.last_windows().late) == (25, 0)
+    other = Windowed(url, owner="q2", on_new_owner="reset")
+    other.batch(Row(1, "ann", 1))
+    assert other.mark == 1
+
+
+def test_an_advance_that_is_wrong_writes_nothing(url):
+    job = Windowed(url, kind="timestamp", length=60 * SECOND, slide=60 * SECOND)
+    job.batch(Row(100 * SECOND, "ann", 1))
+    stored = job.store.load()
+    for to, wrong in (
+        (EPOCH + dt.timedelta(seconds=100), "never moves back"),
+        (dt.datetime.now(dt.UTC) + dt.timedelta(hours=1), "in the future"),
+        (500, "are datetimes with a time zone"),
+        (dt.datetime(2026, 1, 1), "are datetimes with a time zone"),
+    ):
+        with pytest.raises(UsageError, match=wrong):
+            advance(url, "s", to)
+    assert advance(url, "s", EPOCH + dt.timedelta(seconds=200), dry_run=True).to == EPOCH + dt.timedelta(seconds=200)
+    assert job.store.load() == stored
+    done = run("advance", url, "s", "--to", "1970-01-01T00:03:20Z", "--yes")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1] == "Done: the next batch takes it, also one without rows."
+    assert "advanced to 1970-01-01T00:03:20Z" in run("ledger", url, "s").output or url.startswith("memory")
+    assert run("advance", url, "s", "--to", "1970-01-01T00:03:20Z", "--yes").exit_code == 2
+
+
+def test_a_state_without_windows_by_time_cannot_be_advanced(url):
+    clocked = Windowed(url, by_clock=True, kind="timestamp")
+    clocked.batch()
+    with pytest.raises(UsageError, match="by the clock"):
+        advance(url, "s", EPOCH)
 
 
 def test_the_commands_show_windows_and_watermark(tmp_path):

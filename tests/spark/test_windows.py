@@ -8,7 +8,9 @@ import time
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from windows_oracle import Oracle, Row, Windows
 
 from mapstate import (
@@ -23,6 +25,7 @@ from mapstate import (
     opaque,
     transactional,
 )
+from mapstate.operations.advance import advance
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
@@ -291,6 +294,44 @@ def test_a_source_that_pauses_fires_by_ticks(spark, tmp_path):
     finally:
         query.stop()
     assert fired == [1]
+
+
+def test_an_advance_fires_with_the_next_batch_also_behind_an_attempt_that_died(spark, tmp_path):
+    url, checkpoint = f"sqlite:///{tmp_path}/state.db", str(tmp_path / "checkpoint")
+    source = tmp_path / "in"
+    source.mkdir()
+    rows = spark.readStream.schema("at bigint, user string").csv(str(source))
+    dies = [False]
+
+    def run() -> None:
+        bad = 31 if dies[0] else -1
+        keep = F.udf(lambda at: bool(1 // (at != bad)), "boolean")
+        stream = newStream("clicks", rows.where(keep("at"))).tumblingWindow(10, timestampField="at").groupBy("user")
+        counts = stream.persistentAggregate(opaque(url), rows=Count())
+        counts.firedWindowsStream().foreachBatch(
+            lambda found, _: fired.extend((row["window_end"], row["rows"]) for row in found.collect())
+        )
+        counts.start(checkpoint, trigger={"availableNow": True}).awaitTermination()
+
+    fired: list[tuple[int, int]] = []
+    (source / "1.csv").write_text("12,ann\n13,ann\n24,ann\n")
+    run()
+    assert fired == [(20, 2)]
+    advance(url, "clicks", 33)
+    (source / "2.csv").write_text("31,ann\n")
+    dies[0] = True
+    with pytest.raises(StreamingQueryException):
+        run()
+    assert fired == [(20, 2)]
+    dies[0] = False
+    run()
+    assert fired == [(20, 2), (30, 1)]
+    (source / "3.csv").write_text("29,ann\n34,ann\n")
+    run()
+    with open_reader(url, "clicks") as state:
+        assert [(own.end, own.value["rows"], own.final) for own in state.windows("ann", since=30)] == [(40, 2, False)]
+        assert state.reports()[0].rows_late == 1
+        assert state.watermark().time == 34
 
 
 def test_what_windows_refuse(spark):

@@ -12,7 +12,7 @@ from mapstate.cli.look import doctor, get, ledger, ls
 from mapstate.cli.upkeep import adopt, drop, recount, vacuum
 from mapstate.cli.watch import watch
 from mapstate.cli.ways_back import rewind, rollback
-from mapstate.cli.windows import windows
+from mapstate.cli.windows import advance, windows
 from mapstate.version import VERSION
 
 __all__ = ["app"]
@@ -41,5 +41,8 @@ def _options(
     """The options in front of the command."""
 
 
-for _command in (ls, get, windows, watch, export, ledger, doctor, vacuum, recount, drop, adopt, rollback, rewind):
+for _command in (
+    *(ls, get, windows, watch, export, ledger, doctor),
+    *(vacuum, recount, advance, drop, adopt, rollback, rewind),
+):
     app.command(cls=Command)(_command)

@@ -214,6 +214,7 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
     return [
         ("windows", ", ".join(f"{name} {span_text(span, kind)}" for name, span in spans)),
         ("watermark", "none yet" if done is None else _time(done.watermark, kind)),
+        *([] if windows.least == NEVER else [("", f"advanced to {_time(windows.least, kind)}")]),
         *(("", f"input {name or 'of all rows'}: latest {_time(known.latest, kind)}") for name, known in inputs.items()),
         ("panes", panes),
         ("purged", "nothing" if windows.purged == NEVER else f"what ends at {_time(windows.purged, kind)} or before"),

@@ -1,4 +1,4 @@
-"""The command that shows the windows of a key."""
+"""The commands for windows: those of a key, and a word for the watermark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mapstate.cli.arguments import AsJson, Place, split_place
-from mapstate.cli.forms import emit, json_row
-from mapstate.cli.show import console, say, show_rows
+from mapstate.cli.arguments import AsJson, Place, State, Url, Yes, split_place, store_url
+from mapstate.cli.forms import emit, json_row, plain
+from mapstate.cli.show import confirm, console, say, show_rows
 from mapstate.cli.typed_keys import typed_keys
 from mapstate.errors import UsageError
+from mapstate.operations.advance import advance as advance_watermark
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.upkeep import check_advance
 from mapstate.reader import open_reader
 from mapstate.schema import KeyField
 
-__all__ = ["windows"]
+__all__ = ["advance", "windows"]
 
 
 def windows(
@@ -51,6 +53,33 @@ def windows(
     say(f"{len(rows)} windows; the watermark is {'not there yet' if mark is None else mark}", err=True)
     if not rows:
         raise typer.Exit(1)
+
+
+def advance(
+    *,
+    url: Url = None,
+    state: State,
+    to: Annotated[str, typer.Option("--to", metavar="TIME", help="the watermark that the next batch has at least")],
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lets the next batch move the watermark, for a source that has ended: its windows fire, later rows are late."""
+    place = store_url(url)
+    with open_reader(place, state) as reader:
+        record = reader.ledger()
+    check_advance(record)
+    time = _time(record, to)
+    planned = advance_watermark(place, state, time, take_over=take_over, dry_run=True)
+    before = "nowhere yet" if planned.watermark is None else plain(planned.watermark)
+    say(f"The watermark of {state} is {before}. At {plain(time)}, rows for windows before it are late.", err=as_json)
+    confirm(f"Let the next batch move it to {plain(time)}?", yes=yes, as_json=as_json)
+    advance_watermark(place, state, time, take_over=take_over)
+    say("Done: the next batch takes it, also one without rows.", err=as_json)
+    if as_json:
+        emit({"watermark": plain(planned.watermark), "to": plain(time)})
 
 
 def _time(record: LedgerRecord, text: str | None) -> Any:

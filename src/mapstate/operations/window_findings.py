@@ -46,6 +46,8 @@ def _inputs(ledger: LedgerRecord) -> Finding:
     expected = "every input brings rows, and none is a window's length behind the others"
     kind, done = ledger.keys[0].type, ledger.last_windows() or WindowCommit()
     at = "none yet" if done.watermark == NEVER else time_text(done.watermark, kind)
+    if ledger.windows is not None and ledger.windows.least > done.watermark:
+        at += f", and the next batch advances it to {time_text(ledger.windows.least, kind)}"
     inputs = sorted(done.inputs.items(), key=lambda item: item[1].latest)
     silent = [name for name, known in inputs if known.latest == NEVER]
     advice = "Does it still bring rows? With idle=, an input without rows holds the others back no longer."

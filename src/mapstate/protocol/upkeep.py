@@ -7,11 +7,15 @@ import msgspec
 from mapstate.errors import FencedError, UsageError
 from mapstate.protocol.ledger_record import DROPPER, Attempt, InFlight, LedgerRecord
 from mapstate.protocol.transitions import check_in_flight
+from mapstate.protocol.windows import WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField
+from mapstate.windows import time_text
 
 __all__ = [
+    "advance",
     "begin_drop",
     "begin_vacuum",
+    "check_advance",
     "check_recount",
     "check_vacuum",
     "commit_vacuum",
@@ -157,6 +161,44 @@ def check_recount(ledger: LedgerRecord) -> None:
             "keys. Nothing was written. To count the keys that are there now: StateReader.count_keys().",
             state=ledger.state,
         )
+
+
+def advance(ledger: LedgerRecord, to: int, session: str, *, take_over: bool = False) -> LedgerRecord:
+    """Give the watermark a least value, which the next batch takes; see `WindowsRecord`.
+
+    ``session`` is a new random name, ``take_over`` as of `begin_vacuum`. Raises UsageError for a state without windows
+    by the time of rows, if the watermark is there already, and if an attempt is in flight.
+    """
+    windows = check_advance(ledger)
+    now = max(windows.least, (ledger.last_windows() or WindowCommit()).watermark)
+    if to <= now:
+        time = ledger.keys[0].type
+        raise UsageError(
+            f"state {ledger.state!r}: the watermark is at {time_text(now, time)} already, so it cannot be advanced to "
+            f"{time_text(to, time)}: it never moves back. Nothing was written."
+        )
+    attempt = ledger.in_flight
+    if attempt is not None and attempt.epoch == ledger.epoch:
+        if not take_over:
+            raise UsageError(
+                f"state {ledger.state!r} has txid {attempt.txid} in flight. Nothing was written. Advance it between "
+                "two batches; or, if the driver of that attempt is gone, take the state over (take_over=True, "
+                "--take-over), which fences the driver."
+            )
+        ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
+    return msgspec.structs.replace(ledger, windows=msgspec.structs.replace(windows, least=to))
+
+
+def check_advance(ledger: LedgerRecord) -> WindowsRecord:
+    """The windows of a state whose watermark an operator can advance. Raises UsageError for another state."""
+    windows = ledger.windows
+    if windows is None or windows.definition.by_clock:
+        kind = "no windows by time" if windows is None else "windows by the clock, which goes on by itself"
+        raise UsageError(
+            f"state {ledger.state!r} has {kind}: there is no watermark to advance. Nothing was written.",
+            state=ledger.state,
+        )
+    return windows
 
 
 def begin_drop(

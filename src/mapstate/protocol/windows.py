@@ -193,12 +193,14 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``panes``   where there may be records. It may name too many, never too few
     ``width``   the highest partition that has written a pane's index, and one
     ``purged``  windows that end here or before are gone. A begin moves it, and never back
+    ``least``   the watermark of each later batch, at least: an operator's word. It only rises, and outlasts a rollback
     """
 
     definition: WindowDefinition
     panes: Runs = ()
     width: int = 0
     purged: int = NEVER
+    least: int = NEVER
 
     def begun(self, committed: WindowCommit | None) -> WindowsRecord:
         """After a begin: what is purged hangs on what was committed before, never on the attempt's own rows."""

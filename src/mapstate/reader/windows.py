@@ -18,7 +18,7 @@ from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.serializers import serializer
 from mapstate.windows import number_of, time_of
 
-__all__ = ["InputMark", "Time", "Watermark", "Window", "WindowPage", "WindowReads", "shown_time"]
+__all__ = ["InputMark", "Time", "Watermark", "Window", "WindowPage", "WindowReads", "number_of_caller", "shown_time"]
 
 Time = dt.datetime | int
 """A datetime in UTC, or a number where the times of rows are a ``bigint``."""
@@ -82,8 +82,8 @@ class WindowReads:
         rest = tuple(key) if isinstance(key, tuple | list) else (key,)
         known = self._reads.opened(newest=True)
         kind = self._kind(known.ledger)
-        low = None if since is None else self._number(since, kind)
-        high = None if until is None else self._number(until, kind)
+        low = None if since is None else number_of_caller(since, kind, self._reads.state)
+        high = None if until is None else number_of_caller(until, kind, self._reads.state)
         KeyCodec(known.ledger.keys[1:]).encode(rest)  # a key of other columns is an error, also without a pane
         for _ in range(_TRIES):
             panes = self._panes_of(known.ledger, low, high)
@@ -98,7 +98,7 @@ class WindowReads:
         """See `StateReader.window`."""
         opened = self._reads.opened(newest=True)
         windows = self._record(opened.ledger)
-        number = self._number(end, self._kind(opened.ledger))
+        number = number_of_caller(end, self._kind(opened.ledger), self._reads.state)
         grid = windows.definition.panes
         if grid.floor(number) != number:
             raise UsageError(
@@ -200,21 +200,6 @@ class WindowReads:
                 state=self._reads.state,
             )
 
-    def _number(self, time: Time, kind: str) -> int:
-        """A time that a caller gives. Raises UsageError."""
-        if kind == "bigint":
-            if type(time) is int:
-                return time
-            raise UsageError(
-                f"the times of state {self._reads.state!r} are numbers (bigint), not {time!r}. Nothing was read."
-            )
-        if isinstance(time, dt.datetime) and time.tzinfo is not None:
-            return number_of(time)
-        raise UsageError(
-            f"the times of state {self._reads.state!r} are datetimes with a time zone, such as datetime(2026, 11, 22, "
-            f"10, tzinfo=UTC), not {time!r}. Nothing was read."
-        )
-
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:
             raise UsageError(f"state {self._reads.state!r} has no windows")
@@ -229,6 +214,20 @@ class WindowReads:
             f"state {self._reads.state!r}: windows came and went within each of {_TRIES} reads in a row.",
             state=self._reads.state,
         )
+
+
+def number_of_caller(time: Time, kind: str, state: str) -> int:
+    """A time that a caller gives for a state whose first key column is of the type ``kind``. Raises UsageError."""
+    if kind == "bigint":
+        if type(time) is int:
+            return time
+        raise UsageError(f"the times of state {state!r} are numbers (bigint), not {time!r}. Nothing was read.")
+    if isinstance(time, dt.datetime) and time.tzinfo is not None:
+        return number_of(time)
+    raise UsageError(
+        f"the times of state {state!r} are datetimes with a time zone, such as datetime(2026, 11, 22, 10, tzinfo=UTC), "
+        f"not {time!r}. Nothing was read."
+    )
 
 
 def shown_time(number: int, kind: str) -> Time | None:

@@ -139,8 +139,9 @@ class WindowedState(StateDriver):
                 name: _noted(last.inputs.get(name, Input()), found, at, self._now)
                 for at, name in enumerate(self._windows.inputs)
             }
+        mark = watermark(last.watermark, inputs, definition.lag, self._now, idle=definition.idle)
         commit = WindowCommit(
-            watermark=watermark(last.watermark, inputs, definition.lag, self._now, idle=definition.idle),
+            watermark=max(mark, _windows(record).least),
             before=last.watermark,
             inputs=inputs,
             late=sum(report.late for report in found),

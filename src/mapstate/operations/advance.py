@@ -1,0 +1,69 @@
+"""Advance: an operator's word for the time up to which a stream is complete, where its rows no longer say so."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, NamedTuple
+
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.capabilities import close_if_possible
+from mapstate.errors import UsageError
+from mapstate.protocol import upkeep
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.protocol.windows import WindowCommit
+from mapstate.reader.windows import Time, number_of_caller, shown_time
+from mapstate.spec import check_state_name
+from mapstate.windows import number_of
+
+__all__ = ["Advanced", "advance"]
+
+
+class Advanced(NamedTuple):
+    """``watermark`` is as of the last batch, None before a row; the next batch moves it to ``to`` at least."""
+
+    watermark: Time | None
+    to: Time
+
+
+def advance(
+    backend_or_url: Backend | str, state: str, to: Time, *, take_over: bool = False, dry_run: bool = False
+) -> Advanced:
+    """Let the next batch move the watermark of a state with windows to ``to`` at least.
+
+    For a source that has ended or fallen silent, so that its last windows fire. An operator runs it from any process,
+    between two batches of the stream. Nothing fires at once: the next batch does it, also one without rows. Rows that
+    come later for windows that have fired are late. A reset of the state forgets it, a rollback does not.
+
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        to: A datetime with a time zone, or a number where the times of rows are a ``bigint``. Not in the future.
+        take_over: Leave an attempt in flight behind, whose driver is gone for good. A living driver is fenced.
+        dry_run: Write nothing.
+
+    Raises:
+        UsageError: The state has no windows by the time of rows; the watermark is there already; the time is in the
+            future; or an attempt is in flight.
+        StateNotFoundError: There is no such state.
+        StoreError: The store failed.
+
+    """
+    store: Any = resolve(backend_or_url).open(check_state_name(state))
+    try:
+        record = read_ledger(store, state)  # raises the better error if there is no ledger
+        upkeep.check_advance(record)
+        kind = record.keys[0].type
+        number = number_of_caller(to, kind, state)
+        if kind != "bigint" and number > number_of(dt.datetime.now(dt.UTC)):
+            raise UsageError(
+                f"state {state!r} cannot be advanced to {to}, which is in the future: all rows until then would be "
+                "late. Nothing was written."
+            )
+        upkeep.advance(record, number, "", take_over=take_over)  # refuses before it writes
+        if not dry_run:
+            Ledger(store, state).advance(number, take_over=take_over)
+    finally:
+        close_if_possible(store)
+    return Advanced(shown_time((record.last_windows() or WindowCommit()).watermark, kind), to)
