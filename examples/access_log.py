@@ -50,10 +50,11 @@ MAX_LINE = 64 * 1024
 # Servers write a quote inside quotes as \". Java's possessive *+ and ++ never go back, so a line of
 # nothing but backslashes costs no more than any other.
 QUOTED = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
-TIME = r"\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\]"
+STAMP = r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}"
+TIME = rf"\[{STAMP}\]"
 USER = rf'(?:""|(?:(?! {TIME})(?:[^"\\]|\\.))++)'  # may hold spaces
 LINE = (
-    rf"(?s)\A(\S+) \S+ {USER} {TIME} "  # client, its identity, its user's name, the time
+    rf"(?s)\A(\S+) \S+ {USER} \[({STAMP})\] "  # client, its identity, its user's name, the time
     rf'"({QUOTED})" (\d{{3}}) (\d{{1,15}}|-)'  # request, status, bytes
     rf'(?: "{QUOTED}(?:" "{QUOTED})?"?)?\r?\z'  # the combined format: referrer, user agent
 )
@@ -94,12 +95,12 @@ def read_logs(spark: SparkSession, logs: str, max_files_per_trigger: int = 100) 
 
 
 def parse(lines: DataFrame) -> DataFrame:
-    """Give each line client, url (path with query, as logged), status, bytes; or the `reason` of its rejection.
+    """Give each line client, url (path with query, as logged), status, bytes, time; or the `reason` of its rejection.
 
-    `value`, the line itself, stays as a column.
+    `value`, the line itself, stays as a column. `at` is null for a time that no calendar has.
     """
     text = F.when(F.octet_length("value") <= MAX_LINE, F.make_valid_utf8("value"))
-    client, request, status, size = (F.regexp_extract(text, LINE, group) for group in (1, 2, 3, 4))
+    client, at, request, status, size = (F.regexp_extract(text, LINE, group) for group in (1, 2, 3, 4, 5))
     url = F.regexp_extract(request, REQUEST, 1)
     reason = (
         F.when(text.isNull(), "too-long")
@@ -114,6 +115,7 @@ def parse(lines: DataFrame) -> DataFrame:
         F.nullif(status, F.lit("")).cast("int").alias("status"),
         F.when(size.rlike(r"\A\d"), size).cast("bigint").alias("bytes"),
         reason.alias("reason"),
+        F.try_to_timestamp(at, F.lit("dd/MMM/yyyy:HH:mm:ss Z")).alias("at"),
     )
 
 
