@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from windows_oracle import Oracle, Row, Windows
 
 from mapstate import (
+    Collect,
     Count,
     ReducerAggregator,
     SlidingDurationWindow,
@@ -332,6 +333,36 @@ def test_an_advance_fires_with_the_next_batch_also_behind_an_attempt_that_died(s
         assert [(own.end, own.value["rows"], own.final) for own in state.windows("ann", since=30)] == [(40, 2, False)]
         assert state.reports()[0].rows_late == 1
         assert state.watermark().time == 34
+
+
+def test_a_function_sees_the_rows_of_each_window_also_behind_a_crash(spark, url):
+    def build() -> Any:
+        stream = newStream("clicks", frame(spark, []))
+        windows = stream.slidingWindow(10, 5, timestampField="at").groupBy("user")
+        lists = windows.persistentAggregate(opaque(url, "lists"), numbers=Collect("n", most=3))
+        spans = F.expr("array_max(numbers) - array_min(numbers)").alias("span")
+        lists.firedWindowsStream().transform(lambda rows: rows.select("window_end", "user", spans)).foreachBatch(take)
+        return lists
+
+    def take(rows: DataFrame, _: int) -> None:
+        passed_on.append(sorted(map(tuple, rows.collect())))
+        if dies:
+            raise KeyboardInterrupt
+
+    passed_on: list[Any] = []
+    dies = False
+    build()(frame(spark, [Row(3, "x", 1), Row(4, "x", 5), Row(7, "y", 2)]), 0)
+    dies = True
+    with pytest.raises(KeyboardInterrupt):
+        build()(frame(spark, [Row(6, "x", 9), Row(10, "z", 0)]), 1)
+    dies = False
+    build()(frame(spark, [Row(6, "x", 100)]), 1)  # counts already, whatever it holds
+    assert passed_on == [[(5, "x", 4)], *2 * [[(10, "x", 8), (10, "y", 0)]]]
+    with pytest.raises(errors.ValueOverflowError):
+        build()(frame(spark, [Row(12, "x", n) for n in range(4)]), 2)
+    with open_reader(url, "lists") as state:
+        found = [(own.end, own.value["numbers"]) for own in state.windows("x")]
+    assert found == [(5, [1, 5]), (10, [1, 5, 9]), (15, [9])]
 
 
 def test_what_windows_refuse(spark):
