@@ -1,4 +1,4 @@
-"""The inputs and windows of Storm's own tests of windows by time.
+"""The inputs and windows of Storm's own tests of windows by time, by that of the rows and by the clock.
 
 Storm's windows are ``(start, end]`` of whole milliseconds: ours of timestamps with ``startTime="1 millisecond"``. Each
 row has a bit of its own, so the sum of a window says which rows are in it.
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from mapstate import SlidingDurationWindow, Sum, TumblingDurationWindow, newStream, opaque, open_reader
+from mapstate import Collect, SlidingDurationWindow, Sum, TumblingDurationWindow, newStream, opaque, open_reader
 from mapstate.protocol.windows import NEVER, Input, Panes, watermark
 
 TWENTY_BY_TEN = SlidingDurationWindow.of("20 milliseconds", "10 milliseconds")
@@ -137,6 +137,64 @@ def test_windows_go_on_after_a_restart(spark):
     after = Storm(spark, url=before.url)
     after.times = before.times
     assert after.batch(1, 618, 636) == {610: [603, 605, 607], 620: [603, 605, 607, 618], 630: [618]}
+
+
+class StormByClock:
+    """Windows by the driver's clock. Times and ends are whole ms, an end is inside of its window, as in Storm."""
+
+    def __init__(self, spark, monkeypatch, length, slide, url=None):
+        self.spark, self.now, self.fired = spark, 0, {}
+        self.url = url or f"memory://{uuid4().hex}"
+        monkeypatch.setattr("time.time_ns", lambda: self.now * 1_000_000)
+        stream = newStream("tuples", spark.createDataFrame([], "row bigint"))
+        config = SlidingDurationWindow.of(f"{length} milliseconds", f"{slide} milliseconds")
+        start = f"{(1 - length) % slide} milliseconds"  # so that windows end at each multiple of the slide
+        windows = stream.window(config, startTime=start)
+        self.windows = windows.persistentAggregate(opaque(self.url, "windows"), rows=Collect("row", most=100))
+        self.windows.firedWindowsStream().foreachBatch(self._take)
+
+    def _take(self, rows, _):
+        shown = rows.selectExpr("unix_millis(window_end) as end", "rows").orderBy("end")
+        self.fired = {row.end - 1 - NOW: row.rows for row in shown.collect()}
+
+    def batch(self, batch_id, now, *rows):
+        """Rows that come at a time after NOW. Returns the windows that they fire: the rows of each, by its end."""
+        self.now, self.fired = NOW + now, {}
+        self.windows(self.spark.createDataFrame([(row,) for row in rows], "row bigint"), batch_id)
+        return self.fired
+
+
+NOW = 999_999_999_600  # a multiple of each slide
+
+
+@pytest.mark.spark
+def test_by_the_clock_a_window_holds_what_came_within_its_length(spark, monkeypatch):
+    storm = StormByClock(spark, monkeypatch, 1000, 100)
+    old, recent, new = range(1, 6), range(6, 11), range(11, 21)
+    assert storm.batch(0, -1000, *old) == {}
+    assert storm.batch(1, 0, *recent) == {end: [*old] for end in range(-1000, 0, 100)}
+    assert storm.batch(2, 101) == {0: [*recent], 100: [*recent]}
+    assert storm.batch(3, 150, *new) == {}
+    assert storm.batch(4, 201) == {200: [*recent, *new]}
+
+
+@pytest.mark.spark
+def test_by_the_clock_a_window_of_no_rows_does_not_come(spark, monkeypatch):
+    storm = StormByClock(spark, monkeypatch, 100, 60)
+    assert storm.batch(0, 1, *range(1, 11)) == {}
+    assert [storm.batch(at, 60 * at + 1) for at in (1, 2, 3)] == [{60: [*range(1, 11)]}, {}, {}]
+
+
+@pytest.mark.spark
+def test_by_the_clock_a_batch_that_comes_again_later_fires_the_same_and_windows_go_on(spark, monkeypatch):
+    """Storm adds its rows again (D36), and leaves rows of its store out of windows after a restart (D38)."""
+    before = StormByClock(spark, monkeypatch, 20, 20)
+    assert before.batch(0, 5, 1, 2) == {}
+    assert before.batch(1, 25, 3) == {20: [1, 2]}
+    after = StormByClock(spark, monkeypatch, 20, 20, url=before.url)
+    assert after.batch(1, 70, 3) == {20: [1, 2]}
+    assert after.batch(2, 71, 4) == {40: [3]}
+    assert after.batch(3, 81) == {80: [4]}
 
 
 def test_the_watermark_is_behind_the_latest_time_of_the_slowest_input():
