@@ -233,7 +233,7 @@ class Driver:
         spec = _spec(self.world, actor)
         reads = Reads(spec, record, attempt.view, attempt.txid)
         parts = list(slices(reads.index, [str(pane) for pane in due], record.windows.width))
-        removed = PurgeTask(spec, record, attempt.token, attempt.view, attempt.txid).purge(parts)
+        removed = PurgeTask(spec, record, attempt.token, attempt.view, attempt.txid).work(parts)
         self.world.played.purged += removed
         return due
 

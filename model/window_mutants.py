@@ -125,14 +125,14 @@ class _EmitsWhatIsPurged(WindowRules):
         def all_of_them(record: WindowsRecord, done: WindowCommit) -> Any:
             return fired_panes(msgspec.structs.replace(record, purged=NEVER), done)
 
-        return [(window_actors, "fired_panes", all_of_them), (FiredTask, "_check_ledger", _check_nothing)]
+        return [(window_actors, "fired_panes", all_of_them), (FiredTask, "check_ledger", _check_nothing)]
 
 
 class _NeverLooksAtTheLedger(WindowRules):
     """What is fired is read without a look at who has the state by now."""
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        return [(FiredTask, "_check_ledger", _check_nothing)]
+        return [(FiredTask, "check_ledger", _check_nothing)]
 
 
 def _check_nothing(*_: Any) -> None:
@@ -143,7 +143,7 @@ class _LooksWhileItReadsKeys(WindowRules):
     """A task that finds no keys does not look: its index may be what is gone."""
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        check, pages = FiredTask._check_ledger, FiredTask._pages
+        check, pages = FiredTask.check_ledger, FiredTask._pages
         reading: list[FiredTask] = []
 
         def read(task: FiredTask, *where: Any) -> Any:
@@ -155,7 +155,7 @@ class _LooksWhileItReadsKeys(WindowRules):
             if task in reading:
                 check(task, store)
 
-        return [(FiredTask, "_pages", read), (FiredTask, "_check_ledger", verify)]
+        return [(FiredTask, "_pages", read), (FiredTask, "check_ledger", verify)]
 
 
 class _PanesLeaveAtTheBegin(WindowRules):
@@ -174,14 +174,14 @@ class _PanesLeaveAtTheBegin(WindowRules):
 
 class _IndexBeforeRecords(WindowRules):
     def patches(self) -> list[tuple[Any, str, Any]]:
-        return [(PurgeTask, "purge", _purge_index_first)]
+        return [(PurgeTask, "work", _purge_index_first)]
 
 
 def _purge_index_first(task: Any, parts: Sequence[Slice]) -> int:
-    reads = Reads(task._spec, task._record, task._view, task._txid)
+    reads = Reads(task.spec, task.record, task.view, task.txid)
     removed = 0
-    with writer_of(reads.store, task._token) as writer:
-        codec = index_codec(task._spec.serializer, task._spec.state)
+    with writer_of(reads.store, task.token) as writer:
+        codec = index_codec(task.spec.serializer, task.spec.state)
         for part in parts:
             pages = list(key_pages(reads.index, part))
             task._remove(writer, codec, list(index_keys(part)), removes=True)

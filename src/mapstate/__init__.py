@@ -45,7 +45,13 @@ from mapstate.errors import (
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
 from mapstate.version import VERSION
-from mapstate.windows import SlidingCountWindow, SlidingDurationWindow, TumblingCountWindow, TumblingDurationWindow
+from mapstate.windows import (
+    SessionWindow,
+    SlidingCountWindow,
+    SlidingDurationWindow,
+    TumblingCountWindow,
+    TumblingDurationWindow,
+)
 
 if TYPE_CHECKING:
     from mapstate.reader import AsyncStateReader, open_async_reader
@@ -75,6 +81,7 @@ __all__ = [
     "Max",
     "Min",
     "ReducerAggregator",
+    "SessionWindow",
     "SketchBytes",
     "SlidingCountWindow",
     "SlidingDurationWindow",

@@ -13,6 +13,7 @@ __all__ = [
     "CountWindow",
     "Duration",
     "DurationWindow",
+    "SessionWindow",
     "SlidingCountWindow",
     "SlidingDurationWindow",
     "TimeType",
@@ -89,6 +90,25 @@ class SlidingDurationWindow(DurationWindow):
     def of(cls, length: Duration, slide: Duration) -> DurationWindow:
         """``SlidingDurationWindow.of("10 minutes", "1 minute")``."""
         return cls(length, slide)
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """Sessions of a key: rows of which each is nearer than ``gap`` to the next one.
+
+    ``[first row, last row + gap)``. A session may be of any length.
+    """
+
+    gap: Duration
+
+    @classmethod
+    def of(cls, gap: Duration) -> SessionWindow:
+        """``SessionWindow.of("30 minutes")``."""
+        return cls(gap)
+
+    def panes(self, time: TimeType, offset: Duration) -> Panes:
+        """The panes that keep sessions. Raises ConfigurationError."""
+        return DurationWindow(self.gap, self.gap).panes(time, offset)
 
 
 @dataclass(frozen=True)

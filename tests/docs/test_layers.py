@@ -25,7 +25,7 @@ LAYERS = [
     ("findings",),
     ("schema",),
     ("sketches",),
-    ("keys", "distinct_keys", "protocol.records", "protocol.windows", "backing_map"),
+    ("keys", "distinct_keys", "protocol.records", "protocol.sessions", "protocol.windows", "backing_map"),
     ("capabilities", "event_loop", "windows"),
     ("protocol.ledger_record",),
     ("protocol.plans",),

@@ -202,7 +202,8 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
     if windows is None:
         return []
     own, kind = windows.definition, ledger.keys[0].type
-    spans = [("length", own.length), ("slide", own.slide), ("lag", own.lag), ("retention", own.retention)]
+    spans = [("session gap", own.length)] if own.sessions else [("length", own.length), ("slide", own.slide)]
+    spans += [("lag", own.lag), ("retention", own.retention)]
     if own.idle is not None:
         spans.append(("idle", own.idle))
     inputs = {} if done is None else done.inputs

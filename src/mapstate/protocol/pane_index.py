@@ -106,6 +106,7 @@ class _GonePanes:
 
     def __init__(self, ledger: LedgerRecord) -> None:
         self._windows = ledger.windows
+        self._committed = ledger.last_windows()
         self._codec = KeyCodec(ledger.keys[:1])
         self._known: dict[str, bool] = {}
 
@@ -124,7 +125,7 @@ class _GonePanes:
             (time,) = self._codec.decode(pane)
         except KeyEncodingError:
             return False  # a key that another program wrote
-        return time is not None and self._windows.definition.panes.last_end(number_of(time)) <= self._windows.purged
+        return time is not None and self._windows.is_over(number_of(time), self._committed)
 
 
 def without_gone(ledger: LedgerRecord, keys: Sequence[StoreKey], values: Sequence[Any]) -> list[Any]:

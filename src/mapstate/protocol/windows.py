@@ -124,9 +124,10 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class WindowDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """The windows of a state. ``length``, ``slide``, ``offset`` and ``by_clock`` stay; the others may change.
+    """The windows of a state. ``lag``, ``retention`` and ``idle`` may change; the others stay.
 
     ``by_clock``   a row's time is that of its batch, by the driver's clock
+    ``sessions``   the windows are sessions, whose gap is ``length`` and ``slide``; see `mapstate.protocol.sessions`
     ``lag``        how far behind the latest row a row may be
     ``retention``  how long a window stays after it has fired
     ``idle``       an input without rows for longer is taken to go on by the clock; None: never
@@ -136,6 +137,7 @@ class WindowDefinition(msgspec.Struct, frozen=True, kw_only=True):
     slide: int
     offset: int = 0
     by_clock: bool = False
+    sessions: bool = False
     lag: int = 0
     retention: int = 0
     idle: int | None = None
@@ -147,7 +149,16 @@ class WindowDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_same(self, other: WindowDefinition) -> bool:
         """Whether records of the one can be those of the other."""
-        return (self.panes, self.by_clock) == (other.panes, other.by_clock)
+        return (self.panes, self.by_clock, self.sessions) == (other.panes, other.by_clock, other.sessions)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a window of a key can be several records."""
+        return self.sessions or self.length > self.slide
+
+    def fired_before(self, mark: int) -> int:
+        """The last end that has fired at a watermark: earlier rows are late."""
+        return mark if self.sessions else self.panes.floor(mark)
 
 
 class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +169,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     ``inputs``     by name, after the batch
     ``late``       rows that were in no window any more, or without a time
     ``between``    rows between two windows
+    ``settled``    of sessions: the pane in which everything before it has been joined, see `mapstate.protocol.sessions`
     """
 
     watermark: int = NEVER
@@ -165,6 +177,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[str, Input] = {}
     late: int = 0
     between: int = 0
+    settled: int = NEVER
 
     def reported(self) -> dict[str, Any]:
         """What a `BatchReport` says of it."""
@@ -173,7 +186,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_rows(self) -> WindowCommit:
         """The commit of a batch behind this one that moves nothing."""
-        return WindowCommit(watermark=self.watermark, before=self.watermark, inputs=self.inputs)
+        return WindowCommit(watermark=self.watermark, before=self.watermark, inputs=self.inputs, settled=self.settled)
 
 
 class PaneChange(NamedTuple):
@@ -210,10 +223,15 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         due = definition.panes.floor(committed.watermark - definition.retention)
         return self if due <= self.purged else msgspec.structs.replace(self, purged=due)
 
-    def due(self) -> Iterator[int]:
-        """The panes of which all windows are gone: what the attempt may purge, in order."""
-        panes = self.definition.panes
-        return (pane for pane in every_pane(panes, self.panes) if panes.last_end(pane) <= self.purged)
+    def is_over(self, pane: int, committed: WindowCommit | None) -> bool:
+        """Whether nobody asks for a pane any more: all of its windows are gone, or a later pane has its sessions."""
+        if self.definition.sessions:
+            return committed is not None and pane < committed.settled
+        return self.definition.panes.last_end(pane) <= self.purged
+
+    def due(self, committed: WindowCommit | None = None) -> Iterator[int]:
+        """The panes that are over: what an attempt after that commit may purge, in order."""
+        return (pane for pane in every_pane(self.definition.panes, self.panes) if self.is_over(pane, committed))
 
     def committed(self, change: PaneChange) -> WindowsRecord:
         """After a commit. Raises DataError where the panes are of too many different times."""
@@ -244,6 +262,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
             or max(slides, default=0) > _MOST_SLIDES
             or len(self.panes) > MOST_RUNS
             or any(one.windows is None for one in commits)
+            or (definition.sessions and (definition.length != definition.slide or definition.by_clock))
         )
 
     def emptied(self) -> WindowsRecord:
@@ -270,6 +289,8 @@ def with_definition(state: str, windows: WindowsRecord | None, asked: WindowDefi
 def _shown(windows: WindowDefinition | None) -> str:
     if windows is None:
         return "(none)"
+    if windows.sessions:
+        return f"(sessions, gap {windows.length})"
     clock = ", by the clock" if windows.by_clock else ""
     return f"(length {windows.length}, slide {windows.slide}, offset {windows.offset}{clock})"
 

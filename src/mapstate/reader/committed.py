@@ -245,6 +245,9 @@ def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
     return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer
 
 
-def _purged(ledger: LedgerRecord) -> tuple[int, int, int]:
+def _purged(ledger: LedgerRecord) -> tuple[int, ...]:
     """Numbers that differ between two ledgers if records may have been purged between them."""
-    return ledger.first_txid, ledger.rewrites, 0 if ledger.windows is None else ledger.windows.purged
+    if ledger.windows is None:
+        return ledger.first_txid, ledger.rewrites
+    done = ledger.last_windows()
+    return ledger.first_txid, ledger.rewrites, ledger.windows.purged, 0 if done is None else done.settled

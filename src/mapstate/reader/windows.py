@@ -13,6 +13,7 @@ from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowG
 from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import index_codec, key_pages, slices, store_key
+from mapstate.protocol.sessions import FIRST, LAST, Piece, sessions_of
 from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
 from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.serializers import serializer
@@ -98,6 +99,11 @@ class WindowReads:
         """See `StateReader.window`."""
         opened = self._reads.opened(newest=True)
         windows = self._record(opened.ledger)
+        if windows.definition.sessions:
+            raise UsageError(
+                f"the windows of state {self._reads.state!r} are sessions, each of which ends at a time of its own. "
+                "Nothing was read. windows(key) has those of a key, firedWindowsStream() all that end."
+            )
         number = number_of_caller(end, self._kind(opened.ledger), self._reads.state)
         grid = windows.definition.panes
         if grid.floor(number) != number:
@@ -159,6 +165,8 @@ class WindowReads:
         self, opened: Opened, panes: Sequence[int], values: Sequence[Any], low: int | None, high: int | None
     ) -> list[Window]:
         windows = self._record(opened.ledger)
+        if windows.definition.sessions:
+            return self._sessions(opened, values, low, high)
         grid, kind = windows.definition.panes, self._kind(opened.ledger)
         mark = (opened.ledger.last_windows() or WindowCommit()).watermark
         found: dict[int, list[Any]] = {}
@@ -174,9 +182,32 @@ class WindowReads:
             for end, value in zip(ends, opened.fields.named(joined_values), strict=True)
         ]
 
+    def _sessions(self, opened: Opened, values: Sequence[Any], low: int | None, high: int | None) -> list[Window]:
+        windows, kind = self._record(opened.ledger), self._kind(opened.ledger)
+        gap, mark = windows.definition.length, (opened.ledger.last_windows() or WindowCommit()).watermark
+        there = [value for value in values if value is not None]
+        pieces = [
+            Piece(number_of(shown[FIRST]), number_of(shown[LAST]), value)
+            for value, shown in zip(there, opened.fields.named(there), strict=True)
+            if shown is not None
+        ]
+        found = []
+        for session in sessions_of(pieces, gap):
+            end = session[-1].last + gap
+            if end <= windows.purged or (low is not None and end <= low) or (high is not None and end > high):
+                continue
+            own = [piece.value for piece in session]
+            (shown,) = opened.fields.named([own[0] if len(own) == 1 else joined(self._joins(opened), own)])
+            fields = {name: value for name, value in (shown or {}).items() if name not in (FIRST, LAST)}
+            found.append(Window(_within(session[0].first, kind), _within(end, kind), fields, final=end <= mark))
+        return found
+
     def _panes_of(self, ledger: LedgerRecord, low: int | None, high: int | None) -> list[int]:
         windows = self._record(ledger)
         grid = windows.definition.panes
+        if windows.definition.sessions:  # one may have rows in any of them
+            done = ledger.last_windows()
+            return [pane for pane in every_pane(grid, windows.panes) if not windows.is_over(pane, done)]
         since = max(windows.purged, NEVER if low is None else low) - grid.length
         panes = every_pane(grid, windows.panes, since, high)
         return [pane for pane in panes if grid.last_end(pane) > windows.purged]

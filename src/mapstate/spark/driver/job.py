@@ -64,11 +64,6 @@ class Windows:
     inputs: tuple[str, ...] = ("",)
     ahead: int | None = None
 
-    @property
-    def slides(self) -> bool:
-        """Whether windows overlap."""
-        return self.definition.length > self.definition.slide
-
 
 @dataclass(frozen=True)
 class Job:

@@ -20,6 +20,7 @@ from mapstate.capabilities import close_if_possible
 from mapstate.keys import KeyCodec
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.pane_index import Slice, slices
+from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import Input, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
 from mapstate.spark.driver.apply import AttemptResult, Plan
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
@@ -36,7 +37,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["WINDOW_END", "WINDOW_START", "Fired", "WindowPlan", "WindowedState", "WindowsDone", "fired_type"]
+__all__ = [
+    "WINDOW_END",
+    "WINDOW_START",
+    "Fired",
+    "WindowPlan",
+    "WindowedState",
+    "WindowsDone",
+    "fired_type",
+    "windows_of_ledger",
+]
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
@@ -90,7 +100,7 @@ class WindowedState(StateDriver):
         last: int | None = (record.last_windows() or WindowCommit()).watermark
         if done is not None:
             last = None if done.commit is None or done.commit.windows is None else done.commit.windows.before
-        self.branch.late_before = None if last is None else self._panes.floor(last)
+        self.branch.late_before = None if last is None else self._windows.definition.fired_before(last)
 
     def keyed(self, frame: DataFrame) -> DataFrame:
         """A batch's rows with their panes, as the task's plan takes them."""
@@ -141,7 +151,7 @@ class WindowedState(StateDriver):
             }
         mark = watermark(last.watermark, inputs, definition.lag, self._now, idle=definition.idle)
         commit = WindowCommit(
-            watermark=max(mark, _windows(record).least),
+            watermark=max(mark, windows_of_ledger(record).least),
             before=last.watermark,
             inputs=inputs,
             late=sum(report.late for report in found),
@@ -154,8 +164,8 @@ class WindowedState(StateDriver):
 
     def _purge(self, record: LedgerRecord, attempt: Attempt, frame: DataFrame, most_keys: int) -> list[int]:
         """Removes what is due, up to some keys; the rest is for the next batch. Returns the panes that are done."""
-        windows = _windows(record)
-        due = {self._pane_text(pane): pane for pane in windows.due()}
+        windows = windows_of_ledger(record)
+        due = {self.pane_text(pane): pane for pane in windows.due(record.last_windows())}
         if not due:
             return []
         reads = Reads(self.job.spec, record, attempt.view, attempt.txid)
@@ -172,15 +182,19 @@ class WindowedState(StateDriver):
         finally:
             close_if_possible(reads.store)
         task = PurgeTask(self.job.spec, record, attempt.token, attempt.view, attempt.txid)
-        if self.job.spec.is_applied_on_driver or keys <= _ON_DRIVER:
-            task.purge(chosen)
-        else:
-            rows = [(part.pane, part.partition, part.full, list(part.rests)) for part in chosen]
-            schema = "pane string, partition int, full int, rests array<string>"
-            session = frame.sparkSession
-            spread = session.createDataFrame(rows, schema).repartition(session.sparkContext.defaultParallelism)
-            spread.mapInArrow(task, "removed bigint").collect()
+        self.run_on(task, chosen, frame)
         return list(due.values())
+
+    def run_on(self, task: PurgeTask, parts: Sequence[Slice], frame: DataFrame) -> None:
+        """Runs a task on some slices: on the driver where they are few."""
+        if self.job.spec.is_applied_on_driver or sum(part.most_keys for part in parts) <= _ON_DRIVER:
+            task.work(parts)
+            return
+        rows = [(part.pane, part.partition, part.full, list(part.rests)) for part in parts]
+        schema = "pane string, partition int, full int, rests array<string>"
+        session = frame.sparkSession
+        spread = session.createDataFrame(rows, schema).repartition(session.sparkContext.defaultParallelism)
+        spread.mapInArrow(task, "keys bigint").collect()
 
     def fired(self, frame: DataFrame, record: LedgerRecord, done: WindowCommit | None) -> Fired:
         """The windows that a committed batch has fired and that are not gone.
@@ -189,13 +203,12 @@ class WindowedState(StateDriver):
         """
         fields = Fields(record.fields, self.job.aggregators)
         out = fired_type(self.job, fields)
-        windows = _windows(record)
-        panes = [] if done is None else fired_panes(windows, done)
-        if done is None or not panes:
+        windows = windows_of_ledger(record)
+        panes, ends = ([], range(0)) if done is None else self._due(record, done)
+        if not panes:
             return Fired(frame.sparkSession.createDataFrame([], out), has_windows=False)
-        ends = range(max(self._panes.floor(done.before), windows.purged) + 1, self._panes.floor(done.watermark) + 1)
-        read, join = FiredTask(self.job.spec, record, ends), JoinTask(record, fields, out)
-        places = [(pane, partition) for pane, _ in panes for partition in range(windows.width)]
+        read, join = self._tasks(record, ends, fields, out)
+        places = [(pane, partition) for pane in panes for partition in range(windows.width)]
         if self.job.spec.is_applied_on_driver:
             return Fired(_on_driver(frame, places, read, join, out), has_windows=True)
         session = frame.sparkSession
@@ -206,11 +219,22 @@ class WindowedState(StateDriver):
                 .repartition(parts)
                 .mapInArrow(read, PACKED)
             )
-            if self._windows.slides:
+            if self._windows.definition.has_parts:
                 packed = packed.repartition("window_end", "rest").sortWithinPartitions("window_end", "rest")
             return Fired(packed.mapInArrow(join, out), has_windows=True)
 
-    def _pane_text(self, pane: int) -> str:
+    def _due(self, record: LedgerRecord, done: WindowCommit) -> tuple[list[int], range]:
+        """The panes of the windows that a batch has fired, and where these windows end."""
+        windows = windows_of_ledger(record)
+        ends = range(max(self._panes.floor(done.before), windows.purged) + 1, self._panes.floor(done.watermark) + 1)
+        return [pane for pane, _ in fired_panes(windows, done)], ends
+
+    def _tasks(self, record: LedgerRecord, ends: range, fields: Fields, out: StructType) -> tuple[FiredTask, JoinTask]:
+        """What reads windows, and what makes rows of them."""
+        return FiredTask(self.job.spec, record, ends), JoinTask(record, fields, out)
+
+    def pane_text(self, pane: int) -> str:
+        """A pane as keys have it."""
         return str(KeyCodec(self.job.keys[:1]).encode(time_of(pane, self._windows.type)))
 
 
@@ -226,11 +250,13 @@ def fired_type(job: Job, fields: Fields) -> StructType:
     from pyspark.sql.types import DataType, StructField, StructType
 
     time_type = DataType.fromDDL(job.keys[0].type)
+    is_session = job.windows is not None and job.windows.definition.sessions
     columns = [StructField(WINDOW_START, time_type), StructField(WINDOW_END, time_type)]
     columns += [StructField(key.name, DataType.fromDDL(key.type)) for key in job.keys[1:]]
     columns += [
         StructField(field.name, shown_type(field, one))
         for field, one in zip(fields.fields, fields.aggregators, strict=True)
+        if not is_session or field.name not in (FIRST, LAST)
     ]
     return StructType(columns)
 
@@ -240,7 +266,8 @@ def _noted(known: Input, found: Sequence[WindowReport], at: int, now: int) -> In
     return known.noted(max(times, default=None), now, has_rows=any(report.has_rows[at] for report in found))
 
 
-def _windows(record: LedgerRecord) -> WindowsRecord:
+def windows_of_ledger(record: LedgerRecord) -> WindowsRecord:
+    """What a ledger says of the state's windows."""
     if record.windows is None:
         raise AssertionError("the ledger of a state with windows says which")
     return record.windows

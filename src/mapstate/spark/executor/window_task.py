@@ -35,7 +35,18 @@ from mapstate.windows import time_of
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["PACKED", "FiredTask", "JoinTask", "PurgeTask", "Reads", "WindowReport", "WindowTask"]
+__all__ = [
+    "PACKED",
+    "FiredTask",
+    "JoinTask",
+    "PurgeTask",
+    "Reads",
+    "WindowReport",
+    "WindowTask",
+    "is_native_integer",
+    "packed_batch",
+    "packing",
+]
 
 
 class WindowReport(msgspec.Struct):
@@ -139,11 +150,11 @@ class PurgeTask:
     """
 
     def __init__(self, spec: StateSpec, record: LedgerRecord, token: FenceToken, view: CommitView, txid: int) -> None:
-        self._spec = spec
-        self._record = record
-        self._token = token
-        self._view = view
-        self._txid = txid
+        self.spec = spec
+        self.record = record
+        self.token = token
+        self.view = view
+        self.txid = txid
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
@@ -151,18 +162,18 @@ class PurgeTask:
             parts = [
                 Slice(*(row[name] for name in ("pane", "partition", "full", "rests"))) for row in batch.to_pylist()
             ]
-            yield pa.RecordBatch.from_arrays([pa.array([self.purge(parts)], pa.int64())], ["removed"])
+            yield pa.RecordBatch.from_arrays([pa.array([self.work(parts)], pa.int64())], ["keys"])
 
-    def purge(self, parts: Sequence[Slice]) -> int:
+    def work(self, parts: Sequence[Slice]) -> int:
         """The number of keys that the index had. Raises FencedError."""
-        reads = Reads(self._spec, self._record, self._view, self._txid)
-        is_int = _is_native_integer(self._record)
+        reads = Reads(self.spec, self.record, self.view, self.txid)
+        is_int = is_native_integer(self.record)
         removed = 0
         try:
-            with writer_of(reads.store, self._token) as writer:
+            with writer_of(reads.store, self.token) as writer:
                 # A store that filters each record keeps a tombstone: a late put would find no newer one.
                 removes = isinstance(reads.store, FencedWrites) and isinstance(writer, Rewrites)
-                codec = index_codec(self._spec.serializer, self._spec.state)
+                codec = index_codec(self.spec.serializer, self.spec.state)
                 for part in parts:
                     for rests in key_pages(reads.index, part):
                         keys = [store_key(part.pane, rest, is_native_integer=is_int) for rest in rests]
@@ -174,13 +185,13 @@ class PurgeTask:
         return removed
 
     def _remove(self, writer: Any, codec: RecordCodec, keys: list[StoreKey], *, removes: bool) -> None:
-        for start in range(0, len(keys), self._spec.chunk_size):
-            some = keys[start : start + self._spec.chunk_size]
+        for start in range(0, len(keys), self.spec.chunk_size):
+            some = keys[start : start + self.spec.chunk_size]
             writer.multi_get(some)  # a put belongs to the get before it
             if removes:
                 writer.multi_rewrite(some, [None] * len(some))
             else:
-                SerializedMap(writer, codec).multi_put(some, list(repeat((self._txid, None, None), len(some))))
+                SerializedMap(writer, codec).multi_put(some, list(repeat((self.txid, None, None), len(some))))
 
 
 class FiredTask:
@@ -192,57 +203,59 @@ class FiredTask:
     """
 
     def __init__(self, spec: StateSpec, record: LedgerRecord, ends: range) -> None:
-        self._spec = spec
-        self._record = record
-        self._ends = ends
+        self.spec = spec
+        self.record = record
+        self.ends = ends
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
-        reads = Reads(self._spec, self._record, self._record.view(), self._record.next_txid - 1)
+        reads = Reads(self.spec, self.record, self.record.view(), self.record.next_txid - 1)
         try:
             for batch in batches:
                 for pane, partition in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     yield from self._pages(reads, pane, partition)
-            self._check_ledger(reads.store)  # an index that a purge has removed names no keys
+            self.check_ledger(reads.store)  # an index that a purge has removed names no keys
         finally:
             close_if_possible(reads.store)
 
     def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[pa.RecordBatch]:
-        record = self._record
+        record = self.record
         if record.windows is None:
             return
         panes = record.windows.definition.panes
-        ends = [end for end in panes.ends(pane) if end in self._ends]
+        ends = [end for end in panes.ends(pane) if end in self.ends]
         text = str(KeyCodec(record.keys[:1]).encode(time_of(pane, record.keys[0].type)))
-        is_int = _is_native_integer(record)
-        packed = _packing(record)
+        is_int = is_native_integer(record)
+        packed = packing(record)
         for part in slices(reads.index, [text], partition + 1, first=partition):
             for rests in key_pages(reads.index, part):
-                for start in range(0, len(rests), self._spec.chunk_size):
-                    some = rests[start : start + self._spec.chunk_size]
+                for start in range(0, len(rests), self.spec.chunk_size):
+                    some = rests[start : start + self.spec.chunk_size]
                     values = reads.values([store_key(text, rest, is_native_integer=is_int) for rest in some])
-                    self._check_ledger(reads.store)
-                    self._check_present(text, some, values)
+                    self.check_ledger(reads.store)
+                    self.check_present(text, some, values)
                     data = packed.dumps(values)
                     for end in ends:
-                        yield _packed_batch([end] * len(some), some, data)
+                        yield packed_batch([end] * len(some), some, data)
 
-    def _check_ledger(self, store: Any) -> None:
-        now = read_ledger(store, self._spec.state)
-        if now.windows is None or now.epoch != self._record.epoch or now.windows.purged >= self._ends[0]:
+    def check_ledger(self, store: Any) -> None:
+        """Raises FencedError, see the class."""
+        now = read_ledger(store, self.spec.state)
+        if now.windows is None or now.epoch != self.record.epoch or now.windows.purged >= self.ends[0]:
             raise FencedError(
-                f"state {self._spec.state!r}: another driver has taken over, or a later batch has begun, while the "
+                f"state {self.spec.state!r}: another driver has taken over, or a later batch has begun, while the "
                 "windows of a batch were read. What was read is given out nowhere.",
-                state=self._spec.state,
+                state=self.spec.state,
             )
 
-    def _check_present(self, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
+    def check_present(self, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
+        """Raises StoreLostError, see the class."""
         if contains_none(values):
             rest = rests[list(values).index(None)]
             raise StoreLostError(
-                f"state {self._spec.state!r}: the index of the pane {pane} names the key {rest!r}, which has no "
+                f"state {self.spec.state!r}: the index of the pane {pane} names the key {rest!r}, which has no "
                 "record: it was evicted, expired or deleted. Restore the store, and rewind the checkpoint to it.",
-                state=self._spec.state,
+                state=self.spec.state,
             )
 
 
@@ -250,13 +263,13 @@ class JoinTask:
     """The values of a window's panes as one row per window and key. Picklable. Takes rows sorted by window and key."""
 
     def __init__(self, record: LedgerRecord, fields: Fields, out: StructType) -> None:
-        self._record = record
-        self._fields = fields
+        self.record = record
+        self.fields = fields
         self._out = out
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
-        codec = _packing(self._record)
+        codec = packing(self.record)
         open_window: tuple[Any, ...] | None = None
         value: Any = None
         for batch in batches:
@@ -266,7 +279,7 @@ class JoinTask:
             for window, group in groupby(rows, itemgetter(0)):
                 for _, own in group:
                     if window == open_window:
-                        value = joined(self._fields, [value, own])
+                        value = joined(self.fields, [value, own])
                         continue
                     if open_window is not None:
                         whole.append((open_window, value))
@@ -277,17 +290,15 @@ class JoinTask:
             yield self._rows([(open_window, value)])
 
     def _rows(self, whole: list[tuple[tuple[Any, ...], Any]]) -> pa.RecordBatch:
-        record = self._record
-        if record.windows is None:
-            raise AssertionError("only a state with windows fires them")
+        record = self.record
         arrow, kind = arrow_schema(self._out), record.keys[0].type
         keys = KeyCodec(record.keys[1:])
         rows = [
             [
-                time_of(end - record.windows.definition.length, kind),
+                time_of(self._start(end, value), kind),
                 time_of(end, kind),
                 *(keys.decode(rest) if record.keys[1:] else ()),
-                *self._fields.shown(value),
+                *self._shown(value),
             ]
             for (end, rest), value in whole
         ]
@@ -295,22 +306,32 @@ class JoinTask:
         arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
+    def _start(self, end: int, value: Any) -> int:  # noqa: ARG002  sessions have it in the value
+        if self.record.windows is None:
+            raise AssertionError("only a state with windows fires them")
+        return end - self.record.windows.definition.length
+
+    def _shown(self, value: Any) -> list[Any]:
+        return self.fields.shown(value)
+
 
 PACKED = "window_end bigint, rest string, value binary"
 """The columns between `FiredTask` and `JoinTask`."""
 
 
-def _packed_batch(ends: list[int], rests: list[str], data: list[bytes]) -> pa.RecordBatch:
+def packed_batch(ends: list[int], rests: list[str], data: list[bytes]) -> pa.RecordBatch:
+    """Rows between `FiredTask` and `JoinTask`."""
     arrays = [pa.array(ends, pa.int64()), pa.array(rests, pa.string()), pa.array(data, pa.binary())]
     return pa.RecordBatch.from_arrays(arrays, ["window_end", "rest", "value"])
 
 
-def _packing(record: LedgerRecord) -> RecordCodec:
+def packing(record: LedgerRecord) -> RecordCodec:
     """Bare values in bytes, whatever the store keeps."""
     return RecordCodec(
         serializer("msgpack"), record.state, "non-transactional", record.fields, ((0, len(record.fields)),)
     )
 
 
-def _is_native_integer(record: LedgerRecord) -> bool:
+def is_native_integer(record: LedgerRecord) -> bool:
+    """Whether the store keeps the keys of a state as numbers."""
     return serializer(record.serializer).native and len(record.keys) == 1 and record.keys[0].type == "bigint"

@@ -21,7 +21,14 @@ from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.rows import Rows
 from mapstate.spark.streams.windows import WindowedStream, windows_of, with_ticks
 from mapstate.spec import StateSpec, check_state_name
-from mapstate.windows import CountWindow, Duration, DurationWindow, SlidingDurationWindow, TumblingDurationWindow
+from mapstate.windows import (
+    CountWindow,
+    Duration,
+    DurationWindow,
+    SessionWindow,
+    SlidingDurationWindow,
+    TumblingDurationWindow,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -223,7 +230,7 @@ class Stream(Rows[PersistentAggregate]):
     @overload
     def window(
         self,
-        config: DurationWindow,
+        config: DurationWindow | SessionWindow,
         *,
         timestampField: str | None = None,
         lag: Duration = 0,
@@ -239,7 +246,7 @@ class Stream(Rows[PersistentAggregate]):
 
     def window(
         self,
-        config: DurationWindow | CountWindow,
+        config: DurationWindow | SessionWindow | CountWindow,
         *,
         timestampField: str | None = None,
         lag: Duration = 0,
@@ -252,7 +259,8 @@ class Stream(Rows[PersistentAggregate]):
     ) -> WindowedStream | CountedStream:
         """The rows by windows of time, or of so many rows. See docs/windows.md.
 
-        ``config``          ``TumblingDurationWindow.of("1 hour")`` or ``SlidingDurationWindow.of(length, slide)``
+        ``config``          ``TumblingDurationWindow.of("1 hour")``, ``SlidingDurationWindow.of(length, slide)`` or
+                            ``SessionWindow.of(gap)``
         ``timestampField``  the column with a row's time, a ``timestamp`` or a ``bigint``; without it the driver's clock
         ``lag``             how far behind the latest row a row may be; 0 by default
         ``startTime``       where the windows start, from 1970 on in UTC: "15 minutes" past each hour

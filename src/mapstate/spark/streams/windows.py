@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
+from mapstate.aggregators.extremes import Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError, UnsupportedTypeError, UsageError
+from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField
 from mapstate.spark.driver.job import Downstream, Follower, Job, Step, Windows
@@ -25,7 +27,7 @@ from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.key_columns import with_keys
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spec import StateSpec
-from mapstate.windows import Duration, DurationWindow, span_of
+from mapstate.windows import Duration, DurationWindow, SessionWindow, span_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -40,7 +42,7 @@ PANE_START = "pane_start"
 
 def windows_of(
     schema: StructType,
-    config: DurationWindow,
+    config: DurationWindow | SessionWindow,
     *,
     timestampField: str | None,
     lag: Duration,
@@ -51,9 +53,15 @@ def windows_of(
     ahead: Duration | None,
 ) -> Windows:
     """What `Stream.window` says of rows of a schema. Raises ConfigurationError."""
-    if not isinstance(config, DurationWindow):
+    is_session = isinstance(config, SessionWindow)
+    if not isinstance(config, DurationWindow | SessionWindow):
         raise ConfigurationError(f"a window is such as TumblingDurationWindow.of('1 hour'), not {config!r}")
     kind = _time_type(schema, timestampField)
+    if isinstance(config, SessionWindow) and (timestampField is None or startTime):
+        raise ConfigurationError(
+            "sessions go by the times of rows, and begin with a row: name the column that has the times, "
+            "timestampField='at', and leave out startTime"
+        )
     if timestampField is None and (lag or idle is not None or inputs is not None):
         raise ConfigurationError(
             "lag, idle and inputs are about the times of rows: name the column that has them, timestampField='at'"
@@ -70,14 +78,14 @@ def windows_of(
         slide=panes.slide,
         offset=panes.offset,
         by_clock=timestampField is None,
+        sessions=is_session,
         lag=span_of(lag, kind, "lag"),
         retention=panes.length if retention is None else span_of(retention, kind, "retention"),
         idle=None if idle is None else span_of(idle, kind, "idle"),
     )
-    slides = panes.length > panes.slide
     return Windows(
         definition=definition,
-        column=PANE_START if slides else WINDOW_START,
+        column=PANE_START if definition.has_parts else WINDOW_START,
         type=kind,
         time=timestampField,
         source=source,
@@ -211,18 +219,22 @@ class WindowedStream:
                 "windows are kept without a ttl, which is by the wall clock: a job that was down for a while would "
                 "find open windows without their keys. retention= says how long a window stays after it has fired"
             )
-        if self.windows.slides:
+        is_session = self.windows.definition.sessions
+        if self.windows.definition.has_parts:
             for name, one in aggregates.items():
                 if not isinstance(one, CombinerAggregator):
                     raise ConfigurationError(
-                        f"{name}={one} is a reducer, and a sliding window joins the values of its panes: take a "
-                        "CombinerAggregator, or tumbling windows"
+                        f"{name}={one} is a reducer, and {'a session' if is_session else 'a sliding window'} joins the "
+                        "values of its panes: take a CombinerAggregator, or tumbling windows"
                     )
-        taken = {WINDOW_START, WINDOW_END, self.windows.column}
+        taken = {WINDOW_START, WINDOW_END, self.windows.column} | ({FIRST, LAST} if is_session else set())
         for name in [*by, *aggregates, *self.schema.names]:
             if name.casefold() in taken:
                 raise DuplicateNameError(f"{name!r} is a column of windows: give yours another name", name=name)
-        return dict(aggregates)
+        times: dict[str, Aggregator] = {}
+        if is_session and self.windows.time is not None:
+            times = {FIRST: Min(self.windows.time), LAST: Max(self.windows.time)}
+        return dict(aggregates) | times
 
     def keep(self, job: Job) -> WindowedAggregate:
         """See `Groupable.keep`."""
@@ -238,6 +250,10 @@ class WindowedStream:
         )
         query, branch = self.stream.branch_of(keyed)
         branch.make_driver = WindowedState
+        if windows.definition.sessions:
+            from mapstate.spark.driver.sessions import SessionState
+
+            branch.make_driver = SessionState
         inside = StructType([*self.schema.fields, StructField(windows.column, DataType.fromDDL(windows.type))])
         return WindowedAggregate(query, branch, empty_frame(self.stream.df, inside), stream=self.stream)
 
@@ -260,8 +276,9 @@ class WindowedAggregate(PersistentAggregate):
         """The windows that each batch has fired: ``window_start``, ``window_end``, the keys, and the aggregates.
 
         A fired window never changes again. A function gets each at least once: again, with the same rows, after a crash
-        that came before Spark's own commit. It is called for batches that have fired windows. A state that follows gets
-        each exactly once. Driver; executors read the windows when somebody asks for the rows.
+        that came before Spark's own commit. It is called for batches that have fired windows; of sessions, also for
+        some that have fired none. A state that follows gets each exactly once. Driver; executors read the windows when
+        somebody asks for the rows.
         """
         query, branch, job = self.query, self.branch, self.job
 
@@ -284,11 +301,11 @@ class WindowedAggregate(PersistentAggregate):
     def newValuesStream(self, *, old: bool = False) -> NewValuesStream:
         """The windows that each batch touched, as they stand. See `PersistentAggregate.newValuesStream`.
 
-        Of tumbling windows only. Raises UsageError for sliding ones, whose panes are no windows.
+        Of tumbling windows only. Raises UsageError for sliding ones and sessions, whose panes are no windows.
         """
-        if self.windows.slides:
+        if self.windows.definition.has_parts:
             raise UsageError(
-                "a batch touches panes, which are parts of sliding windows, so it has no new values of windows: take "
-                "firedWindowsStream(), or tumbling windows"
+                "a batch touches panes, which are parts of sliding windows and of sessions, so it has no new "
+                "values of windows: take firedWindowsStream(), or tumbling windows"
             )
         return super().newValuesStream(old=old)

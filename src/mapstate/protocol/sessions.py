@@ -1,0 +1,63 @@
+"""Sessions: rows of a key of which each is nearer than a gap to the next one.
+
+A session is kept in the panes of tumbling windows as long as the gap. The rows of a key in one pane are nearer than
+that to each other, so a record is a *piece* of one session, and has its first and its last time. Pieces of neighbouring
+panes are one session if they are nearer than the gap. A session ends a gap after its last row, and is final when the
+watermark is there: a row that is not late meets neither it nor the gap behind it.
+
+A session may be longer than any retention. Before its first panes are purged, an attempt joins what lies before one
+pane into the pieces of that pane. The commit of the attempt names this pane as ``settled``, and is rolled back together
+with the records. Everybody looks at panes from there on only, and attempts after the commit may purge what is before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
+
+__all__ = ["FIRST", "LAST", "Piece", "last_panes", "pane_to_settle", "sessions_of"]
+
+FIRST = "session_first"
+LAST = "session_last"
+"""The fields of a piece with its first and its last time."""
+
+
+class Piece(NamedTuple):
+    """What one record has of a session."""
+
+    first: int
+    last: int
+    value: Any
+
+
+def sessions_of(pieces: Iterable[Piece], gap: int) -> list[list[Piece]]:
+    """The pieces of one key, which are in order, session by session."""
+    found: list[list[Piece]] = []
+    for piece in pieces:
+        if found and piece.first - found[-1][-1].last < gap:
+            found[-1].append(piece)
+        else:
+            found.append([piece])
+    return found
+
+
+def last_panes(record: WindowsRecord, done: WindowCommit) -> list[int]:
+    """The panes that may have the last rows of sessions that a batch has fired and that are not gone."""
+    gap = record.definition.length
+    low, high = max(done.before, record.purged), done.watermark
+    if low >= high:
+        return []
+    return list(every_pane(record.definition.panes, record.panes, low - 2 * gap + 1, high - gap + 1))
+
+
+def pane_to_settle(record: WindowsRecord, committed: WindowCommit | None) -> int | None:
+    """The pane into which an attempt joins what is before it; None if there is nothing to join.
+
+    No row goes into it any more, and every session that is not gone has rows from there on.
+    """
+    if committed is None or record.purged == NEVER:
+        return None
+    pane = record.purged - record.definition.length
+    return pane if pane > committed.settled else None

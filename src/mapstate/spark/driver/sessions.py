@@ -1,0 +1,58 @@
+"""A state with sessions, batch by batch. See `mapstate.protocol.sessions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mapstate.aggregators.fields import Fields
+from mapstate.capabilities import close_if_possible
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord
+from mapstate.protocol.pane_index import slices
+from mapstate.protocol.sessions import last_panes, pane_to_settle
+from mapstate.protocol.windows import WindowCommit, every_pane
+from mapstate.spark.driver.windows import WindowedState, WindowsDone, windows_of_ledger
+from mapstate.spark.executor.report import TaskReport
+from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
+from mapstate.spark.executor.window_task import FiredTask, JoinTask, Reads
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["SessionState"]
+
+
+class SessionState(WindowedState):
+    """A state with sessions."""
+
+    def _done(
+        self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
+    ) -> WindowsDone:
+        done = super()._done(reports, record, attempt, frame)
+        windows, last = windows_of_ledger(record), record.last_windows() or WindowCommit()
+        pane = pane_to_settle(windows, last)
+        if pane is None:
+            return done._replace(commit=msgspec.structs.replace(done.commit, settled=last.settled))
+        if pane in every_pane(windows.definition.panes, windows.panes, pane, pane + 1):
+            self._settle(pane, record, attempt, frame)
+        return done._replace(commit=msgspec.structs.replace(done.commit, settled=pane))
+
+    def _settle(self, pane: int, record: LedgerRecord, attempt: Attempt, frame: DataFrame) -> None:
+        reads = Reads(self.job.spec, record, attempt.view, attempt.txid)
+        try:
+            parts = list(slices(reads.index, [self.pane_text(pane)], windows_of_ledger(record).width))
+        finally:
+            close_if_possible(reads.store)
+        fields = Fields(record.fields, self.job.aggregators)
+        settings = self.job.spec, record, attempt.token, attempt.view, attempt.txid
+        self.run_on(SettleTask(*settings, pane=pane, fields=fields), parts, frame)
+
+    def _due(self, record: LedgerRecord, done: WindowCommit) -> tuple[list[int], range]:
+        windows = windows_of_ledger(record)
+        return last_panes(windows, done), range(max(done.before, windows.purged) + 1, done.watermark + 1)
+
+    def _tasks(self, record: LedgerRecord, ends: range, fields: Fields, out: StructType) -> tuple[FiredTask, JoinTask]:
+        return FiredSessionTask(self.job.spec, record, ends, fields), SessionRows(record, fields, out)

@@ -1,0 +1,187 @@
+"""What runs on an executor for sessions beside what windows have: the sessions that have fired, and those to settle.
+
+See `mapstate.protocol.sessions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.joins import joined
+from mapstate.capabilities import close_if_possible
+from mapstate.keys import KeyCodec
+from mapstate.maps.map_state import replace_all
+from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.serialized import SerializedMap, writer_of
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import Slice, key_pages, slices, store_key
+from mapstate.protocol.sessions import FIRST, LAST
+from mapstate.protocol.windows import WindowsRecord, every_pane
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.executor.window_task import (
+    FiredTask,
+    JoinTask,
+    PurgeTask,
+    Reads,
+    is_native_integer,
+    packed_batch,
+    packing,
+)
+from mapstate.windows import number_of, time_of
+
+if TYPE_CHECKING:
+    from mapstate.spec import StateSpec
+
+__all__ = ["FiredSessionTask", "SessionRows", "SettleTask"]
+
+
+class _Pieces:
+    """The pieces of sessions under one ledger."""
+
+    def __init__(self, reads: Reads, record: LedgerRecord, fields: Fields) -> None:
+        self._reads = reads
+        self._windows = _windows(record)
+        self._fields = fields
+        self._kind = record.keys[0].type
+        self._keys = KeyCodec(record.keys[:1])
+        self._is_int = is_native_integer(record)
+        names = [field.name for field in record.fields]
+        self._first, self._last = names.index(FIRST), names.index(LAST)
+        done = record.last_windows()
+        panes = self._windows.definition.panes
+        self._panes = set(every_pane(panes, self._windows.panes))
+        self._panes -= {pane for pane in self._panes if self._windows.is_over(pane, done)}
+
+    def text(self, pane: int) -> str:
+        """A pane as keys have it."""
+        return str(self._keys.encode(time_of(pane, self._kind)))
+
+    def first(self, value: Any) -> int:
+        """The first time of a piece."""
+        return number_of(value[self._first])
+
+    def last(self, value: Any) -> int:
+        """The last time of a piece."""
+        return number_of(value[self._last])
+
+    def at(self, pane: int, rests: Sequence[str]) -> list[Any]:
+        """The pieces of some keys in a pane; None where a key has none."""
+        if pane not in self._panes or not rests:
+            return [None] * len(rests)
+        text = self.text(pane)
+        return self._reads.values([store_key(text, rest, is_native_integer=self._is_int) for rest in rests])
+
+    def whole(self, pane: int, rests: Sequence[str], values: Sequence[Any]) -> list[list[Any]]:
+        """The pieces of each session up to the one in this pane."""
+        gap = self._windows.definition.length
+        sessions = [[value] for value in values]
+        going = list(range(len(rests)))
+        while going and (pane - gap) in self._panes:
+            pane -= gap
+            before = zip(going, self.at(pane, [rests[at] for at in going]), strict=True)
+            going = []
+            for at, value in before:
+                if value is not None and self.first(sessions[at][0]) - self.last(value) < gap:
+                    sessions[at].insert(0, value)
+                    going.append(at)
+        return sessions
+
+    def joined(self, session: Sequence[Any]) -> Any:
+        """The value of a session."""
+        return joined(self._fields, session)
+
+
+class FiredSessionTask(FiredTask):
+    """Reads the sessions that have fired, by the panes of their last rows. See `FiredTask`."""
+
+    def __init__(self, spec: StateSpec, record: LedgerRecord, ends: range, fields: Fields) -> None:
+        super().__init__(spec, record, ends)
+        self.fields = fields
+
+    def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[pa.RecordBatch]:
+        pieces = _Pieces(reads, self.record, self.fields)
+        gap = _windows(self.record).definition.length
+        text, packed = pieces.text(pane), packing(self.record)
+        for part in slices(reads.index, [text], partition + 1, first=partition):
+            for rests in key_pages(reads.index, part):
+                for start in range(0, len(rests), self.spec.chunk_size):
+                    some = rests[start : start + self.spec.chunk_size]
+                    values = pieces.at(pane, some)
+                    after = pieces.at(pane + gap, some)
+                    ended = [
+                        at
+                        for at, (value, other) in enumerate(zip(values, after, strict=True))
+                        if value is not None
+                        and pieces.last(value) + gap in self.ends
+                        and (other is None or pieces.first(other) - pieces.last(value) >= gap)
+                    ]
+                    own = [some[at] for at in ended]
+                    whole = pieces.whole(pane, own, [values[at] for at in ended])
+                    self.check_ledger(reads.store)
+                    self.check_present(text, some, values)
+                    ends = [pieces.last(values[at]) + gap for at in ended]
+                    yield packed_batch(ends, own, packed.dumps([pieces.joined(session) for session in whole]))
+
+
+class SessionRows(JoinTask):
+    """Fired sessions as rows. See `JoinTask`."""
+
+    def _start(self, end: int, value: Any) -> int:  # noqa: ARG002
+        names = [field.name for field in self.fields.fields]
+        return number_of(value[names.index(FIRST)])
+
+    def _shown(self, value: Any) -> list[Any]:
+        shown = zip(self.fields.fields, self.fields.shown(value), strict=True)
+        return [own for field, own in shown if field.name not in (FIRST, LAST)]
+
+
+class SettleTask(PurgeTask):
+    """Joins the pieces of sessions before a pane into those of the pane. Picklable. See `PurgeTask` for its rows.
+
+    No row goes into these panes any more, so a task that runs twice writes the same.
+    """
+
+    def __init__(self, *settings: Any, pane: int, fields: Fields) -> None:
+        super().__init__(*settings)
+        self._pane = pane
+        self.fields = fields
+
+    def work(self, parts: Sequence[Slice]) -> int:
+        """The number of pieces that something was joined into. Raises FencedError."""
+        spec, record = self.spec, self.record
+        reads = Reads(spec, record, self.view, self.txid)
+        is_int, count = is_native_integer(record), 0
+        try:
+            pieces = _Pieces(reads, record, self.fields)
+            with writer_of(reads.store, self.token) as writer:
+                codec = RecordCodec(
+                    serializer(spec.serializer), spec.state, "opaque", record.fields, record.field_counts
+                )
+                state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), self.view, written_once=True)
+                state.begin_commit(self.txid)
+                for part in parts:
+                    for rests in key_pages(reads.index, part):
+                        for start in range(0, len(rests), spec.chunk_size):
+                            some = rests[start : start + spec.chunk_size]
+                            there = [pair for pair in zip(some, pieces.at(self._pane, some), strict=True) if pair[1]]
+                            own = [rest for rest, _ in there]
+                            sessions = pieces.whole(self._pane, own, [value for _, value in there])
+                            longer = [at for at, session in enumerate(sessions) if len(session) > 1]
+                            keys = [store_key(part.pane, own[at], is_native_integer=is_int) for at in longer]
+                            if keys:
+                                values = [pieces.joined(sessions[at]) for at in longer]
+                                state.multi_combine(keys, values, replace_all)
+                                count += len(keys)
+        finally:
+            close_if_possible(reads.store)
+        return count
+
+
+def _windows(record: LedgerRecord) -> WindowsRecord:
+    if record.windows is None:
+        raise AssertionError("the ledger of a state with sessions says so")
+    return record.windows

@@ -1,0 +1,188 @@
+"""Sessions on real Spark, held against brute force over the raw rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from sessions_oracle import Oracle, Session
+from windows_oracle import Row
+
+from mapstate import Count, ReducerAggregator, SessionWindow, Sum, Topology, errors, newStream, opaque
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.windows import every_pane
+from mapstate.reader import open_reader
+from mapstate.spark.driver.sessions import SessionState
+from mapstate.windows import number_of
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def url(each_url: str) -> str:
+    return each_url
+
+
+def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    return spark.createDataFrame(rows, "at bigint, user string, n bigint")
+
+
+class Site:
+    """A topology with sessions, the state of their late rows, and the state of the sessions that have fired."""
+
+    def __init__(self, spark: SparkSession, url: str, name: str, gap: int, lag: int) -> None:
+        self.spark, self.url, self.name = spark, url, name
+        self.fired: list[list[Session]] = []
+        self.dies_downstream = False
+        self.topology = Topology("site")
+        stream = self.topology.newStream("clicks", frame(spark, []))
+        windows = stream.window(SessionWindow.of(gap), timestampField="at", lag=lag).groupBy("user")
+        visits = windows.persistentAggregate(opaque(url, name), rows=Count(), total=Sum("n"))
+        visits.lateStream().persistentAggregate(opaque(url, f"{name}-late"), rows=Count())
+        visits.firedWindowsStream().foreachBatch(self.take)
+        fired = opaque(url, f"{name}-fired")
+        visits.firedWindowsStream().persistentAggregate(fired, sessions=Count(), total=Sum("total"))
+
+    def take(self, rows: DataFrame, _: int) -> None:
+        found = sorted(tuple(row) for row in rows.collect())
+        self.fired += [found] if found else []
+        if self.dies_downstream:
+            raise KeyboardInterrupt
+
+    def batch(self, batch_id: int, rows: list[Row]) -> None:
+        self.topology(frame(self.spark, rows), batch_id)
+
+    def check(self, oracle: Oracle) -> bool:
+        """Held against brute force. Returns whether a session has rows before the pane that is settled."""
+        with open_reader(self.url, self.name) as visits:
+            ledger = visits.ledger()
+            assert ledger.windows is not None
+            purged, last = ledger.windows.purged, ledger.last_windows()
+            right = [one for one in oracle.sessions() if one[1] > purged]
+            found = [
+                (start, end, user, value["rows"], value["total"])
+                for user in "xyz"
+                for start, end, value, final in visits.windows(user)
+                if final == (number_of(end) <= (oracle.mark or 0)) and set(value) == {"rows", "total"}
+            ]
+            assert sorted(found) == right
+            for start, end, user, *_ in right:
+                assert [(one.start, one.end) for one in visits.windows(user, since=end - 1, until=end)] == [
+                    (start, end)
+                ]
+            held = set(every_pane(ledger.windows.definition.panes, ledger.windows.panes))
+            assert {key[0] for key, _ in visits.scan()} <= held
+            assert last is not None
+            return any(start < last.settled for start, *_ in right)
+
+
+def dies(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("gap", "lag"), [(10, 3), (7, 0)])
+def test_sessions_are_those_of_brute_force(spark, url, monkeypatch, gap, lag):
+    """Attempts fail in front of their commit, behind it and downstream; replays hold other rows; rows are late."""
+    if gap == 7 and not url.startswith("memory"):
+        gap, lag = 10, 0
+    draw = random.Random(gap * 10 + lag)
+    site, oracle = Site(spark, url, f"of-{gap}-{lag}", gap, lag), Oracle(gap, lag)
+    now, sent, is_settled = 100, 0, False
+    fired: list[list[Session]] = []
+    taken: list[list[Session]] = []
+    for batch_id in range(10):
+        now += draw.choice([4, 8, 20])
+        while True:
+            rows = [
+                Row(None if draw.random() < 0.05 else now + draw.randint(-25, 8), draw.choice("yz"), draw.randint(1, 9))
+                for _ in range(draw.choice([0, 3, 6]))
+            ]
+            rows += [Row(now + at, "x", draw.randint(1, 9)) for at in range(-20, 1, 5)]  # a session that goes on
+            crash = draw.choice(["", "", "before the commit", "before the function", "in the function"])
+            if crash != "before the commit":
+                break
+            with monkeypatch.context() as patch:
+                patch.setattr(Ledgers, "commit", dies)
+                with pytest.raises(KeyboardInterrupt):
+                    site.batch(batch_id, rows)
+        sessions = oracle.add(rows)
+        sent += len(rows)
+        fired += [sessions] if sessions else []
+        taken += [sessions] if sessions else []
+        if crash == "before the function":
+            with monkeypatch.context() as patch:
+                patch.setattr(SessionState, "emit_fired", dies)
+                with pytest.raises(KeyboardInterrupt):
+                    site.batch(batch_id, rows)
+        elif crash == "in the function" and sessions:
+            site.dies_downstream = True
+            with pytest.raises(KeyboardInterrupt):
+                site.batch(batch_id, rows)
+            site.dies_downstream = False
+            taken.append(sessions)
+        site.batch(batch_id, rows)
+        assert site.fired == taken
+        is_settled |= site.check(oracle)
+    assert oracle.late
+    assert fired
+    assert is_settled
+    with open_reader(url, site.name) as visits, open_reader(url, f"{site.name}-late") as late:
+        assert late.get(()) == {"rows": len(oracle.late)}
+        assert sum(report.rows for report in visits.reports()) == sent
+        assert sum(report.rows_late for report in visits.reports()) == len(oracle.late)
+    with open_reader(url, f"{site.name}-fired") as of_fired:
+        totals = [one[4] for sessions in fired for one in sessions]
+        assert of_fired.get(()) == {"sessions": len(totals), "total": sum(totals)}
+
+
+def test_sessions_of_timestamps_and_of_the_whole_stream(spark, url):
+    def at(text: str) -> dt.datetime:
+        return dt.datetime.fromisoformat(f"2026-11-22T{text}+00:00")
+
+    stream = newStream("clicks", spark.createDataFrame([], "at timestamp"))
+    visits = stream.window(SessionWindow.of("30 minutes"), timestampField="at")
+    counts = visits.persistentAggregate(opaque(url), rows=Count())
+    found: list[Any] = []
+    columns = ("unix_seconds(window_start)", "unix_seconds(window_end)", "rows")
+    counts.firedWindowsStream().foreachBatch(lambda rows, _: found.extend(rows.selectExpr(*columns).collect()))
+    times = ["10:20:00", "10:49:59", "11:19:59", "12:00:00"]
+    counts(spark.createDataFrame([(at(time),) for time in times], "at timestamp"), 0)
+    first, second = (int(at(time).timestamp()) for time in ("10:20:00", "11:19:59"))
+    assert sorted(map(tuple, found)) == [(first, first + 1799 + 1800, 2), (second, second + 1800, 1)]
+    with open_reader(url, "clicks") as reader:
+        assert [(window.start, window.final) for window in reader.windows()] == [
+            (at("10:20:00"), True),
+            (at("11:19:59"), True),
+            (at("12:00:00"), False),
+        ]
+        with pytest.raises(errors.UsageError, match="are sessions"):
+            list(reader.window(at("11:19:59")))
+
+
+class Names(ReducerAggregator):
+    def init(self) -> list[int]:
+        return []
+
+    def reduce(self, acc: list[int], row: Any) -> list[int]:
+        return [*acc, row["n"]]
+
+
+def test_what_sessions_refuse(spark):
+    stream = newStream("clicks", frame(spark, []))
+    visits = stream.window(SessionWindow.of(10), timestampField="at").groupBy("user")
+    for make, error, said in (
+        (lambda: stream.window(SessionWindow.of("1 hour")), errors.ConfigurationError, "timestampField='at'"),
+        (lambda: stream.window(SessionWindow.of(9), timestampField="at", startTime=3), errors.ConfigurationError,
+         "leave out startTime"),
+        (lambda: stream.window(SessionWindow.of(0), timestampField="at"), errors.ConfigurationError, "above 0"),
+        (lambda: visits.persistentAggregate(opaque("memory://s"), n=Names()), errors.ConfigurationError, "a session"),
+        (lambda: visits.persistentAggregate(opaque("memory://s"), session_last=Count()), errors.DuplicateNameError,
+         "'session_last'"),
+        (lambda: visits.persistentAggregate(opaque("memory://s"), n=Count()).newValuesStream(), errors.UsageError,
+         "sessions"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=said):
+            make()
