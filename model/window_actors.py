@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from mapstate.aggregators import Collect
+from mapstate.aggregators import Collect, Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import FencedWrites
 from mapstate.errors import (
@@ -30,12 +30,14 @@ from mapstate.protocol.held_ledger import change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.pane_index import PaneIndex, index_codec, pane_of, slices
+from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import (
     Input,
     PaneChange,
     Panes,
     WindowCommit,
+    every_pane,
     fired_panes,
     watermark,
 )
@@ -43,6 +45,7 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.windows import WindowReads
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, PurgeTask, Reads
 from mapstate.spec import StateSpec
 from model.actors import Actor, Killed
@@ -60,6 +63,9 @@ WINDOWS, LATE = "windows", "late"
 _ROWS = Collect("n", most=10**6)
 _FIELDS = (Field("rows", "Collect(n)", "struct<values:array<bigint>>"),)
 _USER = KeyField("user", "string")
+_FIRST, _LAST = Field(FIRST, "Min(at)", "bigint"), Field(LAST, "Max(at)", "bigint")
+_OF_SESSIONS = (*_FIELDS, _FIRST, _LAST)
+_AGGREGATORS = {"rows": _ROWS, FIRST: Min("at"), LAST: Max("at")}
 _KEYS = {WINDOWS: (KeyField("pane_start", "bigint"), _USER), LATE: (_USER,)}
 _SHOWN = StructType(
     [
@@ -83,7 +89,7 @@ class WindowRules:
 
     def is_late(self, row: Row, panes: Panes, before: int, after: int) -> bool:  # noqa: ARG002
         """Whether a row is late, from the watermark before the batch and the one after it."""
-        return row.at < panes.floor(before)
+        return row.at < (before if self.sessions else panes.floor(before))
 
     def bases_for_index(self, bases: list[Any], stored: list[Any]) -> list[Any]:  # noqa: ARG002
         """By what the index tells new keys: the values before the batch, and not the records that lie there."""
@@ -101,6 +107,8 @@ class WindowRules:
         """What the commit says of partitions."""
         return partitions
 
+    sessions = False
+    settles = True
     mark_in_commit = True
     emits_before_commit = False
     emits_from_memory = False
@@ -197,12 +205,14 @@ class Driver:
         self.rows = (*counted, *late, *between)
         mark = max(self._mark(last, self.rows), _least(record))
         purged = self._purge(actor, self.rules.purges_under(record, mark), attempt)
+        settled = self._settle(actor, record, attempt, last)
         done = WindowCommit(
             watermark=mark,
             before=last.watermark,
             inputs=self._inputs(last, self.rows),
             late=len(late),
             between=len(between),
+            settled=settled,
         )
         commits = [
             Commit(batch_id=self.batch_id, txid=attempt.txid, owner="q", rows=len(self.rows), windows=done),
@@ -227,7 +237,9 @@ class Driver:
 
     def _purge(self, actor: Actor, record: LedgerRecord, attempt: Attempt) -> list[int]:
         assert record.windows is not None
-        due = list(record.windows.due())[: self.draw.choice([1, 10**6])]  # the rest is for the next batch
+        due = list(record.windows.due(record.last_windows()))[
+            : self.draw.choice([1, 10**6])
+        ]  # the rest is for the next batch
         if not due:
             return []
         spec = _spec(self.world, actor)
@@ -237,6 +249,22 @@ class Driver:
         self.world.played.purged += removed
         return due
 
+    def _settle(self, actor: Actor, record: LedgerRecord, attempt: Attempt, last: WindowCommit) -> int:
+        """Of sessions: joins what lies before a pane into it, and returns the pane."""
+        windows = record.windows
+        assert windows is not None
+        pane = pane_to_settle(windows, last) if self.setting.sessions else None
+        if pane is None:
+            return last.settled
+        spec = _spec(self.world, actor)
+        reads = Reads(spec, record, attempt.view, attempt.txid)
+        if self.rules.settles and pane in every_pane(windows.definition.panes, windows.panes, pane, pane + 1):
+            parts = list(slices(reads.index, [str(pane)], windows.width))
+            settings = spec, record, attempt.token, attempt.view, attempt.txid
+            fields = Fields(_OF_SESSIONS, _AGGREGATORS)
+            self.world.played.settled += SettleTask(*settings, pane=pane, fields=fields).work(parts)
+        return pane
+
     def _emit(self, actor: Actor, record: LedgerRecord, commit: Commit, *, again: bool) -> None:
         """What the driver passes on of a batch that is committed: the windows that it has fired."""
         if again and self.rules.emits_from_memory:
@@ -245,24 +273,31 @@ class Driver:
         windows, done = record.windows, commit.windows
         assert windows is not None
         assert done is not None
-        due = fired_panes(windows, done)
+        panes = windows.definition.panes
+        if self.setting.sessions:
+            due = last_panes(windows, done)
+            ends = range(max(done.before, windows.purged) + 1, done.watermark + 1)
+        else:
+            fired = fired_panes(windows, done)
+            due = [pane for pane, _ in fired]
+            ends = range(fired[0][1][0], panes.floor(done.watermark) + 1) if fired else range(0)
         if not due:
             self.world.emitted(record, commit, [], again=again)
             return
-        panes = windows.definition.panes
-        ends = range(due[0][1][0], panes.floor(done.watermark) + 1)
-        places = [(pane, partition) for pane, _ in due for partition in range(windows.width)]
+        places = [(pane, partition) for pane in due for partition in range(windows.width)]
         columns = [pa.array(column, pa.int64()) for column in zip(*places, strict=True)] if places else []
         rows: list[Fired] = []
         if places:
             batch = pa.RecordBatch.from_arrays(columns, ["pane", "partition"])
-            read = list(FiredTask(_spec(self.world, actor), record, ends)(iter([batch])))
+            spec, fields = _spec(self.world, actor), Fields(_FIELDS, _AGGREGATORS)
+            task, join = FiredTask(spec, record, ends), JoinTask(record, fields, _SHOWN)
+            if self.setting.sessions:
+                fields = Fields(_OF_SESSIONS, _AGGREGATORS)
+                task, join = FiredSessionTask(spec, record, ends, fields), SessionRows(record, fields, _SHOWN)
+            read = list(task(iter([batch])))
             if read:
                 table = pa.Table.from_batches(read).sort_by([("window_end", "ascending"), ("rest", "ascending")])
-                shown = JoinTask(record, Fields(_FIELDS, {"rows": _ROWS}), _SHOWN)(
-                    iter(table.combine_chunks().to_batches())
-                )
-                for one in shown:
+                for one in join(iter(table.combine_chunks().to_batches())):
                     rows += [(row["window_end"], row["user"], tuple(row["rows"])) for row in one.to_pylist()]
         self.world.emitted(record, commit, sorted(rows), again=again)
 
@@ -307,7 +342,8 @@ class _Task:
             if at is None or (at.txid, at.nonce) != (attempt.txid, attempt.token.nonce):
                 return False
         with writer_of(store, attempt.token) as writer:
-            codec = RecordCodec(serializer("json"), state.name, "opaque", _FIELDS, ((0, 1),))
+            fields = _fields(state.name, self.driver.setting)
+            codec = RecordCodec(serializer("json"), state.name, "opaque", fields, ((0, len(fields)),))
             records = SerializedMap(writer, codec)
             values: Any = OpaqueMap(records, attempt.view, written_once=True)
             values.begin_commit(attempt.txid)
@@ -324,16 +360,21 @@ class _Task:
     def _write_windows(self, writer: Any, records: SerializedMap, values: Any) -> None:
         rules, attempt, panes = self.driver.rules, self._attempt, self.driver.setting.definition.panes
         index = PaneIndex(writer, index_codec("json", WINDOWS), rules.index_view(attempt), attempt.txid, self.partition)
-        groups: dict[tuple[int | None, str], list[int]] = {}
+        groups: dict[tuple[int | None, str], list[Row]] = {}
         for row in self.rows:
-            groups.setdefault((panes.pane(row.at), row.user), []).append(row.name)
+            groups.setdefault((panes.pane(row.at), row.user), []).append(row)
         keys = KeyCodec(_KEYS[WINDOWS]).encode_all(list(groups))
+        fields = Fields(_fields(WINDOWS, self.driver.setting), _AGGREGATORS)
+        own: list[Any] = [([row.name for row in rows],) for rows in groups.values()]
+        if self.driver.setting.sessions:
+            times = [[row.at for row in rows] for rows in groups.values()]
+            own = [(names, min(at), max(at)) for names, at in zip(own, times, strict=True)]
 
         def combine(bases: list[Any], partials: list[Any]) -> list[Any]:
             index.note(keys, rules.bases_for_index(bases, records.multi_get(keys)))
-            return _ROWS.combine_all(bases, partials)
+            return fields.combine_all(bases, partials)
 
-        values.multi_combine(keys, [(names,) for names in groups.values()], combine)
+        values.multi_combine(keys, own, combine)
         index.write()
 
 
@@ -357,7 +398,7 @@ class Reader:
         if self._user is not None:
             found = [(one.end, tuple(one.value["rows"]), one.final) for one in reads.of_key(self._user, None, None)]
             self._check_key(found, state.versions[since:])
-        else:
+        elif not self.world.setting.sessions:
             self._read_window(reads, state, since)
 
     def _check_key(self, found: list[Any], versions: Sequence[Version]) -> None:
@@ -392,6 +433,10 @@ class Reader:
         self.world.played.pages += 1
 
 
+def _fields(state: str, setting: Setting) -> tuple[Field, ...]:
+    return _OF_SESSIONS if state == WINDOWS and setting.sessions else _FIELDS
+
+
 def _least(record: LedgerRecord) -> int:
     assert record.windows is not None
     return record.windows.least
@@ -421,7 +466,7 @@ def _request(name: str, setting: Setting) -> OpenRequest:
         type="opaque",
         serializer="json",
         keys=_KEYS[name],
-        fields=_FIELDS,
+        fields=_fields(name, setting),
         owner="q",
         clock_txid=1000,
         windows=setting.definition if name == WINDOWS else None,

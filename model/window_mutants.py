@@ -228,6 +228,12 @@ class _AdvancesOnce(WindowRules):
         return [(WindowsRecord, "committed", forgets)]
 
 
+class _PurgesWhatIsNotJoined(WindowRules):
+    """Of sessions: the first panes of one that goes on are purged as they are."""
+
+    settles = False
+
+
 class _NoFence(WindowRules):
     def set_up(self, stores: Sequence[Stored]) -> None:
         for stored in stores:
@@ -271,7 +277,7 @@ WINDOW_MUTANTS = (
     WindowMutant("an index is continued from what is stored", _IndexOfWhatIsStored),
     WindowMutant("a purge by the batch's own watermark", _PurgesByItsOwnMark),
     WindowMutant("readers learn of a purge at the commit", _PurgesWithoutAWord, "a reader saw"),
-    WindowMutant("readers do not look again", _NeverReadsAgain, "a reader saw"),
+    WindowMutant("readers do not look again", _NeverReadsAgain, "a reader saw", rare=True),
     WindowMutant("the watermark in a write of its own", _MarkBesideTheCommit),
     WindowMutant("the highest watermark ever", _TheHighestMarkEver),
     WindowMutant("late by the last window", _LateByTheLastWindow, "late"),
@@ -285,6 +291,7 @@ WINDOW_MUTANTS = (
     WindowMutant("a pane leaves the ledger at the begin", _PanesLeaveAtTheBegin),
     WindowMutant("an index that is purged before its records", _IndexBeforeRecords, "left behind"),
     WindowMutant("an advance that is forgotten with the batch that takes it", _AdvancesOnce, "was advanced to"),
+    WindowMutant("sessions whose first panes are purged before they are joined", _PurgesWhatIsNotJoined),
     WindowMutant("no fence", _NoFence),
     WindowMutant("no claims", _NoClaims),
     WindowMutant("one head of a pane for all tasks", _OneHeadPerPane),

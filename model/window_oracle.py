@@ -49,6 +49,7 @@ class Setting:
     sources: tuple[str, ...] = ("",)
     ahead: int = 10**6
     store: str = "fenced"
+    sessions: bool = False
 
     @property
     def definition(self) -> WindowDefinition:
@@ -60,6 +61,7 @@ class Setting:
             lag=self.lag,
             retention=self.retention,
             idle=self.idle,
+            sessions=self.sessions,
         )
 
 
@@ -93,7 +95,9 @@ class Oracle:
             self.fired = [one for one in self.windows() if before < one[0] <= self.last_end(self.mark)]
 
     def last_end(self, time: int) -> int:
-        """The last end of a window at or before a time."""
+        """The last end of a window at or before a time. A session may end at any time."""
+        if self.setting.sessions:
+            return time
         grid = (self.setting.offset + self.setting.length) % self.setting.slide
         return next(end for end in range(time, time - self.setting.slide, -1) if end % self.setting.slide == grid)
 
@@ -105,10 +109,27 @@ class Oracle:
     def windows(self) -> list[Fired]:
         """All windows with rows."""
         found: dict[tuple[int, str], list[int]] = {}
+        if self.setting.sessions:
+            return self._sessions()
         for row in self._kept:
             for end in self.ends(row.at):
                 found.setdefault((end, row.user), []).append(row.name)
         return sorted((end, user, tuple(sorted(names))) for (end, user), names in found.items())
+
+    def _sessions(self) -> list[Fired]:
+        """Rows of a user, each nearer than the gap to the next one."""
+        found: list[Fired] = []
+        open_until: dict[str, int] = {}
+        for row in sorted(self._kept):
+            gap = self.setting.length
+            names: tuple[int, ...] = (row.name,)
+            if row.user in open_until and row.at < open_until[row.user]:
+                session = next(one for one in found if one[:2] == (open_until[row.user], row.user))
+                found.remove(session)
+                names = (*session[2], row.name)
+            open_until[row.user] = row.at + gap
+            found.append((row.at + gap, row.user, tuple(sorted(names))))
+        return sorted(found)
 
 
 SETTINGS = (
@@ -121,4 +142,7 @@ SETTINGS = (
     Setting(10, 10, lag=2, sources=("a", "b"), ahead=3, store="filtered"),
     Setting(10, 5, lag=2, sources=("a", "b"), idle=10),
     Setting(10, 10, lag=1, store="cluster"),
+    Setting(12, 12, lag=4, sessions=True),
+    Setting(9, 9, lag=2, retention=5, sessions=True, store="filtered"),
+    Setting(14, 14, sessions=True, store="cluster"),
 )

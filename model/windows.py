@@ -52,6 +52,7 @@ class Played:
     replans: int = 0
     lost_claims: int = 0
     purged: int = 0
+    settled: int = 0
     advances: int = 0
     steps: int = 0
 
@@ -111,6 +112,7 @@ class WindowWorld:
         self.rules = rules
         self.played = Played()
         self.states = [State(name, Stored(setting.store, self._changed)) for name in (WINDOWS, LATE)]
+        rules.sessions = setting.sessions
         rules.set_up([state.stored for state in self.states])
         self.actors: list[Actor] = []
         self.readers: list[Actor] = []
@@ -147,7 +149,7 @@ class WindowWorld:
         """A batch until Spark's own commit, or until a checkpoint is put back."""
         draw = self.draw
         self._plan(batch_id)
-        for attempt in range(10):
+        for attempt in range(40):
             self.clock = max(self.clock, self.time) + draw.choice([0, 1, 7])
             if attempt and draw.random() < 0.6:
                 rows = self._rows()  # the replay holds other rows
