@@ -21,7 +21,7 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
     batches = arrow_batches(users)
     rows, lines = [], []
     with RedisServer().start() as server, RedisCluster() as nodes:
-        for where, url in (("one server", server.url), ("a cluster of three, 64 buckets", nodes.url)):
+        for where, url in (("one server", server.url), ("a cluster of three, 64 slot groups", nodes.url)):
             states = {size: CountedState(url, f"chunks-of-{size}", chunk_size=size) for size in SIZES}
             seconds = by_turns(
                 {f"{size:,}": lambda state=state: state.apply(batches) for size, state in states.items()},

@@ -135,7 +135,7 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
         states = {
             "single": CountedState(server.url),
             "cluster of three": CountedState(nodes.url),
-            f"cluster of three, {_FEW} groups": CountedState(f"{nodes.url}?buckets={_FEW}", f"{STATE}-{_FEW}"),
+            f"cluster of three, {_FEW} slot groups": CountedState(f"{nodes.url}?buckets={_FEW}", f"{STATE}-{_FEW}"),
         }
         grouped = Grouped(users)
         in_order = arrow_batches(grouped.users)
@@ -169,21 +169,21 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 Goal("least", 0.7),
             ),
             Row(
-                "the same, keys in order of groups that are known beforehand",
+                "the same, keys in order of slot groups that are known beforehand",
                 "single Redis",
                 ratios(seconds["single"], seconds[_GROUPED]),
-                note="what the goal above would be if telling groups apart took no time",
+                note="what the goal above would be if telling slot groups apart took no time",
             ),
             Row(
-                "the same again, a plain MSET for each group that no fence guards",
+                "the same again, a plain MSET for each slot group that no fence guards",
                 "single Redis",
                 ratios(seconds["single"], seconds[_UNGUARDED]),
                 note="what the scripts that check the fence take; not a state that anybody may use",
             ),
             Row(
-                f"the same with {_FEW} groups, eight for each master",
+                f"the same with {_FEW} slot groups, eight for each master",
                 "single Redis",
-                ratios(seconds["single"], seconds[f"cluster of three, {_FEW} groups"]),
+                ratios(seconds["single"], seconds[f"cluster of three, {_FEW} slot groups"]),
             ),
             Row(
                 "the same commands on three, packed beforehand",
@@ -192,8 +192,8 @@ def ask(keys: int = 100_000, turns: int = 9) -> Answer:
                 note="what the goal above would be for a library that takes no time itself",
             ),
         ],
-        f"{keys:,} keys a batch, {_GROUPS} groups where nothing is said, chunks of 2,000 keys and of 10,000 in the "
-        f"cluster: each store's default; {turns} turns after 2 to warm up",
+        f"{keys:,} keys a batch, {_GROUPS} slot groups where nothing is said, chunks of 2,000 keys and of 10,000 in "
+        f"the cluster: each store's default; {turns} turns after 2 to warm up",
         table(
             "state on | microseconds a key",
             [
