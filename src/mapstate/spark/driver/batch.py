@@ -30,7 +30,7 @@ from mapstate.spark.driver.job import StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_of
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.query import QueryRun, check_running_increments
-from mapstate.spark.driver.repeats import emit_again, emit_nothing
+from mapstate.spark.driver.repeats import emit_again, emit_fired_again, emit_nothing
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 
@@ -249,6 +249,7 @@ class BatchDriver:
                 "would be lost. Union the frames first, or make each a stream of its own."
             )
         _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
+        batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
         reports = {
             spec.state: BatchReport.of_commit(commit)
             for spec, commit in zip(self._specs, commits, strict=True)
@@ -268,7 +269,7 @@ class BatchDriver:
             if state.branch.downstream:
                 frame = state.keyed(through(state.branch.steps, frame, batch_id))
             emit_again(state, frame, record, state_done)
-            state.emit_fired(batch.df, record, state_done.commit, batch_id)
+            emit_fired_again(state, batch.df, record, state_done)
         if self._plan.behind:
             self._call_behind_alone(batch)
 

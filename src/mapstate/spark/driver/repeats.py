@@ -17,7 +17,7 @@ from mapstate.spark.driver.state import StateDriver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["emit_again", "emit_nothing"]
+__all__ = ["emit_again", "emit_fired_again", "emit_nothing"]
 
 _log = logging.getLogger("mapstate")
 
@@ -63,21 +63,36 @@ def emit_again(state: StateDriver, frame: DataFrame, record: LedgerRecord, done:
     state.emit(new_values, done.batch_id)
 
 
+def emit_fired_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
+    """Passes on the windows that a batch has fired that counts already. Raises IncompleteBatchError."""
+    if done.commit is None and state.branch.fired:
+        windows = f"the windows that batch {done.batch_id} fired {_FORGOTTEN}"
+        if any(isinstance(function, Follower) and function.branch is not None for function in state.branch.fired):
+            raise _incomplete(state, done, windows)
+        _log.warning("state %s: %s", state.spec.state, windows)
+    state.emit_fired(df, record, done.commit, done.batch_id)
+
+
+_FORGOTTEN = "cannot be told from later ones any more: another query has committed since, or the state was reset"
+
+
 def _check_complete(state: StateDriver, done: AlreadyCommitted, missing: int) -> None:
-    if done.commit is None:
-        lost = "cannot be told from later ones any more: another query has committed since, or the state was reset"
-    else:
+    lost = _FORGOTTEN
+    if done.commit is not None:
         lost = (
             f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, or the batch "
             "removed them and a vacuum came since, or a later attempt wrote them"
         )
     if state.retracts:
-        raise IncompleteBatchError(
-            f"state {state.spec.state!r}: the new values of batch {done.batch_id}, which is committed already, "
-            f"{lost}. A state that follows this one would be wrong without them; it got nothing. Restore both "
-            "stores and the checkpoint from one moment, or begin both states anew under other names.",
-            state=state.spec.state,
-            batch_id=done.batch_id,
-        )
+        raise _incomplete(state, done, f"the new values of batch {done.batch_id}, which is committed already, {lost}")
     if done.commit is not None:
         _log.warning("state %s: the new values of batch %d %s", state.spec.state, done.batch_id, lost)
+
+
+def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> IncompleteBatchError:
+    return IncompleteBatchError(
+        f"state {state.spec.state!r}: {lost}. A state that follows this one would be wrong without them; it got "
+        "nothing. Restore both stores and the checkpoint from one moment, or begin both states anew under other names.",
+        state=state.spec.state,
+        batch_id=done.batch_id,
+    )
