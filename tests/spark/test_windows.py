@@ -17,6 +17,7 @@ from mapstate import (
     Collect,
     Count,
     ReducerAggregator,
+    SessionWindow,
     SlidingDurationWindow,
     Sum,
     Topology,
@@ -27,6 +28,7 @@ from mapstate import (
     transactional,
 )
 from mapstate.operations.advance import advance
+from mapstate.protocol.ledger_record import AlreadyCommitted
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
@@ -333,6 +335,89 @@ def test_an_advance_fires_with_the_next_batch_also_behind_an_attempt_that_died(s
         assert [(own.end, own.value["rows"], own.final) for own in state.windows("ann", since=30)] == [(40, 2, False)]
         assert state.reports()[0].rows_late == 1
         assert state.watermark().time == 34
+
+
+@pytest.mark.parametrize("config", [TumblingDurationWindow.of(10), SlidingDurationWindow.of(25, 10)])
+def test_no_batch_makes_spark_compile_what_the_batch_before_it_ran(spark, tmp_path, config):
+    """The watermark and the clock differ from batch to batch; the code that Spark generates has neither."""
+    for number in range(4):
+        frame(spark, [Row(100 * number + at, "x", at) for at in range(30)]).write.parquet(f"{tmp_path}/{number}")
+    stream = newStream("clicks", spark.read.parquet(f"{tmp_path}/0"))
+    windows = stream.window(config, timestampField="at", lag=1).groupBy("user")
+    counts = windows.persistentAggregate(opaque(f"memory://{tmp_path.name}"), rows=Count())
+    compiled = []
+    for number in range(4):
+        counts(spark.read.parquet(f"{tmp_path}/{number}"), number)
+        metrics = spark.sparkContext._jvm.org.apache.spark.metrics.source.CodegenMetrics
+        compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+    assert compiled[0] > 0
+    assert compiled[1] == compiled[3], compiled
+
+
+def test_a_batch_that_is_not_known_any_more_is_an_error_for_the_state_that_follows(spark, url, monkeypatch):
+    site = Site(spark, url, "forgotten", TumblingDurationWindow.of(10))
+    for batch_id, at in enumerate([5, 25]):
+        site.batch(batch_id, [Row(at, "x", 1)])
+    begin = Ledgers.begin
+
+    def forgets(*arguments: Any) -> list[Any]:
+        return [AlreadyCommitted(done.batch_id, None, done.view) for done in begin(*arguments)]
+
+    monkeypatch.setattr(Ledgers, "begin", forgets)
+    with pytest.raises(errors.IncompleteBatchError, match="the windows that batch 1 fired cannot be told from later"):
+        site.batch(1, [Row(25, "x", 1)])
+    assert len(site.fired) == 1
+
+
+def test_fired_windows_that_another_query_hides_are_an_error_for_the_state_that_follows(spark, tmp_path):
+    """A dies behind the commit, B, which nothing follows, commits to the state, and A comes again."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("5\n25\n")
+    rows = spark.readStream.schema("at bigint").csv(str(tmp_path / "in"))
+    windows = newStream("clicks", rows).tumblingWindow(10, timestampField="at")
+
+    def counted() -> Any:
+        return windows.persistentAggregate(opaque(url, "recent", on_new_owner="adopt"), rows=Count())
+
+    def run(counts: Any, owner: str) -> None:
+        counts.start(str(tmp_path / owner), trigger={"availableNow": True}).awaitTermination(60)
+
+    def dies(_: DataFrame, __: int) -> None:
+        raise RuntimeError("dies here")
+
+    followed, fails = counted(), counted()
+    fails.firedWindowsStream().foreachBatch(dies)
+    for counts in (fails, followed):
+        counts.firedWindowsStream().persistentAggregate(opaque(url, "all"), windows=Count())
+    with pytest.raises(StreamingQueryException, match="dies here"):
+        run(fails, "a")
+    run(counted(), "b")
+    with pytest.raises(StreamingQueryException, match="(?s)MissingBatchesError.*differ for ever"):
+        run(followed, "a")
+
+
+def test_rows_whose_windows_no_calendar_holds_are_late(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    stream = newStream("clicks", spark.sql("select timestamp'2026-11-22 10:00:00Z' at"))
+    for config in (
+        SlidingDurationWindow.of("10 minutes", "1 minute"),
+        TumblingDurationWindow.of("1 week"),
+        SessionWindow.of("1 hour"),
+    ):
+        name = type(config).__name__ + str(getattr(config, "slide", ""))[:1]
+        counts = stream.window(config, timestampField="at").persistentAggregate(opaque(url, name), rows=Count())
+        fired: list[int] = []
+        counts.firedWindowsStream().foreachBatch(
+            lambda rows, _, to=fired: to.extend(row.rows for row in rows.collect())
+        )
+        times = ["0001-01-01 00:00:00Z", "9999-12-31 23:59:59.999999Z", "2026-11-01 10:00:00Z"]
+        counts(spark.sql(" union all ".join(f"select timestamp'{time}' at" for time in times)), 0)
+        counts(spark.sql("select timestamp'2026-11-20 10:00:00Z' at"), 1)
+        assert set(fired) == {1}
+        with open_reader(url, name) as state:
+            assert [report.rows_late for report in state.reports()] == [0, 2]
+            assert all(window.value == {"rows": 1} for window in state.windows())
 
 
 def test_a_function_sees_the_rows_of_each_window_also_behind_a_crash(spark, url):

@@ -93,9 +93,8 @@ class Fields:
 
     def named(self, values: Sequence[Any]) -> list[dict[str, Any] | None]:
         """The `result` of each value by the fields' names, None for an absent key. One pass."""
-        converts = [type(aggregator).result is not Aggregator.result for aggregator in self.aggregators]
         names = [field.name for field in self.fields]
-        if any(converts):
+        if self._converts():
             return [
                 None if value is None else dict(zip(names, self.result(value) or (), strict=True)) for value in values
             ]
@@ -109,6 +108,15 @@ class Fields:
         """The `result` as new values show it: nulls for a removed key, JSON for a value without a Spark type."""
         results = self.result(value) or [None] * len(self.fields)
         return [shown_as(part, is_json=field.type == "any") for field, part in zip(self.fields, results, strict=True)]
+
+    def shown_all(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """Each value as `shown` gives it; none of them is an absent key's. One pass."""
+        if self._converts() or any(field.type == "any" for field in self.fields):
+            return [self.shown(value) for value in values]
+        return [(_bare(value),) for value in values] if self._single else values
+
+    def _converts(self) -> bool:
+        return any(type(aggregator).result is not Aggregator.result for aggregator in self.aggregators)
 
     def with_presence(self, value: Any, before: Any) -> list[Any]:
         """The value before as `shown` gives it, then whether the key existed before, and whether it exists now."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,12 +41,12 @@ NEVER = -(1 << 62)
 """The watermark before any row. It is earlier than every time that counts."""
 
 MOST_PANES = 1000
-"""The panes of one window, at most."""
+"""The most panes of one window."""
 
 MOST_RUNS = 10_000
-"""The runs of panes in one ledger, at most."""
+"""The most runs of panes in one ledger."""
 
-_MOST_SLIDES = 10_000_000  # of one run: as many panes were written one by one
+_MOST_SLIDES = 10_000_000  # of one run: more is damage, because each pane was written
 
 Runs = tuple[tuple[int, int], ...]
 """Panes as inclusive ranges ``(first, last)`` of neighbours, by their starts, ascending."""
@@ -70,6 +71,11 @@ class Panes:
     def floor(self, time: int) -> int:
         """The last end of a window at or before a time."""
         return self.next_end(time) - self.slide
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are times between windows."""
+        return self.length < self.slide
 
     @property
     def cut(self) -> int:
@@ -102,7 +108,7 @@ class Panes:
         return range(first, pane + self.length + 1, self.slide)
 
     def last_end(self, pane: int) -> int:
-        """The end of the last window that a pane is in: from there on nobody asks for the pane."""
+        """The end of the last window that a pane is in."""
         return self.ends(pane)[-1]
 
 
@@ -129,7 +135,7 @@ class WindowDefinition(msgspec.Struct, frozen=True, kw_only=True):
     ``by_clock``   a row's time is that of its batch, by the driver's clock
     ``sessions``   the windows are sessions, whose gap is ``length`` and ``slide``; see `mapstate.protocol.sessions`
     ``lag``        how far behind the latest row a row may be
-    ``retention``  how long a window stays after it has fired
+    ``retention``  how far the watermark passes a window's end before the window is removed
     ``idle``       an input without rows for longer is taken to go on by the clock; None: never
     """
 
@@ -216,7 +222,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
     least: int = NEVER
 
     def begun(self, committed: WindowCommit | None) -> WindowsRecord:
-        """After a begin: what is purged hangs on what was committed before, never on the attempt's own rows."""
+        """After a begin. The committed watermark decides what is purged, never the attempt's own rows."""
         if committed is None or committed.watermark == NEVER:
             return self
         definition = self.definition
@@ -224,14 +230,15 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self if due <= self.purged else msgspec.structs.replace(self, purged=due)
 
     def is_over(self, pane: int, committed: WindowCommit | None) -> bool:
-        """Whether nobody asks for a pane any more: all of its windows are gone, or a later pane has its sessions."""
+        """Whether no reader needs a pane any more: its windows are all gone, or a later pane has its sessions."""
         if self.definition.sessions:
             return committed is not None and pane < committed.settled
         return self.definition.panes.last_end(pane) <= self.purged
 
     def due(self, committed: WindowCommit | None = None) -> Iterator[int]:
         """The panes that are over: what an attempt after that commit may purge, in order."""
-        return (pane for pane in every_pane(self.definition.panes, self.panes) if self.is_over(pane, committed))
+        panes = every_pane(self.definition.panes, self.panes)
+        return takewhile(lambda pane: self.is_over(pane, committed), panes)
 
     def committed(self, change: PaneChange) -> WindowsRecord:
         """After a commit. Raises DataError where the panes are of too many different times."""
@@ -246,7 +253,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, panes=runs, width=max(self.width, change.width))
 
     def has_flaw(self, keys: Sequence[Any], commits: Iterable[Any]) -> bool:
-        """Whether no event can have left this in a ledger with these key columns and commits."""
+        """Whether this is damaged: no event leaves it in a ledger with these key columns and commits."""
         definition = self.definition
         slides = ((last - first) // max(1, definition.slide) for first, last in self.panes)
         bounds = [bound for span in self.panes for bound in span]

@@ -24,12 +24,21 @@ from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import Input, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
 from mapstate.spark.driver.apply import AttemptResult, Plan
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
-from mapstate.spark.driver.job import Branch, Follower, Job
+from mapstate.spark.driver.job import Branch, Follower, Job, Windows
 from mapstate.spark.driver.new_values import arrow_frame, shown_type
 from mapstate.spark.driver.query import configured
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.executor.report import TaskReport
-from mapstate.spark.executor.window_task import PACKED, FiredTask, JoinTask, PurgeTask, Reads, WindowReport, WindowTask
+from mapstate.spark.executor.window_task import (
+    PACKED,
+    FiredTask,
+    JoinTask,
+    PurgeTask,
+    ReadAndJoin,
+    Reads,
+    WindowReport,
+    WindowTask,
+)
 from mapstate.spark.steps.window_rows import beside_of, with_panes
 from mapstate.windows import time_of
 
@@ -63,17 +72,19 @@ class WindowsDone(NamedTuple):
 
 
 class WindowPlan(Plan):
-    """A plan with columns ``beside`` the partials, see `mapstate.spark.steps.window_rows.BESIDE`."""
+    """A plan with columns beside the partials, see `mapstate.spark.steps.window_rows.BESIDE`."""
 
-    def __init__(self, *settings: Any, beside: Sequence[str]) -> None:
+    def __init__(self, *settings: Any, windows: Windows) -> None:
         from pyspark.sql import functions as F
 
         super().__init__(*settings)
+        beside = beside_of(windows)
         if self.partials is None:
             self.values += [F.col(name) for name in beside]
             return
-        maxima = [F.max(name).alias(name) for name in beside[:-1]]
-        self.values[-1:-1] = [*maxima, F.sum(beside[-1]).alias(beside[-1])]  # the number of rows stays last
+        totals = [F.max(name).alias(name) for name in beside[: len(windows.inputs)]]
+        totals += [F.sum(name).alias(name) for name in beside[len(windows.inputs) :]]
+        self.values[-1:-1] = totals  # the number of rows stays last
 
 
 class WindowedState(StateDriver):
@@ -87,9 +98,8 @@ class WindowedState(StateDriver):
         self._windows = windows
         self._panes = windows.definition.panes
         self._now = 0
-        beside = beside_of(windows)
-        self.make_plan = partial(WindowPlan, beside=beside)
-        self.make_task = partial(WindowTask, beside=len(beside))
+        self.make_plan = partial(WindowPlan, windows=windows)
+        self.make_task = partial(WindowTask, inputs=len(windows.inputs), has_gaps=self._panes.has_gaps)
 
     def open_request(self, owner: str) -> OpenRequest:
         """See `StateDriver.open_request`."""
@@ -192,9 +202,7 @@ class WindowedState(StateDriver):
             return
         rows = [(part.pane, part.partition, part.full, list(part.rests)) for part in parts]
         schema = "pane string, partition int, full int, rests array<string>"
-        session = frame.sparkSession
-        spread = session.createDataFrame(rows, schema).repartition(session.sparkContext.defaultParallelism)
-        spread.mapInArrow(task, "keys bigint").collect()
+        frame.sparkSession.createDataFrame(rows, schema).mapInArrow(task, "keys bigint").collect()
 
     def fired(self, frame: DataFrame, record: LedgerRecord, done: WindowCommit | None) -> Fired:
         """The windows that a committed batch has fired and that are not gone.
@@ -211,17 +219,13 @@ class WindowedState(StateDriver):
         places = [(pane, partition) for pane in panes for partition in range(windows.width)]
         if self.job.spec.is_applied_on_driver:
             return Fired(_on_driver(frame, places, read, join, out), has_windows=True)
-        session = frame.sparkSession
-        parts = session.sparkContext.defaultParallelism
+        spread = frame.sparkSession.createDataFrame(places, "pane bigint, partition int")
+        if not self._windows.definition.has_parts:
+            return Fired(spread.mapInArrow(ReadAndJoin(read, join), out), has_windows=True)
         with configured(frame, ONE_DRAW):
-            packed = (
-                session.createDataFrame(places, "pane bigint, partition int")
-                .repartition(parts)
-                .mapInArrow(read, PACKED)
-            )
-            if self._windows.definition.has_parts:
-                packed = packed.repartition("window_end", "rest").sortWithinPartitions("window_end", "rest")
-            return Fired(packed.mapInArrow(join, out), has_windows=True)
+            packed = spread.mapInArrow(read, PACKED).repartition("window_end", "rest")
+            rows = packed.sortWithinPartitions("window_end", "rest").mapInArrow(join, out)
+            return Fired(rows, has_windows=True)
 
     def _due(self, record: LedgerRecord, done: WindowCommit) -> tuple[list[int], range]:
         """The panes of the windows that a batch has fired, and where these windows end."""

@@ -134,9 +134,9 @@ class SessionRows(JoinTask):
         names = [field.name for field in self.fields.fields]
         return number_of(value[names.index(FIRST)])
 
-    def _shown(self, value: Any) -> list[Any]:
-        shown = zip(self.fields.fields, self.fields.shown(value), strict=True)
-        return [own for field, own in shown if field.name not in (FIRST, LAST)]
+    def _shown(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        kept = [at for at, field in enumerate(self.fields.fields) if field.name not in (FIRST, LAST)]
+        return [[row[at] for at in kept] for row in super()._shown(values)]
 
 
 class SettleTask(PurgeTask):

@@ -6,6 +6,8 @@ Each function goes through `mapInArrow`; where the driver applies a state, it ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import PaneIndex, Slice, index_codec, index_keys, key_pages, slices, store_key
 from mapstate.protocol.records import CommitView, contains_none
 from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.protocol.windows import NEVER
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.report import TaskReport
@@ -40,6 +43,7 @@ __all__ = [
     "FiredTask",
     "JoinTask",
     "PurgeTask",
+    "ReadAndJoin",
     "Reads",
     "WindowReport",
     "WindowTask",
@@ -66,12 +70,13 @@ class WindowReport(msgspec.Struct):
 class WindowTask(BatchTask):
     """A task whose rows also say what they do to the watermark, and whose new keys go into the pane index.
 
-    ``beside`` is the number of columns beside the partials, see `mapstate.spark.steps.window_rows.BESIDE`.
+    ``inputs`` and ``has_gaps`` say which columns stand beside, see `mapstate.spark.steps.window_rows.BESIDE`.
     """
 
-    def __init__(self, *, beside: int, **settings: Any) -> None:
+    def __init__(self, *, inputs: int, has_gaps: bool, **settings: Any) -> None:
         super().__init__(**settings)
-        self.beside = beside
+        self.inputs = inputs
+        self.has_gaps = has_gaps
 
     def pane_index(self, writer: Any, partition: int) -> PaneIndex:
         """See `BatchTask.pane_index`."""
@@ -80,20 +85,20 @@ class WindowTask(BatchTask):
 
     def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """The groups that lie in windows, without the columns beside."""
-        inputs = self.beside // 2
-        found = report.windows = WindowReport(0, 0, [None] * inputs, [False] * inputs, [])
+        found = report.windows = WindowReport(0, 0, [None] * self.inputs, [False] * self.inputs, [])
         panes: set[int] = set()
         for batch in super().counted(batches, report):
             columns, names = batch.columns, batch.schema.names
             end = len(columns) - (self.partials is not None)  # the number of rows stays last
-            start = end - self.beside
-            for at in range(inputs):
-                times = [found.latest[at], pc.max(columns[start + 2 * at]).as_py()]
-                found.latest[at] = max((time for time in times if time is not None), default=None)
-                found.has_rows[at] |= bool(pc.max(columns[start + 2 * at + 1]).as_py())
+            start = end - self.inputs - self.has_gaps
+            for at, latest in enumerate(found.latest):
+                mark = pc.max(columns[start + at]).as_py()
+                found.has_rows[at] |= mark is not None
+                if mark is not None and mark != NEVER:
+                    found.latest[at] = mark if latest is None else max(latest, mark)
             outside = pc.is_null(columns[0])
-            late = pc.sum(columns[end - 1]).as_py() or 0
             rows = pc.sum(outside) if self.partials is None else pc.sum(columns[-1].filter(outside))
+            late = (pc.sum(columns[end - 1]) if self.has_gaps else rows).as_py() or 0
             found.late += late
             found.between += (rows.as_py() or 0) - late
             report.rows_done += rows.as_py() or 0
@@ -291,19 +296,16 @@ class JoinTask:
 
     def _rows(self, whole: list[tuple[tuple[Any, ...], Any]]) -> pa.RecordBatch:
         record = self.record
-        arrow, kind = arrow_schema(self._out), record.keys[0].type
-        keys = KeyCodec(record.keys[1:])
-        rows = [
-            [
-                time_of(self._start(end, value), kind),
-                time_of(end, kind),
-                *(keys.decode(rest) if record.keys[1:] else ()),
-                *self._shown(value),
-            ]
-            for (end, rest), value in whole
+        arrow, keys = arrow_schema(self._out), KeyCodec(record.keys[1:])
+        at = cache(partial(time_of, time=record.keys[0].type))  # a window has many keys
+        windows, values = zip(*whole, strict=True)
+        columns = [
+            [at(self._start(end, value)) for (end, _), value in whole],
+            [at(end) for end, _ in windows],
+            *(zip(*(keys.decode(rest) for _, rest in windows), strict=True) if record.keys[1:] else ()),
+            *zip(*self._shown(values), strict=True),
         ]
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, arrow, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
     def _start(self, end: int, value: Any) -> int:  # noqa: ARG002  sessions have it in the value
@@ -311,8 +313,20 @@ class JoinTask:
             raise AssertionError("only a state with windows fires them")
         return end - self.record.windows.definition.length
 
-    def _shown(self, value: Any) -> list[Any]:
-        return self.fields.shown(value)
+    def _shown(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        return self.fields.shown_all(values)
+
+
+@dataclass(frozen=True)
+class ReadAndJoin:
+    """Both tasks in one, where each window of a key is one record."""
+
+    read: FiredTask
+    join: JoinTask
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See the class."""
+        return self.join(self.read(batches))
 
 
 PACKED = "window_end bigint, rest string, value binary"

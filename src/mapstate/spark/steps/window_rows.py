@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["BESIDE", "LateRows", "beside_of", "with_panes"]
 
 BESIDE = f"{INSIDE}beside"
-"""Columns beside the partials: of each input the latest time and whether it has rows; last, whether a row is late."""
+"""Columns beside the partials: of each input the time by which a row moves the watermark, `NEVER` where it moves none;
+last, where windows leave gaps, whether a row is late.
+"""
 
 _TIME = f"{INSIDE}time"
+_PANE = f"{INSIDE}pane"
 _FIRST_MICROSECOND = -62_135_596_800_000_000  # the years 1 to 9999: Python has no others
 _LAST_MICROSECOND = 253_402_300_799_999_999
 
@@ -47,7 +50,7 @@ class LateRows:
 
 def beside_of(windows: Windows) -> list[str]:
     """The names of the columns beside the partials."""
-    return [f"{BESIDE}{at}" for at in range(2 * len(windows.inputs) + 1)]
+    return [f"{BESIDE}{at}" for at in range(len(windows.inputs) + windows.definition.panes.has_gaps)]
 
 
 def with_panes(frame: DataFrame, windows: Windows, keys: Sequence[str], before: int, now: int) -> DataFrame:
@@ -57,41 +60,53 @@ def with_panes(frame: DataFrame, windows: Windows, keys: Sequence[str], before: 
     """
     from pyspark.sql import functions as F
 
-    timed = frame.withColumn(_TIME, F.expr(_time(windows, max(now, before))))
-    pane = _pane(windows.definition.panes)
-    taken = f"{_TIME} >= {before} and ({pane}) is not null"
-    shown = f"({pane})" if windows.type == "bigint" else f"timestamp_micros({pane})"
-    columns = {windows.column: F.expr(f"case when {taken} then {shown} end")}
-    columns |= {key: F.expr(f"case when {taken} then {_quoted(key)} end") for key in keys}
-    beside = []
-    near, least = f"{_TIME} is not null", _TIME
+    fired, pane = _varying(before), _pane(windows.definition.panes)
+    mark = _TIME
     if windows.ahead is not None:
-        near, least = f"{_TIME} <= {now + windows.ahead}", f"least({_TIME}, {now}L)"
-    for name in windows.inputs:
-        own = F.lit(True) if windows.source is None else column_of(windows.source) == F.lit(name)
-        beside.append(F.when(F.expr(near) & own, F.expr(least)))
-        beside.append((F.expr(f"{_TIME} is not null") & own).cast("int"))
-    beside.append(F.expr(f"cast({_TIME} is null or {_TIME} < {before} as int)"))
-    columns |= dict(zip(beside_of(windows), beside, strict=True))
-    return timed.withColumns(columns).drop(_TIME)
+        near, limit = _varying(now), _varying(now + windows.ahead)
+        mark = f"case when {_TIME} <= {limit} then least({_TIME}, {near}) when {_TIME} is not null then {NEVER}L end"
+    beside = [F.expr(mark)]
+    if windows.source is not None:
+        beside = [F.when(column_of(windows.source) == F.lit(name), F.expr(mark)) for name in windows.inputs]
+    if windows.definition.panes.has_gaps:
+        beside.append(F.expr(f"cast({_TIME} is null or {_TIME} < {fired} as int)"))
+    timed = frame.select(  # one call of many columns: Spark goes over the plan at each
+        "*",
+        F.expr(_time(windows, max(now, before))).alias(_TIME),
+        F.expr(f"case when {_TIME} >= {fired} then {pane} end").alias(_PANE),
+        *(column.alias(own) for column, own in zip(beside, beside_of(windows), strict=True)),
+    )
+    columns = {windows.column: F.expr(_PANE if windows.type == "bigint" else f"timestamp_micros({_PANE})")}
+    columns |= {key: F.expr(f"case when {_PANE} is not null then {_quoted(key)} end") for key in keys}
+    return timed.withColumns(columns)
+
+
+def _varying(number: int) -> str:
+    """A number that differs from batch to batch, beside the time column.
+
+    A literal would stand in the code that Spark generates, and the JVM would compile that anew for each batch. An array
+    does not stand there, and Spark does not fold one whose index a row decides.
+    """
+    return f"array({number}L, {number}L)[cast({_TIME} is null as int)]"
 
 
 def _time(windows: Windows, now: int) -> str:
-    """A row's time as an integer; null where it has none that Python can hold."""
+    """A row's time as an integer; null where it has none, or one whose windows Python cannot hold."""
     if windows.time is None:
         return f"{now}L"
     column = _quoted(windows.time)
     if windows.type == "bigint":
         return f"case when {column} between {NEVER // 2} and {-NEVER // 2} then {column} end"
+    reach = max(windows.definition.length, windows.definition.slide)
     micros = f"unix_micros({column})"
-    return f"case when {micros} between {_FIRST_MICROSECOND} and {_LAST_MICROSECOND} then {micros} end"
+    return f"case when {micros} between {_FIRST_MICROSECOND + reach} and {_LAST_MICROSECOND - reach} then {micros} end"
 
 
 def _pane(panes: Panes) -> str:
     """`Panes.pane` of the time column."""
     inside = f"pmod({_TIME} - {panes.offset}L, {panes.slide}L)"
     start = f"{_TIME} - {inside}"
-    if panes.length < panes.slide:
+    if panes.has_gaps:
         return f"case when {inside} < {panes.length} then {start} end"
     return f"{start} + case when {inside} >= {panes.cut} then {panes.cut}L else 0L end" if panes.cut else start
 
