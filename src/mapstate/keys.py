@@ -136,7 +136,7 @@ class KeyCodec:
             raise self._no_key(text)
         try:
             return tuple(
-                None if part == "\\N" else kind.from_text(part) for kind, part in zip(self._types, parts, strict=True)
+                [None if part == "\\N" else kind.from_text(part) for kind, part in zip(self._types, parts, strict=True)]
             )
         except (TypeError, ValueError, ArithmeticError, KeyError) as error:
             raise self._no_key(text) from error
@@ -204,6 +204,8 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def _string(text: str) -> str:
+    if "\\" not in text:
+        return text
     return "" if text == "\\E" else _ESCAPED.sub(_unescape, text)
 
 
@@ -275,12 +277,14 @@ def _dates(column: Sequence[Any]) -> list[str]:
 
 
 def _timestamps(column: Sequence[Any]) -> list[str]:
-    out = []
+    texts: dict[int, str] = {}  # by object: a task has each time of a chunk once
     for value in column:
+        if id(value) in texts:
+            continue
         if _exactly(dt.datetime, value).tzinfo is None:
             raise TypeError(f"{shown(value)} has no time zone, and a timestamp is an instant")
-        out.append(value.astimezone(_UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z")
-    return out
+        texts[id(value)] = value.astimezone(_UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return [texts[id(value)] for value in column]
 
 
 def _timestamp(text: str) -> dt.datetime:

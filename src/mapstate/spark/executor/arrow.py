@@ -47,6 +47,10 @@ def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
         if pa.types.is_timestamp(item) and item.tz is not None:
             in_utc = pa.timestamp(item.unit, "UTC")
             column = column.cast(in_utc if item is column.type else pa.list_(in_utc))
+        if pa.types.is_timestamp(column.type):  # made once each: all keys of a window have one time
+            distinct = column.dictionary_encode()
+            times = [*distinct.dictionary.to_pylist(), None]
+            return [times[at] for at in distinct.indices.fill_null(len(times) - 1).to_pylist()]
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError) as error:
         raise SerializationError(
