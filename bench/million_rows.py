@@ -174,7 +174,7 @@ def ask(batches: int = 7, rows: int = 1_000_000, keys: int = 400_000, partitions
         }
         turns, processor = Turns(list(contestants)), Processor()
         counted = {name: processor.counted(name, one) for name, one in contestants.items()}
-        run_streams(spark, folder, counted, turns, stateful="stateful")
+        run_streams(spark, folder, counted, turns, stateful={"stateful": aggregated})
         spark.stop()
         check(url, batches + 1, rows, keys)
     seconds = {name: own[1:] for name, own in turns.seconds.items()}

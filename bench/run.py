@@ -32,6 +32,8 @@ QUESTIONS = (
     "large_state",
     "growth",
     "redis_memory",
+    "window_batches",
+    "window_purge",
     "window_index",
     "cluster",
     "aerospike_floor",

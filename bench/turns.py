@@ -161,17 +161,24 @@ def make_file(folder: Path, number: int, rows: int, keys: int, seed: int = 7) ->
 
 
 def run_streams(
-    spark: SparkSession, folder: Path, contestants: dict[str, Contestant], turns: Turns, *, stateful: str = ""
+    spark: SparkSession,
+    folder: Path,
+    contestants: dict[str, Contestant],
+    turns: Turns,
+    *,
+    stateful: dict[str, Callable[[DataFrame], DataFrame]] | None = None,
+    schema: str = "user_id string",
 ) -> None:
-    """Run a query for each, over ``folder``/input, until all files are done. ``stateful`` aggregates in Spark."""
-    users = spark.readStream.schema("user_id string").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
+    """Run a query for each, over ``folder``/input, until all files are done. ``stateful`` ones aggregate in Spark."""
+    rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
+    in_spark = stateful or {}
     queries = {}
-    for at, (name, contestant) in enumerate(contestants.items()):
-        frame = aggregated(users) if name == stateful else users
+    for name, contestant in contestants.items():
+        frame = in_spark[name](rows) if name in in_spark else rows
         queries[name] = (
             frame.writeStream.foreachBatch(turns.take(name, contestant))
-            .outputMode("update" if name == stateful else "append")
-            .option("checkpointLocation", str(folder / f"checkpoint-{at}"))
+            .outputMode("update" if name in in_spark else "append")
+            .option("checkpointLocation", str(folder / "checkpoints" / name))
             .trigger(availableNow=True)
             .start()
         )
