@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class WindowChain:
         self._draw = draw
         self._files: list[list[Row]] = []
         self._starts = 0
+        self._ends = [0]  # of each committed batch; Spark keeps the offsets of the last hundred only
         self.kills: Counter[str] = Counter()
         self.fired = self.late = self.read = self.purges = 0
         self.due = 0
@@ -161,10 +163,10 @@ class WindowChain:
 
     def _oracle(self, due: int) -> tuple[Oracle, dict[int, Windows]]:
         oracle = Oracle(LENGTH, SLIDE, 0, LAG)
+        self._ends += [files_until(self._folder / "checkpoint", at + 1) for at in range(len(self._ends) - 1, due)]
         fired = {}
-        for batch in range(due):
-            files = [files_until(self._folder / "checkpoint", at) for at in (batch, batch + 1)]
-            fired[batch] = oracle.add([row for rows in self._files[files[0] : files[1]] for row in rows])
+        for batch, (first, end) in enumerate(pairwise(self._ends)):
+            fired[batch] = oracle.add([row for rows in self._files[first:end] for row in rows])
         return oracle, fired
 
     def _put(self, number: int) -> None:
