@@ -28,6 +28,8 @@ from pyspark.sql.streaming import StreamingQuery
 from mapstate import Count, SlidingDurationWindow, Sum, Topology, opaque, open_reader
 
 STEP = dt.timedelta(minutes=10)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+FOR_GOOD = "3650 days"  # a window is removed once the watermark is that far past its end
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +52,7 @@ def start(lines: DataFrame, store: str, *, checkpoint: str, lag: str) -> Streami
     topology = Topology("hours")
     hours = (
         topology.newStream("requests", parse(lines).where("reason IS NULL"))
-        .window(SlidingDurationWindow.of("1 hour", STEP), timestampField="at", lag=lag, retention="3650 days")
+        .window(SlidingDurationWindow.of("1 hour", STEP), timestampField="at", lag=lag, retention=FOR_GOOD)
         .groupBy("url")
         .persistentAggregate(opaque(store, "hours_by_url"), requests=Count(), bytes=Sum("bytes"))
     )
@@ -66,7 +68,7 @@ def report(store: str, most: int = 6) -> None:
         if not isinstance(mark, dt.datetime):
             print("no line has come yet")
             return
-        last = dt.datetime.fromtimestamp(mark.timestamp() // STEP.total_seconds() * STEP.total_seconds(), dt.UTC)
+        last = mark - (mark - EPOCH) % STEP  # a window ends at each step
         for end in (last - at * STEP for at in range(most)):
             found = {url: value for (url,), value in hours.window(end)}
             busiest = max(found, key=lambda url: found[url]["requests"], default="-")

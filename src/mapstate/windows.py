@@ -51,14 +51,14 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 class DurationWindow:
     """Windows of a length by time, one at each slide: ``[start, start + length)``.
 
-    A slide that is longer than the length leaves rows between windows, which are counted in each `BatchReport`.
+    A slide that is longer than the length leaves rows between windows; each `BatchReport` has their number.
     """
 
     length: Duration
     slide: Duration
 
     def panes(self, time: TimeType, offset: Duration) -> Panes:
-        """The windows as numbers. Raises ConfigurationError."""
+        """The arithmetic of these windows, in the units of a time. Raises ConfigurationError."""
         length, slide = span_of(self.length, time, "a window's length"), span_of(self.slide, time, "a window's slide")
         if min(length, slide) < 1 or max(length, slide) >= -NEVER:
             raise ConfigurationError(
@@ -84,7 +84,7 @@ class TumblingDurationWindow(DurationWindow):
 
 
 class SlidingDurationWindow(DurationWindow):
-    """Windows that overlap: ``length // slide`` of them, or one more, hold a row."""
+    """Windows that overlap: a row is in ``length // slide`` of them, or in one more."""
 
     @classmethod
     def of(cls, length: Duration, slide: Duration) -> DurationWindow:
@@ -115,7 +115,8 @@ class SessionWindow:
 class CountWindow:
     """Windows of the last ``length`` rows of a key, one at each ``slide`` rows; the first ones hold fewer.
 
-    Raises ConfigurationError where they are not numbers above 0, or a window has more than 1000 panes.
+    Raises ConfigurationError if they are not numbers above 0, or a window has more than 1,000 panes. A pane is a slide,
+    or a half of one if the length is no multiple of the slide.
     """
 
     length: int
@@ -167,7 +168,7 @@ def span_of(duration: Duration, time: TimeType, name: str) -> int:
 
 
 def number_of(time: dt.datetime | int) -> int:
-    """`time_of` back."""
+    """A time as microseconds since 1970, or as it is: the inverse of `time_of`."""
     return time if isinstance(time, int) else (time - _EPOCH) // _MICROSECOND
 
 

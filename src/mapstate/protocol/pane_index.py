@@ -102,7 +102,7 @@ class CodecWithIndex:
 
 
 class _GonePanes:
-    """Tells keys of windows that are all gone, under one ledger. A purge may have removed some of them already."""
+    """The keys whose windows are all gone, under one ledger. A purge may have removed some of them already."""
 
     def __init__(self, ledger: LedgerRecord) -> None:
         self._windows = ledger.windows
@@ -129,7 +129,7 @@ class _GonePanes:
 
 
 def without_gone(ledger: LedgerRecord, keys: Sequence[StoreKey], values: Sequence[Any]) -> list[Any]:
-    """The values, None for keys of windows that are gone: no reader sees a half of what a purge removes."""
+    """The values, None for keys of windows that are gone: so no reader sees a window half purged."""
     if ledger.windows is None:
         return list(values)
     gone = _GonePanes(ledger)
@@ -137,7 +137,7 @@ def without_gone(ledger: LedgerRecord, keys: Sequence[StoreKey], values: Sequenc
 
 
 class Slice(NamedTuple):
-    """What one partition has of a pane: ``full`` chunks, and the ``rests`` of the keys behind them."""
+    """One partition's keys of a pane: the number of ``full`` chunks, and in ``rests`` the keys of the open chunk."""
 
     pane: str
     partition: int
@@ -177,7 +177,10 @@ def key_pages(read: Read, part: Slice) -> Iterator[list[str]]:
 
 
 class PaneIndex:
-    """What one task notes and writes. A key is new where the one rule finds no value, also above an orphaned record."""
+    """The new keys of one task: collects and writes them.
+
+    A key is new where the one rule finds no value, also above an orphaned record.
+    """
 
     def __init__(self, writer: Any, codec: RecordCodec, view: CommitView, txid: int, partition: int) -> None:
         self._state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), view, written_once=True)

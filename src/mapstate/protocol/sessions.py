@@ -7,7 +7,7 @@ watermark is there: a row that is not late meets neither it nor the gap behind i
 
 A session may be longer than any retention. Before its first panes are purged, an attempt joins what lies before one
 pane into the pieces of that pane. The commit of the attempt names this pane as ``settled``, and is rolled back together
-with the records. Everybody looks at panes from there on only, and attempts after the commit may purge what is before.
+with the records. Readers and firing then start at that pane. Attempts after the commit may purge those before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST = "session_last"
 
 
 class Piece(NamedTuple):
-    """What one record has of a session."""
+    """One record: some neighbouring rows of a session, with their aggregates as ``value``."""
 
     first: int
     last: int

@@ -200,11 +200,11 @@ class StateReader:
         return WindowReads(self._reads).watermark()
 
     def windows(self, key: Any = (), *, since: Time | None = None, until: Time | None = None) -> list[Window]:
-        """The windows of one key, by their ends, as of one batch: also those that still fill.
+        """The windows of one key with ``since < end <= until``, in order, as of one batch. Those that still fill, too.
 
-        ``key`` has the grouping columns, without the window; none of the whole stream. Only windows that end after
-        ``since``, and at ``until`` or before. They are datetimes, or numbers where the times of rows are a ``bigint``.
-        Windows past their retention are not there. One bulk read.
+        ``key`` has the grouping columns, without the window; for windows of the whole stream leave it out. ``since``
+        and ``until`` are datetimes with a time zone, or numbers where the times of rows are a ``bigint``. Windows that
+        are past their retention, or in which the key had no row, are left out. One bulk read.
 
         Raises the errors of `get`, and UsageError for a state without windows; also for sliding windows with a user's
         own aggregators, which `open_reader` then needs.

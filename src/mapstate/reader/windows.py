@@ -26,8 +26,8 @@ Time = dt.datetime | int
 
 WindowPage = list[tuple[Key, dict[str, Any]]]
 
-_FIRST = number_of(dt.datetime.min.replace(tzinfo=dt.UTC))
-_LAST = number_of(dt.datetime.max.replace(tzinfo=dt.UTC))
+_EARLIEST = number_of(dt.datetime.min.replace(tzinfo=dt.UTC))
+_LATEST = number_of(dt.datetime.max.replace(tzinfo=dt.UTC))
 _TRIES = 1000
 _PAGE = 1000  # records
 
@@ -40,7 +40,7 @@ class InputMark(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """How far the windows of a state are, as of its last batch.
+    """The watermark of a state and the times of its inputs, as of the last batch.
 
     ``time``    no window that ends here or before changes any more; None before the first row
     ``inputs``  by name; a stream with one input has ``""``
@@ -51,7 +51,10 @@ class Watermark(NamedTuple):
 
 
 class Window(NamedTuple):
-    """One window of one key: ``[start, end)``. A ``final`` one never changes again."""
+    """One window of one key: ``[start, end)``. A ``final`` one never changes again, unless its batch is rolled back.
+
+    ``value`` has the aggregates by name. Of a session, ``start`` is its first row, ``end`` a gap after its last one.
+    """
 
     start: Time
     end: Time
@@ -64,11 +67,12 @@ class WindowReads:
 
     def __init__(self, reads: CommittedReads) -> None:
         self._reads = reads
+        self._started_at: int | None = None  # the last txid when `of_window` began
 
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
         ledger = self._reads.ledger()
-        kind, done = self._kind(ledger), ledger.last_windows() or WindowCommit()
+        kind, done = self._time_type(ledger), ledger.last_windows() or WindowCommit()
         inputs = {
             name: InputMark(
                 shown_time(known.latest, kind),
@@ -82,7 +86,7 @@ class WindowReads:
         """See `StateReader.windows`."""
         rest = tuple(key) if isinstance(key, tuple | list) else (key,)
         known = self._reads.opened(newest=True)
-        kind = self._kind(known.ledger)
+        kind = self._time_type(known.ledger)
         low = None if since is None else number_of_caller(since, kind, self._reads.state)
         high = None if until is None else number_of_caller(until, kind, self._reads.state)
         KeyCodec(known.ledger.keys[1:]).encode(rest)  # a key of other columns is an error, also without a pane
@@ -93,7 +97,7 @@ class WindowReads:
             if self._panes_of(opened.ledger, low, high) == panes:
                 return self._windows(opened, panes, values, low, high)
             known = opened  # a batch has opened or removed windows meanwhile
-        raise self._too_fast()
+        raise self._changed_too_often()
 
     def of_window(self, end: Time) -> Iterator[WindowPage]:
         """See `StateReader.window`."""
@@ -104,15 +108,15 @@ class WindowReads:
                 f"the windows of state {self._reads.state!r} are sessions, each of which ends at a time of its own. "
                 "Nothing was read. windows(key) has those of a key, firedWindowsStream() all that end."
             )
-        number = number_of_caller(end, self._kind(opened.ledger), self._reads.state)
+        number = number_of_caller(end, self._time_type(opened.ledger), self._reads.state)
         grid = windows.definition.panes
         if grid.floor(number) != number:
             raise UsageError(
                 f"no window of state {self._reads.state!r} ends at {end}. Nothing was read. The last end before it is "
-                f"{shown_time(grid.floor(number), self._kind(opened.ledger))}."
+                f"{shown_time(grid.floor(number), self._time_type(opened.ledger))}."
             )
-        self._last = opened.ledger.last_txid
-        self._check_there(opened.ledger, number)
+        self._started_at = opened.ledger.last_txid
+        self._ensure_kept(opened.ledger, number)
         own = set(every_pane(grid, windows.panes, number - grid.length, number))
         panes = [pane for pane in grid.panes(number) if pane in own]
         step = max(1, _PAGE // max(1, len(panes)))
@@ -131,7 +135,7 @@ class WindowReads:
         known = self._reads.opened()
         texts = [_store_key(known, pane, rest) for rest in rests for pane in panes]
         opened, values = self._reads.read(texts)
-        self._check_there(opened.ledger, end)
+        self._ensure_kept(opened.ledger, end)
         joins = self._joins(opened) if len(panes) > 1 else None
         page: WindowPage = []
         for at in range(len(rests)):
@@ -154,10 +158,10 @@ class WindowReads:
 
         def read(keys: list[str]) -> list[Any]:
             now, values = self._reads.read(list(keys), codec=codec)
-            self._check_there(now.ledger, end)  # else an index that a purge has removed would be a window without keys
+            self._ensure_kept(now.ledger, end)  # else an index that a purge has removed would be a window without keys
             return values
 
-        text = str(opened.keys.encode_first(time_of(pane, self._kind(opened.ledger))))
+        text = str(opened.keys.encode_first(time_of(pane, self._time_type(opened.ledger))))
         for part in slices(read, [text], self._record(opened.ledger).width):
             yield from key_pages(read, part)
 
@@ -167,7 +171,7 @@ class WindowReads:
         windows = self._record(opened.ledger)
         if windows.definition.sessions:
             return self._sessions(opened, values, low, high)
-        grid, kind = windows.definition.panes, self._kind(opened.ledger)
+        grid, kind = windows.definition.panes, self._time_type(opened.ledger)
         mark = (opened.ledger.last_windows() or WindowCommit()).watermark
         found: dict[int, list[Any]] = {}
         for pane, value in zip(panes, values, strict=True):
@@ -178,12 +182,12 @@ class WindowReads:
         ends = sorted(found)
         joined_values = [found[end][0] if joins is None else joined(joins, found[end]) for end in ends]
         return [
-            Window(_within(end - grid.length, kind), _within(end, kind), value or {}, final=end <= mark)
+            Window(_clamped(end - grid.length, kind), _clamped(end, kind), value or {}, final=end <= mark)
             for end, value in zip(ends, opened.fields.named(joined_values), strict=True)
         ]
 
     def _sessions(self, opened: Opened, values: Sequence[Any], low: int | None, high: int | None) -> list[Window]:
-        windows, kind = self._record(opened.ledger), self._kind(opened.ledger)
+        windows, kind = self._record(opened.ledger), self._time_type(opened.ledger)
         gap, mark = windows.definition.length, (opened.ledger.last_windows() or WindowCommit()).watermark
         there = [value for value in values if value is not None]
         pieces = [
@@ -199,7 +203,7 @@ class WindowReads:
             own = [piece.value for piece in session]
             (shown,) = opened.fields.named([own[0] if len(own) == 1 else joined(self._joins(opened), own)])
             fields = {name: value for name, value in (shown or {}).items() if name not in (FIRST, LAST)}
-            found.append(Window(_within(session[0].first, kind), _within(end, kind), fields, final=end <= mark))
+            found.append(Window(_clamped(session[0].first, kind), _clamped(end, kind), fields, final=end <= mark))
         return found
 
     def _panes_of(self, ledger: LedgerRecord, low: int | None, high: int | None) -> list[int]:
@@ -215,17 +219,17 @@ class WindowReads:
     def _joins(self, opened: Opened) -> Fields:
         return joins_of(opened.ledger.fields, self._reads.aggregators)
 
-    def _check_there(self, ledger: LedgerRecord, end: int) -> None:
+    def _ensure_kept(self, ledger: LedgerRecord, end: int) -> None:
         windows = self._record(ledger)
         if end <= windows.purged:
-            kind = self._kind(ledger)
+            kind = self._time_type(ledger)
             raise WindowGoneError(
-                f"the window of state {self._reads.state!r} that ends at {_within(end, kind)} is gone: it is past its "
+                f"the window of state {self._reads.state!r} that ends at {_clamped(end, kind)} is gone: it is past its "
                 f"retention. Windows that end after {shown_time(windows.purged, kind)} are there. A longer retention= "
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
             )
-        if self._last is not None and self._last not in ledger.view():
+        if self._started_at is not None and self._started_at not in ledger.view():
             raise StaleBatchError(
                 f"state {self._reads.state!r} was rolled back or reset while a window was read. Read the window again.",
                 state=self._reads.state,
@@ -236,11 +240,11 @@ class WindowReads:
             raise UsageError(f"state {self._reads.state!r} has no windows")
         return ledger.windows
 
-    def _kind(self, ledger: LedgerRecord) -> str:
+    def _time_type(self, ledger: LedgerRecord) -> str:
         self._record(ledger)
         return ledger.keys[0].type
 
-    def _too_fast(self) -> StaleBatchError:
+    def _changed_too_often(self) -> StaleBatchError:
         return StaleBatchError(
             f"state {self._reads.state!r}: windows came and went within each of {_TRIES} reads in a row.",
             state=self._reads.state,
@@ -263,12 +267,12 @@ def number_of_caller(time: Time, kind: str, state: str) -> int:
 
 def shown_time(number: int, kind: str) -> Time | None:
     """A time of a state whose first key column is of the type ``kind``; None before any."""
-    return None if number == NEVER else _within(number, kind)
+    return None if number == NEVER else _clamped(number, kind)
 
 
-def _within(number: int, kind: str) -> Time:
+def _clamped(number: int, kind: str) -> Time:
     """The time, or the nearest that a datetime can hold: a window with rows of the year 9999 may end later."""
-    return time_of(number if kind == "bigint" else min(max(number, _FIRST), _LAST), kind)
+    return time_of(number if kind == "bigint" else min(max(number, _EARLIEST), _LATEST), kind)
 
 
 def _store_key(opened: Opened, pane: int, rest: str) -> StoreKey:

@@ -134,15 +134,15 @@ class CountedStream:
 class CountedAggregate(PersistentAggregate):
     """The windows by count that a stream keeps. See `PersistentAggregate`.
 
-    A reader's ``get(key)`` has ``windows``: ``rows`` is the number of the key's rows, ``fired`` has the windows that
-    its last batch has ended, ``open`` those that later rows go into.
+    A reader's ``get(key)`` is ``{"windows": {"rows": ..., "fired": [...], "open": [...]}}``: the number of the key's
+    rows, the windows that its last batch has ended, and those that later rows go into.
     """
 
     def firedWindowsStream(self) -> NewValuesStream:
         """The windows that each batch has ended: ``window_start``, ``window_end``, the keys, and the aggregates.
 
-        Start and end are numbers of the key's rows, from 0 on: ``[window_start, window_end)``. A window ends at each
-        multiple of the slide; the first ones hold fewer rows than the length, and start at 0.
+        ``window_start`` and ``window_end`` number the key's rows from 0: ``[window_start, window_end)``. A window ends
+        at each multiple of the slide; the first ones hold fewer rows than the length, and start at 0.
 
         A function is called at least once per batch, also where no window has ended: again, with the same windows,
         after a crash that came before Spark's own commit. A state that follows gets each window exactly once.

@@ -264,8 +264,8 @@ class Stream(Rows[PersistentAggregate]):
         ``timestampField``  the column with a row's time, a ``timestamp`` or a ``bigint``; without it the driver's clock
         ``lag``             how far behind the latest row a row may be; 0 by default
         ``startTime``       where the windows start, from 1970 on in UTC: "15 minutes" past each hour
-        ``retention``       how long a window stays readable after it has fired; its length by default
-        ``idle``            an input without rows for longer is taken to go on by the clock; by default never
+        ``retention``       how far the watermark passes a window's end before it is removed; its length by default
+        ``idle``            how long an input may have no rows before it goes on by the clock; by default for ever
         ``inputs``          the column that names a row's input, and its values: the watermark waits for each of them
         ``ahead``           how far beyond the driver's clock a time may be that moves the watermark: "1 minute"
 

@@ -52,7 +52,7 @@ def windows_of(
     inputs: Mapping[str, Sequence[str]] | None,
     ahead: Duration | None,
 ) -> Windows:
-    """What `Stream.window` says of rows of a schema. Raises ConfigurationError."""
+    """Check the arguments of `Stream.window` against a schema. Raises ConfigurationError."""
     is_session = isinstance(config, SessionWindow)
     if not isinstance(config, DurationWindow | SessionWindow):
         raise ConfigurationError(f"a window is such as TumblingDurationWindow.of('1 hour'), not {config!r}")
@@ -131,7 +131,7 @@ def _inputs(schema: StructType, inputs: Mapping[str, Sequence[str]] | None) -> t
 
 
 def with_ticks(df: DataFrame) -> DataFrame:
-    """The stream with a source more that never has a row: Spark then makes a batch at each trigger.
+    """The stream with one more source, which never has a row: Spark then makes a batch at each trigger.
 
     Raises ConfigurationError for a DataFrame that is no stream.
     """
@@ -275,10 +275,10 @@ class WindowedAggregate(PersistentAggregate):
     def firedWindowsStream(self) -> NewValuesStream:
         """The windows that each batch has fired: ``window_start``, ``window_end``, the keys, and the aggregates.
 
-        A fired window never changes again. A function gets each at least once: again, with the same rows, after a crash
-        that came before Spark's own commit. It is called for batches that have fired windows; of sessions, also for
-        some that have fired none. A state that follows gets each exactly once. Driver; executors read the windows when
-        somebody asks for the rows.
+        A fired window never changes again, unless its batch is rolled back. A function gets each at least once: again,
+        with the same rows, after a crash before Spark's own commit. It is called for batches that have fired windows;
+        of sessions, also for some that have fired none. A state that follows gets each exactly once. The function runs
+        on the driver; executors read the windows when it uses the rows.
         """
         query, branch, job = self.query, self.branch, self.job
 
