@@ -10,9 +10,9 @@ from mapstate.aggregators.aggregator import (
 from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.moments import StdDev, StdDevPop, Variance, VariancePop
+from mapstate.aggregators.moments import Avg, StdDev, StdDevPop, Variance, VariancePop
 from mapstate.aggregators.sketches import ApproxCountDistinct, ApproxPercentiles, ApproxTopK, SketchBytes, ThetaSketch
-from mapstate.aggregators.sums import Avg, Count, Sum
+from mapstate.aggregators.sums import Count, Sum
 
 __all__ = [
     "Aggregator",

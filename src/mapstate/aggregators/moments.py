@@ -1,4 +1,4 @@
-"""Variance and StdDev, of a sample and of a population: count, mean and squared deviations, merged without the rows.
+"""Avg; and Variance and StdDev, of a sample and of a population: count, mean and squares, merged without the rows.
 
 See `mapstate.aggregators.sums` for what all built-in aggregators have in common. Two parts of a column are merged by
 the formulas of Chan, Golub and LeVeque, as Spark merges them: differences of large numbers that are nearly equal do not
@@ -9,21 +9,105 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
 from mapstate.aggregators.columns import column_of, only_where, unsupported
-from mapstate.aggregators.sums import FLOATS, INTEGERS
+from mapstate.aggregators.sums import EXACT, FLOATS, INTEGERS, add_all, overflow, scale_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["MOMENTS", "StdDev", "StdDevPop", "Variance", "VariancePop"]
+__all__ = ["MOMENTS", "Avg", "StdDev", "StdDevPop", "Variance", "VariancePop"]
 
 MOMENTS = "struct<count:bigint,mean:double,squares:double>"
-"""What all of them store. ``squares`` is the sum of the squared differences from ``mean``."""
+"""What variances store. ``squares`` is the sum of the squared differences from ``mean``."""
 
 _NOTHING = (0, 0.0, 0.0)
+
+
+class Avg(NativeCombiner):
+    """The mean of a column, stored as sum and count.
+
+    The sum of integers is exact, to 38 digits, and their mean is a double. The mean of decimals has four more decimal
+    places than the column.
+    """
+
+    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
+        self.column = cast("str", only_where(column, where))
+
+    def columns(self) -> Sequence[str]:
+        """See `Aggregator.columns`."""
+        return (self.column,)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        """See `Aggregator.bind`."""
+        kind = column_type(columns, self.column, self)
+        if kind in INTEGERS:
+            return "struct<sum:decimal(38,0),count:bigint>"
+        if kind in FLOATS:
+            return "struct<sum:double,count:bigint>"
+        if kind.startswith("decimal("):
+            return f"struct<sum:decimal(38,{scale_of(kind)}),count:bigint>"
+        raise unsupported(self, self.column, kind, "a number")
+
+    def partials(self, value_type: str) -> list[Column]:
+        """See `NativeCombiner.partials`."""
+        from pyspark.sql import functions as F
+
+        column = column_of(self.column)
+        if "double" in value_type:
+            return [F.sum(column.cast("double")), F.count(column)]
+        if "decimal(38,0)" in value_type:
+            return [F.try_sum(column.cast("decimal(38,0)")), F.count(column)]
+        return [F.try_sum(column), F.count(column)]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `NativeCombiner.assemble`."""
+        sums, counts = columns
+        if None not in sums:
+            return list(zip(sums, counts, strict=True))
+        out = []
+        for total, count in zip(sums, counts, strict=True):
+            if total is None and count:
+                raise overflow(self)
+            out.append((total, count))
+        return out
+
+    def init(self, row: Row) -> Any:
+        """See `CombinerAggregator.init`."""
+        value = row[self.column]
+        if value is None:
+            return (None, 0)
+        return (Decimal(value) if type(value) is int else value, 1)
+
+    def zero(self) -> Any:
+        """No rows: no sum, count 0."""
+        return (None, 0)
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`."""
+        sums = add_all(self, *([None if pair is None else pair[0] for pair in side] for side in (stored, partials)))
+        counts = add_all(self, *([0 if pair is None else pair[1] for pair in side] for side in (stored, partials)))
+        return list(zip(sums, counts, strict=True))
+
+    def result(self, value: Any) -> Any:
+        """The sum divided by the count; None if all values were null."""
+        if value is None or not value[1]:
+            return None
+        total, count = value
+        if isinstance(total, Decimal):
+            scale = -int(total.as_tuple().exponent)
+            mean = EXACT.divide(total, count)
+            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-min(scale + 4, 38)), context=EXACT)
+        return total / count
+
+    def result_type(self, value_type: str) -> str:
+        """See `Aggregator.result_type`."""
+        inner = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
+        scale = 0 if inner == "double" else scale_of(inner)
+        return f"decimal(38,{min(scale + 4, 38)})" if scale else "double"
 
 
 class VariancePop(NativeCombiner):

@@ -10,10 +10,10 @@ from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.moments import MOMENTS, StdDev, StdDevPop, Variance, VariancePop
+from mapstate.aggregators.moments import MOMENTS, Avg, StdDev, StdDevPop, Variance, VariancePop
 from mapstate.aggregators.retraction import BY_STORED_NAME
 from mapstate.aggregators.sketches import SKETCHES
-from mapstate.aggregators.sums import Avg, Count, Sum
+from mapstate.aggregators.sums import Count, Sum
 from mapstate.errors import UsageError
 from mapstate.schema import Field
 

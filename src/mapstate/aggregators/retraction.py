@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from mapstate.aggregators.aggregator import Aggregator, column_type
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.extremes import Max, Min
-from mapstate.aggregators.sums import EXACT, Avg, Count, Sum
+from mapstate.aggregators.moments import Avg
+from mapstate.aggregators.sums import EXACT, Count, Sum
 from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverflowError
 
 if TYPE_CHECKING:

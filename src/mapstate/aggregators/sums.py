@@ -1,4 +1,4 @@
-"""Count, Sum and Avg: the built-in aggregators that add up.
+"""Count and Sum: the built-in aggregators that add up.
 
 Each built-in aggregator, also those of `mapstate.aggregators.extremes`, has two parts. A native Spark expression
 computes the partial, so that Catalyst does the map-side work. Python combines it with the stored value. Nulls follow
@@ -22,7 +22,7 @@ from mapstate.errors import ValueOverflowError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["EXACT", "FLOATS", "INTEGERS", "Avg", "Count", "Sum"]
+__all__ = ["EXACT", "FLOATS", "INTEGERS", "Count", "Sum", "add_all", "overflow", "scale_of"]
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
@@ -63,7 +63,7 @@ class Count(NativeCombiner):
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """See `NativeCombiner.combine_all`."""
-        return _add_all(self, stored, partials)
+        return add_all(self, stored, partials)
 
 
 class Sum(NativeCombiner):
@@ -88,7 +88,7 @@ class Sum(NativeCombiner):
         if kind in FLOATS:
             return "double"
         if kind.startswith("decimal("):
-            return f"decimal(38,{_scale(kind)})"
+            return f"decimal(38,{scale_of(kind)})"
         raise unsupported(self, self.column, kind, "a number")
 
     def partials(self, value_type: str) -> list[Column]:
@@ -107,7 +107,7 @@ class Sum(NativeCombiner):
         if len(columns) > 1 and None in sums:
             for total, count in zip(sums, columns[1], strict=True):
                 if total is None and count:
-                    raise _overflow(self)
+                    raise overflow(self)
         return sums
 
     def init(self, row: Row) -> Any:
@@ -116,97 +116,15 @@ class Sum(NativeCombiner):
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """See `NativeCombiner.combine_all`."""
-        return _add_all(self, stored, partials)
+        return add_all(self, stored, partials)
 
 
-class Avg(NativeCombiner):
-    """The mean of a column, stored as sum and count.
-
-    The sum of integers is exact, to 38 digits, and their mean is a double. The mean of decimals has four more decimal
-    places than the column.
-    """
-
-    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
-        self.column = cast("str", only_where(column, where))
-
-    def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
-        return (self.column,)
-
-    def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
-        kind = column_type(columns, self.column, self)
-        if kind in INTEGERS:
-            return "struct<sum:decimal(38,0),count:bigint>"
-        if kind in FLOATS:
-            return "struct<sum:double,count:bigint>"
-        if kind.startswith("decimal("):
-            return f"struct<sum:decimal(38,{_scale(kind)}),count:bigint>"
-        raise unsupported(self, self.column, kind, "a number")
-
-    def partials(self, value_type: str) -> list[Column]:
-        """See `NativeCombiner.partials`."""
-        from pyspark.sql import functions as F
-
-        column = column_of(self.column)
-        if "double" in value_type:
-            return [F.sum(column.cast("double")), F.count(column)]
-        if "decimal(38,0)" in value_type:
-            return [F.try_sum(column.cast("decimal(38,0)")), F.count(column)]
-        return [F.try_sum(column), F.count(column)]
-
-    def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`."""
-        sums, counts = columns
-        if None not in sums:
-            return list(zip(sums, counts, strict=True))
-        out = []
-        for total, count in zip(sums, counts, strict=True):
-            if total is None and count:
-                raise _overflow(self)
-            out.append((total, count))
-        return out
-
-    def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
-        value = row[self.column]
-        if value is None:
-            return (None, 0)
-        return (Decimal(value) if type(value) is int else value, 1)
-
-    def zero(self) -> Any:
-        """No rows: no sum, count 0."""
-        return (None, 0)
-
-    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
-        sums = _add_all(self, *([None if pair is None else pair[0] for pair in side] for side in (stored, partials)))
-        counts = _add_all(self, *([0 if pair is None else pair[1] for pair in side] for side in (stored, partials)))
-        return list(zip(sums, counts, strict=True))
-
-    def result(self, value: Any) -> Any:
-        """The sum divided by the count; None if all values were null."""
-        if value is None or not value[1]:
-            return None
-        total, count = value
-        if isinstance(total, Decimal):
-            scale = -int(total.as_tuple().exponent)
-            mean = EXACT.divide(total, count)
-            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-min(scale + 4, 38)), context=EXACT)
-        return total / count
-
-    def result_type(self, value_type: str) -> str:
-        """See `Aggregator.result_type`."""
-        inner = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
-        scale = 0 if inner == "double" else _scale(inner)
-        return f"decimal(38,{min(scale + 4, 38)})" if scale else "double"
-
-
-def _scale(decimal_type: str) -> int:
+def scale_of(decimal_type: str) -> int:
+    """The decimal places of a Spark decimal."""
     return int(decimal_type.removesuffix(")").partition(",")[2])
 
 
-def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:
+def add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:
     """Add two lists, without nulls. Raises ValueOverflowError."""
     kind = next((type(value) for value in partials if value is not None), None)
     plus = EXACT.add if kind is Decimal else add
@@ -216,9 +134,9 @@ def _add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> lis
         sums = [_plus(plus, old, new) for old, new in zip(stored, partials, strict=True)]
         totals = [total for total in sums if total is not None]
     if kind is int and (max(totals) > _MAX_LONG or min(totals) < _MIN_LONG):
-        raise _overflow(who)
+        raise overflow(who)
     if kind is Decimal and any(_unscaled(total) >= _DECIMAL_LIMIT for total in totals):
-        raise _overflow(who)
+        raise overflow(who)
     return sums
 
 
@@ -232,7 +150,8 @@ def _unscaled(total: Decimal) -> Decimal:
     return total.scaleb(-int(total.as_tuple().exponent), EXACT).copy_abs()
 
 
-def _overflow(who: NativeCombiner) -> ValueOverflowError:
+def overflow(who: NativeCombiner) -> ValueOverflowError:
+    """The error for a sum that has left its range."""
     return ValueOverflowError(
         f"{who} left its range (64 bits for integers, 38 digits for decimals): nothing of this batch counts. "
         "Cast the column to double or to a decimal with room, and give the state another name.",
