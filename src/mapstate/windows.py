@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mapstate.errors import ConfigurationError
-from mapstate.protocol.windows import MOST_PANES, NEVER, Panes
+import msgspec
+
+from mapstate.errors import ConfigurationError, StateSchemaError
+from mapstate.protocol.windows import MOST_PANES, NEVER, Panes, WindowDefinition, WindowsRecord
+from mapstate.schema import KeyField
 
 __all__ = [
     "CountWindow",
@@ -24,6 +28,7 @@ __all__ = [
     "span_text",
     "time_of",
     "time_text",
+    "with_definition",
 ]
 
 Duration = str | dt.timedelta | int
@@ -189,4 +194,37 @@ def time_text(number: int, time: TimeType) -> str:
 
 def span_text(number: int, time: TimeType) -> str:
     """A duration for people."""
-    return str(number) if time == "bigint" else f"{number / 1_000_000:g} s"
+    return str(number) if time == "bigint" else f"{number / 1_000_000:.6f}".rstrip("0").rstrip(".") + " s"
+
+
+def with_definition(
+    state: str,
+    windows: WindowsRecord | None,
+    asked: WindowDefinition | None,
+    keys: tuple[Sequence[KeyField], Sequence[KeyField]],
+) -> WindowsRecord:
+    """The windows of a state that a job opens with its own definition. Raises StateSchemaError for other windows.
+
+    ``keys`` are the ledger's and the job's.
+    """
+    if windows is not None and asked is not None and windows.definition.is_same(asked):
+        return msgspec.structs.replace(windows, definition=asked)
+    found, expected = map(_shown, (None if windows is None else windows.definition, asked), keys)
+    raise StateSchemaError(
+        f"state {state!r}: its ledger has the windows {found}, the job asks for {expected}. Nothing was written. Open "
+        "the state as it was made, or name another state.",
+        state=state,
+        found=found,
+        expected=expected,
+    )
+
+
+def _shown(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
+    if windows is None:
+        return "(none)"
+    spans = (windows.length, windows.slide, windows.offset)
+    length, slide, offset = (span_text(span, keys[0].type) for span in spans)
+    if windows.sessions:
+        return f"(sessions, gap {length})"
+    clock = ", by the clock" if windows.by_clock else ""
+    return f"(length {length}, slide {slide}, startTime {offset}{clock})"

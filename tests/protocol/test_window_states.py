@@ -172,7 +172,8 @@ def test_a_lost_ledger_of_windows_cannot_be_made_again(url):
 
 def test_a_state_keeps_its_windows(url):
     Tens(url, "s").batch({5: {"a": 1}}, watermark=5)
-    with pytest.raises(errors.StateSchemaError, match="windows"):
+    shown = r"\(length 10, slide 10, startTime 0\), the job asks for \(length 10, slide 20, startTime 0\)"
+    with pytest.raises(errors.StateSchemaError, match=shown):
         Tens(url, "s", slide=20).begin()
     again = Tens(url, "s", retention=50)
     again.next = 1
@@ -193,6 +194,13 @@ def test_index_keys_end_with_the_head(url):
     (part,) = slices(lambda keys: [[2, "x"] if "\\P|0|0" in keys else None for _ in keys], ["0"], 1)
     assert index_keys(part)[-1] == "\\P|0|0"
     assert set(index_keys(part)) == found
+
+
+def test_windows_of_timestamps_are_shown_in_seconds(url):
+    hour = 3_600_000_000
+    Windowed(url, kind="timestamp", length=hour, slide=hour).batch(Row(5, "ann", 1))
+    with pytest.raises(errors.StateSchemaError, match=r"length 3600 s, .* \(sessions, gap 0.000001 s\)"):
+        Windowed(url, kind="timestamp", length=1, slide=1, sessions=True).attempt()
 
 
 def test_windows_that_a_later_batch_has_purged_are_passed_on_by_nobody(url):

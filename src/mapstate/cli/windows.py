@@ -36,7 +36,7 @@ def windows(
     with open_reader(url, state) as reader:
         record = reader.ledger()
         if record.windows is None:
-            raise UsageError(f"state {state!r} has no windows: mapstate get shows its keys")
+            raise UsageError(f"state {state!r} has no windows by time: mapstate get shows its keys")
         keys = typed_keys(texts, record.keys[1:])
         if len(keys) > 1:
             raise UsageError("give one key: its windows are what is shown")

@@ -10,8 +10,9 @@ import msgspec
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
 from mapstate.protocol.ledger_record import DROPPER, FORMAT, FORMAT_WITH_WINDOWS, LedgerRecord, OpenRequest
 from mapstate.protocol.transitions import after_failed_attempt
-from mapstate.protocol.windows import WindowsRecord, with_definition
+from mapstate.protocol.windows import WindowsRecord
 from mapstate.schema import Field, KeyField
+from mapstate.windows import with_definition
 
 __all__ = ["open_ledger"]
 
@@ -48,7 +49,9 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             state=ledger.state,
             owner=ledger.owner,
         )
-    windows = with_definition(ledger.state, ledger.windows, opening.windows)
+    windows = ledger.windows
+    if opening.windows != (None if windows is None else windows.definition):
+        windows = with_definition(ledger.state, windows, opening.windows, (ledger.keys, opening.keys))
     ledger = msgspec.structs.replace(_with_fields(ledger, opening), windows=windows)
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mapstate.errors import DataError, StateSchemaError
+from mapstate.errors import DataError
 
 __all__ = [
     "MOST_PANES",
@@ -34,7 +34,6 @@ __all__ = [
     "runs_with",
     "runs_without",
     "watermark",
-    "with_definition",
 ]
 
 NEVER = -(1 << 62)
@@ -275,31 +274,6 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
     def emptied(self) -> WindowsRecord:
         """After a reset: without anything that was counted."""
         return WindowsRecord(definition=self.definition)
-
-
-def with_definition(state: str, windows: WindowsRecord | None, asked: WindowDefinition | None) -> WindowsRecord | None:
-    """The windows of a state that a job opens with its own definition. Raises StateSchemaError for other windows."""
-    own = None if windows is None else windows.definition
-    if own == asked:
-        return windows
-    if windows is not None and asked is not None and windows.definition.is_same(asked):
-        return msgspec.structs.replace(windows, definition=asked)
-    raise StateSchemaError(
-        f"state {state!r}: its ledger has the windows {_shown(own)}, the job asks for {_shown(asked)}. Nothing was "
-        "written. Open the state as it was made, or name another state.",
-        state=state,
-        found=_shown(own),
-        expected=_shown(asked),
-    )
-
-
-def _shown(windows: WindowDefinition | None) -> str:
-    if windows is None:
-        return "(none)"
-    if windows.sessions:
-        return f"(sessions, gap {windows.length})"
-    clock = ", by the clock" if windows.by_clock else ""
-    return f"(length {windows.length}, slide {windows.slide}, offset {windows.offset}{clock})"
 
 
 def watermark(before: int, inputs: Mapping[str, Input], lag: int, now: int, *, idle: int | None = None) -> int:

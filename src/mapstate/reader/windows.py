@@ -237,7 +237,10 @@ class WindowReads:
 
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:
-            raise UsageError(f"state {self._reads.state!r} has no windows")
+            raise UsageError(
+                f"state {self._reads.state!r} has no windows by time: get() and multi_get() read its keys, also those "
+                "with windows by count"
+            )
         return ledger.windows
 
     def _time_type(self, ledger: LedgerRecord) -> str:
