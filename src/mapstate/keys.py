@@ -141,6 +141,22 @@ class KeyCodec:
         except (TypeError, ValueError, ArithmeticError, KeyError) as error:
             raise self._no_key(text) from error
 
+    def decode_all(self, texts: Sequence[StoreKey]) -> list[Key]:
+        """The key of each text; faster than `decode`, column by column, where no text has an escape. Raises as it does.
+
+        Readers call it for each page of a scan, executors for each chunk of a fired window.
+        """
+        width = len(self.fields)
+        plain = [text for text in texts if isinstance(text, str) and "\\" not in text]
+        if width and len(plain) == len(texts):
+            columns = [plain] if width == 1 else zip(*(text.split("|") for text in plain), strict=True)
+            try:
+                values = [_from_texts(kind, column) for kind, column in zip(self._types, columns, strict=True)]
+                return list(zip(*values, strict=True))
+            except (TypeError, ValueError, ArithmeticError, KeyError):
+                pass  # one of them is no key: said below
+        return list(map(self.decode, texts))
+
     def _no_key(self, text: StoreKey) -> KeyEncodingError:
         return KeyEncodingError(
             f"the store holds the key {shown(text)}, which is no key of a state keyed by {self._schema()}: "
@@ -176,6 +192,14 @@ def _split(text: str) -> list[str]:
 class _KeyType(NamedTuple):
     to_text: Callable[[Sequence[Any]], list[Any]]
     from_text: Callable[[str], Any]
+
+
+def _from_texts(kind: _KeyType, column: Sequence[str]) -> Sequence[Any]:
+    """The values of texts without an escape. All keys of a window have one time, which is made once."""
+    if kind.from_text is _string:
+        return column
+    values = {text: kind.from_text(text) for text in set(column)}
+    return [values[text] for text in column]
 
 
 def _strings(column: Sequence[Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import struct
 import unicodedata
 from decimal import Decimal
@@ -121,6 +122,25 @@ def test_columns_give_the_texts_that_single_keys_give(drawn):
     texts = [codec(*kinds).encode(key) for key in keys]
     assert codec(*kinds).encode_columns(columns, len(keys)) == texts
     assert codec(*kinds).encode_all(keys) == texts
+    one_by_one = [codec(*kinds).decode(text) for text in texts]
+    assert list(map(repr, codec(*kinds).decode_all(texts))) == list(map(repr, one_by_one))
+
+
+def test_many_texts_are_decoded_as_each_alone():
+    two = codec("string", "timestamp")
+    texts = ["a|2026-11-22T10:00:00.000000Z", "b|2026-11-22T10:00:00.000000Z"]
+    texts.append(two.encode(("a|b", None)))
+    for some in (texts, texts[:2], texts[:1], []):
+        assert two.decode_all(some) == [two.decode(text) for text in some]
+    assert codec().decode_all(["\\G", "\\G"]) == [(), ()]
+    native = KeyCodec([KeyField("k", "bigint")], native=True)
+    assert native.decode_all([3, "\\N"]) == [(3,), (None,)]
+    for no_key in ("a", "a|b|c", "a|yesterday"):
+        for some in ([no_key], [texts[0], no_key], [no_key, no_key]):
+            with pytest.raises(KeyEncodingError, match=re.escape(no_key)):
+                two.decode_all(some)
+    with pytest.raises(KeyEncodingError):
+        native.decode_all([3, "4"])
 
 
 def test_texts_are_those_of_the_documentation():

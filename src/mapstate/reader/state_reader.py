@@ -12,7 +12,7 @@ from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.errors import ConfigurationError, KeyEncodingError, UnknownColumnError, UsageError, missing_driver
 from mapstate.findings import Unreadable
-from mapstate.keys import Key, StoreKey
+from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import without_gone
@@ -276,15 +276,17 @@ class StateReader:
     ) -> Iterator[Page]:
         unreadable = Unreadable(self._state)
         for opened, texts, values in self._read_pages(pages, unreadable, count):
-            page = []
-            for text, fields in zip(texts, opened.fields.named(values), strict=True):
-                if fields is not None:
-                    try:
-                        key = opened.keys.decode(text)
-                    except KeyEncodingError as error:
-                        unreadable.add([str(text)], error)
-                        continue
-                    page.append((key, fields if columns is None else {name: fields.get(name) for name in columns}))
+            rows = [
+                (text, fields)
+                for text, fields in zip(texts, opened.fields.named(values), strict=True)
+                if fields is not None
+            ]
+            keys = _decoded(opened.keys, [text for text, _ in rows], unreadable)
+            page = [
+                (key, fields if columns is None else {name: fields.get(name) for name in columns})
+                for key, (_, fields) in zip(keys, rows, strict=True)
+                if key is not None
+            ]
             if page:
                 yield page
         if unreadable.count:
@@ -331,3 +333,18 @@ class StateReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _decoded(codec: KeyCodec, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Key | None]:
+    """The keys, None for what is none."""
+    try:
+        return [*codec.decode_all(texts)]
+    except KeyEncodingError:
+        keys: list[Key | None] = []
+    for text in texts:
+        try:
+            keys.append(codec.decode(text))
+        except KeyEncodingError as error:
+            unreadable.add([str(text)], error)
+            keys.append(None)
+    return keys
