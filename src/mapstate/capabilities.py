@@ -225,8 +225,8 @@ class Rewrites(Protocol):
         """Replace records that exist, and remove those whose value is None: all of them, or raise.
 
         Raises FencedError like ``multi_put``, atomically with the write. A record that is gone meanwhile stays gone,
-        and one that expires keeps the time it has left. For a vacuum: once per page, after a get of its keys. A batch
-        never removes.
+        and one that expires keeps the time it has left. For a vacuum, once per page, after a get of its keys; and for
+        the windows that a batch removes, once per chunk, without a get. Nothing else that a batch does removes.
         """
         ...
 

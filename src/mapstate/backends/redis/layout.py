@@ -226,17 +226,18 @@ class StringLayout(Layout):
         return [command(b"TYPE", self._head + text) for text in self.encoded(keys)]
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
-        """A SET or a DEL for each record."""
-        texts = self.encoded(keys)
+        """A SET for each record, and one DEL for those that go."""
+        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        gone = [key for key, value in zip(keys, values, strict=True) if value is None]
         self.check_rewritten(keys, values)
         rewrite = b"".join(
-            command(b"DEL", self._head + text)
-            if value is None
-            else command(b"SET", self._head + text, value, b"XX", b"KEEPTTL")
-            for text, value in zip(texts, values, strict=True)
+            command(b"SET", self._head + text, value, b"XX", b"KEEPTTL")
+            for text, value in zip(self.encoded(list(kept)) if kept else (), kept.values(), strict=True)
         )
+        if gone:
+            rewrite += b"*%d\r\n$3\r\nDEL%b\r\n" % (len(gone) + 1, self.pack(gone).joined)
         self.check_whole(f"the {len(keys)} records of one page", rewrite, keys[0])
-        return rewrite, len(keys)
+        return rewrite, len(kept) + bool(gone)
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
         """SCAN, which walks through the whole database."""

@@ -37,6 +37,8 @@ _ROWS_AT_ONCE = 50
 _MOST_AT_ONCE = 65_536  # bytes of a record; larger ones go one by one, because a statement keeps its values in memory
 _PUT = "REPLACE INTO mapstate_records VALUES (?, ?, ?)"
 _PUT_MANY = _PUT + ", (?, ?, ?)" * (_ROWS_AT_ONCE - 1)
+_DELETE = "DELETE FROM mapstate_records WHERE state = ? AND key IN (?)"
+_DELETE_MANY = _DELETE.replace("(?)", f"(?{', ?' * (_ROWS_AT_ONCE - 1)})")
 
 
 class SqliteStore:
@@ -202,12 +204,15 @@ class SqliteStore:
         check_lengths(keys, values, "values")
         kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
         rows = self._rows(list(kept), list(kept.values()))
-        gone = [(self._state, key) for key in sorted(set(keys) - kept.keys())]
+        gone = sorted(set(keys) - kept.keys())
 
         def rewrite(db: sqlite3.Connection) -> None:
             changed = [(record, state, key) for state, key, record in rows]
             db.executemany("UPDATE mapstate_records SET record = ? WHERE state = ? AND key = ?", changed)
-            db.executemany("DELETE FROM mapstate_records WHERE state = ? AND key = ?", gone)
+            whole = len(gone) - len(gone) % _ROWS_AT_ONCE
+            for at in range(0, whole, _ROWS_AT_ONCE):
+                db.execute(_DELETE_MANY, (self._state, *gone[at : at + _ROWS_AT_ONCE]))
+            db.executemany(_DELETE, [(self._state, key) for key in gone[whole:]])
 
         self._fenced(token, rewrite)
 

@@ -498,6 +498,9 @@ class LedgerContract(BackendContract):
         found = [side_door.read(self.state, key) for key in ("a", "b", "c", "gone", "nowhere")]
         assert found == [self.a_record(9, 7), None, self.a_record(3), None, None]
         writer.multi_rewrite([], [])
+        store.multi_put(["d"], [self.a_record(4)])
+        writer.multi_rewrite(["d", "nowhere"], [None, None])
+        assert store.multi_get(["d"]) == [None], "a record was not removed where no get came before"
         self.move(store, LATER)
         with pytest.raises(FencedError):
             writer.multi_rewrite(["a", "c"], [None, None])
