@@ -214,6 +214,48 @@ def test_a_row_of_the_future_makes_no_other_row_late(spark, tmp_path):
         assert [report.rows_late for report in reader.reports()] == [0, 0]
 
 
+def test_no_aggregate_takes_a_late_row(spark, tmp_path):
+    """Spark would keep them all for Collect, and its sum of them would overflow."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    stream = newStream("clicks", frame(spark, []))
+    counts = stream.tumblingWindow(10, timestampField="at", retention=100).persistentAggregate(
+        opaque(url), total=Sum("n"), all=Collect("n", most=2), rows=Count()
+    )
+    counts(frame(spark, [Row(5, "a", 1), Row(25, "a", 2)]), 0)
+    counts(frame(spark, [Row(at, "a", 2**62) for at in (6, 7, 8, None)] + [Row(26, "a", 4)]), 1)
+    with open_reader(url, "clicks") as reader:
+        assert [window.value for window in reader.windows()] == [
+            {"total": 1, "all": [1], "rows": 1},
+            {"total": 6, "all": [2, 4], "rows": 2},
+        ]
+        assert [report.rows_late for report in reader.reports()] == [4, 0]
+
+
+def test_a_sum_of_doubles_is_the_same_whoever_joins_the_panes(spark, url, monkeypatch):
+    """In another order than that of time, a one beside the large numbers would be lost or kept."""
+    schema, fired, due = "at bigint, user bigint, x double", {}, WindowedState._due
+
+    def as_they_come(*args: Any) -> Any:
+        panes, ends = due(*args)
+        return panes[::-1], ends
+
+    monkeypatch.setattr(WindowedState, "_due", as_they_come)
+    windows = newStream("clicks", spark.createDataFrame([], schema)).slidingWindow(60, 10, timestampField="at")
+    counts = windows.groupBy("user").persistentAggregate(opaque(url), x=Sum("x"))
+
+    def keep(rows: DataFrame, _batch_id: int) -> None:
+        fired.update({(row.user, row.window_end): row.x for row in rows.collect()})
+
+    counts.firedWindowsStream().foreachBatch(keep)
+    parts = [1e16, 1.0, -1e16, 1.0, 1e16, 1.0]
+    counts(spark.createDataFrame([(10 * at, user, x) for at, x in enumerate(parts) for user in range(20)], schema), 0)
+    counts(spark.createDataFrame([(60, 1, 0.0)], schema), 1)
+    with open_reader(url, "clicks") as reader:
+        seen = {(user, window.end): window.value["x"] for user in range(20) for window in reader.windows(user)}
+    assert len(fired) == 20 * len(parts)
+    assert fired == {at: seen[at] for at in fired}
+
+
 def test_own_aggregators_fill_windows(spark, tmp_path):
     """Raw rows go through Python; a reducer fills tumbling windows only."""
     url = f"sqlite:///{tmp_path}/state.db"
@@ -337,13 +379,20 @@ def test_an_advance_fires_with_the_next_batch_also_behind_an_attempt_that_died(s
         assert state.watermark().time == 34
 
 
-@pytest.mark.parametrize("config", [TumblingDurationWindow.of(10), SlidingDurationWindow.of(25, 10)])
-def test_no_batch_makes_spark_compile_what_the_batch_before_it_ran(spark, tmp_path, config):
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (TumblingDurationWindow.of(10), "at"),
+        (SlidingDurationWindow.of(25, 10), "at"),
+        (TumblingDurationWindow.of("1 millisecond"), None),
+    ],
+)
+def test_no_batch_makes_spark_compile_what_the_batch_before_it_ran(spark, tmp_path, config, field):
     """The watermark and the clock differ from batch to batch; the code that Spark generates has neither."""
     for number in range(4):
         frame(spark, [Row(100 * number + at, "x", at) for at in range(30)]).write.parquet(f"{tmp_path}/{number}")
     stream = newStream("clicks", spark.read.parquet(f"{tmp_path}/0"))
-    windows = stream.window(config, timestampField="at", lag=1).groupBy("user")
+    windows = stream.window(config, timestampField=field, lag=1 if field else 0).groupBy("user")
     counts = windows.persistentAggregate(opaque(f"memory://{tmp_path.name}"), rows=Count())
     compiled = []
     for number in range(4):

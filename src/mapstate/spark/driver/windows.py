@@ -7,7 +7,7 @@ The rules are those of `mapstate.protocol.windows`; the work is done by the task
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.window_task import (
     PACKED,
+    PACKED_ORDER,
     FiredTask,
     JoinTask,
     PurgeTask,
@@ -61,7 +62,7 @@ WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 
 _MOST_PURGED = 100_000  # keys, beside as many as the batch wrote
-_ON_DRIVER = 2_000  # keys: fewer are not worth a job
+_ON_DRIVER = 10_000  # keys: fewer are not worth a job
 
 
 class WindowsDone(NamedTuple):
@@ -115,8 +116,8 @@ class WindowedState(StateDriver):
     def keyed(self, frame: DataFrame) -> DataFrame:
         """A batch's rows with their panes, as the task's plan takes them."""
         self._now = time.time_ns() // 1000
-        keys = [key.name for key in self.job.keys[1:]]
-        return with_panes(frame, self._windows, keys, self.branch.late_before or 0, self._now)
+        read = dict.fromkeys([*(key.name for key in self.job.keys[1:]), *self.job.columns])
+        return with_panes(frame, self._windows, list(read), self.branch.late_before or 0, self._now)
 
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
         """See `StateDriver.attempt`; then the new watermark, and the purge. Raises FencedError, too."""
@@ -217,15 +218,21 @@ class WindowedState(StateDriver):
             return Fired(frame.sparkSession.createDataFrame([], out), has_windows=False)
         read, join = self._tasks(record, ends, fields, out)
         places = [(pane, partition) for pane in panes for partition in range(windows.width)]
+        is_whole = not self._windows.definition.has_parts
         if self.job.spec.is_applied_on_driver:
-            return Fired(_on_driver(frame, places, read, join, out), has_windows=True)
+            columns = [pa.array(column) for column in zip(*places, strict=True)]
+            batch = pa.RecordBatch.from_arrays(columns, ["pane", "partition"])
+            shown = (
+                ReadAndJoin(read, join)(iter([batch])) if is_whole else _sorted_and_joined(read(iter([batch])), join)
+            )
+            return Fired(arrow_frame(frame, out, list(shown)), has_windows=True)
         spread = frame.sparkSession.createDataFrame(places, "pane bigint, partition int")
-        if not self._windows.definition.has_parts:
+        if is_whole:
             return Fired(spread.mapInArrow(ReadAndJoin(read, join), out), has_windows=True)
         with configured(frame, ONE_DRAW):
             packed = spread.mapInArrow(read, PACKED).repartition("window_end", "rest")
-            rows = packed.sortWithinPartitions("window_end", "rest").mapInArrow(join, out)
-            return Fired(rows, has_windows=True)
+            joins = packed.sortWithinPartitions(*PACKED_ORDER).mapInArrow(join, out)
+            return Fired(joins, has_windows=True)
 
     def _due(self, record: LedgerRecord, done: WindowCommit) -> tuple[list[int], range]:
         """The panes of the windows that a batch has fired, and where these windows end."""
@@ -277,13 +284,8 @@ def windows_of_ledger(record: LedgerRecord) -> WindowsRecord:
     return record.windows
 
 
-def _on_driver(
-    frame: DataFrame, places: list[tuple[int, int]], read: FiredTask, join: JoinTask, out: StructType
-) -> DataFrame:
-    columns = [pa.array(column) for column in zip(*places, strict=True)]
-    packed = list(read(iter([pa.RecordBatch.from_arrays(columns, ["pane", "partition"])])))
-    batches: list[pa.RecordBatch] = []
-    if packed:
-        table = pa.Table.from_batches(packed).sort_by([("window_end", "ascending"), ("rest", "ascending")])
-        batches = list(join(iter(table.combine_chunks().to_batches())))
-    return arrow_frame(frame, out, batches)
+def _sorted_and_joined(packed: Iterator[pa.RecordBatch], join: JoinTask) -> Iterator[pa.RecordBatch]:
+    batches = list(packed)
+    if batches:
+        table = pa.Table.from_batches(batches).sort_by([(column, "ascending") for column in PACKED_ORDER])
+        yield from join(iter(table.combine_chunks().to_batches()))

@@ -25,11 +25,10 @@ from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.window_task import (
     FiredTask,
     JoinTask,
+    Page,
     PurgeTask,
     Reads,
     is_native_integer,
-    packed_batch,
-    packing,
 )
 from mapstate.windows import number_of, time_of
 
@@ -102,10 +101,10 @@ class FiredSessionTask(FiredTask):
         super().__init__(spec, record, ends)
         self.fields = fields
 
-    def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[pa.RecordBatch]:
+    def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[Page]:
         pieces = _Pieces(reads, self.record, self.fields)
         gap = _windows(self.record).definition.length
-        text, packed = pieces.text(pane), packing(self.record)
+        text = pieces.text(pane)
         for part in slices(reads.index, [text], partition + 1, first=partition):
             for rests in key_pages(reads.index, part):
                 for start in range(0, len(rests), self.spec.chunk_size):
@@ -124,15 +123,15 @@ class FiredSessionTask(FiredTask):
                     self.check_ledger(reads.store)
                     self.check_present(text, some, values)
                     ends = [pieces.last(values[at]) + gap for at in ended]
-                    yield packed_batch(ends, own, packed.dumps([pieces.joined(session) for session in whole]))
+                    yield Page(pane, own, [pieces.joined(session) for session in whole], [ends])
 
 
 class SessionRows(JoinTask):
     """Fired sessions as rows. See `JoinTask`."""
 
-    def _start(self, end: int, value: Any) -> int:  # noqa: ARG002
-        names = [field.name for field in self.fields.fields]
-        return number_of(value[names.index(FIRST)])
+    def _starts(self, ends: pa.Array, values: Sequence[Any]) -> pa.Array:
+        at = [field.name for field in self.fields.fields].index(FIRST)
+        return pa.array([number_of(value[at]) for value in values], ends.type)
 
     def _shown(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         kept = [at for at, field in enumerate(self.fields.fields) if field.name not in (FIRST, LAST)]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from itertools import groupby, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -40,15 +39,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PACKED",
+    "PACKED_ORDER",
     "FiredTask",
     "JoinTask",
+    "Page",
     "PurgeTask",
     "ReadAndJoin",
     "Reads",
     "WindowReport",
     "WindowTask",
     "is_native_integer",
-    "packed_batch",
     "packing",
 ]
 
@@ -192,19 +192,28 @@ class PurgeTask:
     def _remove(self, writer: Any, codec: RecordCodec, keys: list[StoreKey], *, removes: bool) -> None:
         for start in range(0, len(keys), self.spec.chunk_size):
             some = keys[start : start + self.spec.chunk_size]
-            writer.multi_get(some)  # a put belongs to the get before it
             if removes:
                 writer.multi_rewrite(some, [None] * len(some))
-            else:
-                SerializedMap(writer, codec).multi_put(some, list(repeat((self.txid, None, None), len(some))))
+                continue
+            writer.multi_get(some)  # a put belongs to the get before it
+            SerializedMap(writer, codec).multi_put(some, list(repeat((self.txid, None, None), len(some))))
+
+
+class Page(NamedTuple):
+    """Some keys of a pane and their values, and for each window that they are of, where it ends for each key."""
+
+    pane: int
+    rests: Sequence[str]
+    values: Sequence[Any]
+    ends: Sequence[Sequence[int]]
 
 
 class FiredTask:
     """Reads the panes of fired windows. Picklable. A row is a pane and a partition.
 
-    Gives out, for each key and window, the window's end, the rest of the key, and the value packed; `JoinTask` takes
-    these. Raises FencedError where a newer driver has taken over or the windows are gone, and StoreLostError where a
-    key that the index names has no record.
+    Gives out, for each key and window, the window's end, the rest of the key, the pane, and the value packed;
+    `JoinTask` takes these. Raises FencedError where a newer driver has taken over or the windows are gone, and
+    StoreLostError where a key that the index names has no record.
     """
 
     def __init__(self, spec: StateSpec, record: LedgerRecord, ends: range) -> None:
@@ -214,6 +223,17 @@ class FiredTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
+        packed = packing(self.record)
+        for page in self.pages(batches):
+            panes = pa.repeat(pa.scalar(page.pane, pa.int64()), len(page.rests))
+            rests, data = pa.array(page.rests, pa.string()), pa.array(packed.dumps(page.values), pa.binary())
+            for ends in page.ends:
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(ends, pa.int64()), rests, panes, data], [*PACKED_ORDER, "value"]
+                )
+
+    def pages(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Page]:
+        """The same, not packed."""
         reads = Reads(self.spec, self.record, self.record.view(), self.record.next_txid - 1)
         try:
             for batch in batches:
@@ -223,15 +243,14 @@ class FiredTask:
         finally:
             close_if_possible(reads.store)
 
-    def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[pa.RecordBatch]:
+    def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[Page]:
         record = self.record
         if record.windows is None:
             return
         panes = record.windows.definition.panes
-        ends = [end for end in panes.ends(pane) if end in self.ends]
+        windows = [end for end in panes.ends(pane) if end in self.ends]
         text = str(KeyCodec(record.keys[:1]).encode(time_of(pane, record.keys[0].type)))
         is_int = is_native_integer(record)
-        packed = packing(record)
         for part in slices(reads.index, [text], partition + 1, first=partition):
             for rests in key_pages(reads.index, part):
                 for start in range(0, len(rests), self.spec.chunk_size):
@@ -239,9 +258,7 @@ class FiredTask:
                     values = reads.values([store_key(text, rest, is_native_integer=is_int) for rest in some])
                     self.check_ledger(reads.store)
                     self.check_present(text, some, values)
-                    data = packed.dumps(values)
-                    for end in ends:
-                        yield packed_batch([end] * len(some), some, data)
+                    yield Page(pane, some, values, [[end] * len(some) for end in windows])
 
     def check_ledger(self, store: Any) -> None:
         """Raises FencedError, see the class."""
@@ -265,7 +282,7 @@ class FiredTask:
 
 
 class JoinTask:
-    """The values of a window's panes as one row per window and key. Picklable. Takes rows sorted by window and key."""
+    """The values of a window's panes as one row per window and key. Picklable. Takes rows in `PACKED_ORDER`."""
 
     def __init__(self, record: LedgerRecord, fields: Fields, out: StructType) -> None:
         self.record = record
@@ -275,11 +292,11 @@ class JoinTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
         codec = packing(self.record)
-        open_window: tuple[Any, ...] | None = None
+        open_window: tuple[int, str] | None = None
         value: Any = None
         for batch in batches:
-            ends, rests, data = (column.to_pylist() for column in batch.columns)
-            whole: list[tuple[tuple[Any, ...], Any]] = []
+            ends, rests, data = (batch[name].to_pylist() for name in ("window_end", "rest", "value"))
+            whole: list[tuple[tuple[int, str], Any]] = []
             rows = zip(zip(ends, rests, strict=True), codec.loads(rests, data), strict=True)
             for window, group in groupby(rows, itemgetter(0)):
                 for _, own in group:
@@ -290,28 +307,32 @@ class JoinTask:
                         whole.append((open_window, value))
                     open_window, value = window, own
             if whole:
-                yield self._rows(whole)
+                windows, values = zip(*whole, strict=True)
+                yield self.rows([end for end, _ in windows], [rest for _, rest in windows], values)
         if open_window is not None:
-            yield self._rows([(open_window, value)])
+            yield self.rows([open_window[0]], [open_window[1]], [value])
 
-    def _rows(self, whole: list[tuple[tuple[Any, ...], Any]]) -> pa.RecordBatch:
+    def rows(self, ends: Sequence[int], rests: Sequence[str], values: Sequence[Any]) -> pa.RecordBatch:
+        """Whole windows as they are given out."""
         record = self.record
         arrow, keys = arrow_schema(self._out), KeyCodec(record.keys[1:])
-        at = cache(partial(time_of, time=record.keys[0].type))  # a window has many keys
-        windows, values = zip(*whole, strict=True)
+        until = pa.array(ends, pa.int64())
         columns = [
-            [at(self._start(end, value)) for (end, _), value in whole],
-            [at(end) for end, _ in windows],
-            *(zip(*(keys.decode(rest) for _, rest in windows), strict=True) if record.keys[1:] else ()),
+            self._starts(until, values).cast(arrow.types[0]),
+            until.cast(arrow.types[1]),
+            *(zip(*keys.decode_all(rests), strict=True) if record.keys[1:] else ()),
             *zip(*self._shown(values), strict=True),
         ]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, arrow, strict=True)]
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, kind)
+            for column, kind in zip(columns, arrow.types, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
-    def _start(self, end: int, value: Any) -> int:  # noqa: ARG002  sessions have it in the value
+    def _starts(self, ends: pa.Array, values: Sequence[Any]) -> pa.Array:  # noqa: ARG002  sessions have it in the value
         if self.record.windows is None:
             raise AssertionError("only a state with windows fires them")
-        return end - self.record.windows.definition.length
+        return pc.subtract(ends, self.record.windows.definition.length)
 
     def _shown(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         return self.fields.shown_all(values)
@@ -326,17 +347,17 @@ class ReadAndJoin:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
-        return self.join(self.read(batches))
+        for page in self.read.pages(batches):
+            for ends in page.ends:
+                if ends:
+                    yield self.join.rows(ends, page.rests, page.values)
 
 
-PACKED = "window_end bigint, rest string, value binary"
+PACKED = "window_end bigint, rest string, pane bigint, value binary"
 """The columns between `FiredTask` and `JoinTask`."""
 
-
-def packed_batch(ends: list[int], rests: list[str], data: list[bytes]) -> pa.RecordBatch:
-    """Rows between `FiredTask` and `JoinTask`."""
-    arrays = [pa.array(ends, pa.int64()), pa.array(rests, pa.string()), pa.array(data, pa.binary())]
-    return pa.RecordBatch.from_arrays(arrays, ["window_end", "rest", "value"])
+PACKED_ORDER = ("window_end", "rest", "pane")
+"""How `JoinTask` takes them: a sum of doubles depends on the order of its panes, and is the same at each repeat."""
 
 
 def packing(record: LedgerRecord) -> RecordCodec:

@@ -53,10 +53,12 @@ def beside_of(windows: Windows) -> list[str]:
     return [f"{BESIDE}{at}" for at in range(len(windows.inputs) + windows.definition.panes.has_gaps)]
 
 
-def with_panes(frame: DataFrame, windows: Windows, keys: Sequence[str], before: int, now: int) -> DataFrame:
+def with_panes(frame: DataFrame, windows: Windows, read: Sequence[str], before: int, now: int) -> DataFrame:
     """The rows with their pane as the first key column, null for a row of no window, and the columns beside.
 
-    ``before`` is where the last window that has fired ends. Rows of no window have null keys, so they are one group.
+    ``before`` is where the last window that has fired ends. ``read`` are the columns that the state reads, its keys
+    among them: null in the rows of no window, so that these are one group, and no aggregate keeps or checks what is in
+    them.
     """
     from pyspark.sql import functions as F
 
@@ -77,7 +79,7 @@ def with_panes(frame: DataFrame, windows: Windows, keys: Sequence[str], before: 
         *(column.alias(own) for column, own in zip(beside, beside_of(windows), strict=True)),
     )
     columns = {windows.column: F.expr(_PANE if windows.type == "bigint" else f"timestamp_micros({_PANE})")}
-    columns |= {key: F.expr(f"case when {_PANE} is not null then {_quoted(key)} end") for key in keys}
+    columns |= {name: F.expr(f"case when {_PANE} is not null then {_quoted(name)} end") for name in read}
     return timed.withColumns(columns)
 
 
@@ -93,7 +95,7 @@ def _varying(number: int) -> str:
 def _time(windows: Windows, now: int) -> str:
     """A row's time as an integer; null where it has none, or one whose windows Python cannot hold."""
     if windows.time is None:
-        return f"{now}L"
+        return f"array({now}L, null)[cast(spark_partition_id() < 0 as int)]"  # never null, which Spark cannot know
     column = _quoted(windows.time)
     if windows.type == "bigint":
         return f"case when {column} between {NEVER // 2} and {-NEVER // 2} then {column} end"
