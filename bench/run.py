@@ -66,6 +66,11 @@ def asked(name: str, sizes: list[str]) -> Answer | None:
         return msgspec.json.decode(out.read_bytes(), type=Answer) if done.returncode == 0 else None
 
 
+def kept_answers() -> dict[str, Answer]:
+    """The last answer to each question that was asked, by name."""
+    return msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Answer]) if KEPT.exists() else {}
+
+
 def results(answers: dict[str, Answer]) -> str:
     head = HEAD.format(
         cores=os.cpu_count(),
@@ -93,7 +98,7 @@ def main() -> None:
         sizes = {name: int(value) for name, _, value in (one.partition("=") for one in options.sizes)}
         options.out.write_bytes(msgspec.json.encode(importlib.import_module(options.answer).ask(**sizes)))
         return
-    answers = msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Answer]) if KEPT.exists() else {}
+    answers = kept_answers()
     failed = []
     for name in options.only:
         started = time.monotonic()

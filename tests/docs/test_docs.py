@@ -72,6 +72,18 @@ def test_every_path_of_a_page_exists(page: Path):
     assert [path for path in sorted(paths) if not any((base / path).exists() for base in (ROOT, page.parent))] == []
 
 
+def test_the_results_are_those_of_the_answers(monkeypatch: pytest.MonkeyPatch):
+    """The line that names the machine has the versions of whoever made them."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    bench = import_module("run")
+    assert set(bench.kept_answers()) == set(bench.QUESTIONS)
+    made, found = (
+        [line for line in text.splitlines() if not re.match(r"\d+ cores, ", line)]
+        for text in (bench.results(bench.kept_answers()), bench.RESULTS.read_text())
+    )
+    assert found == made
+
+
 def exists(name: str) -> bool:
     """Whether a dotted name is a module, or something in one."""
     parts = name.split(".")
