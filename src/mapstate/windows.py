@@ -113,6 +113,8 @@ class SessionWindow:
 
     def panes(self, time: TimeType, offset: Duration) -> Panes:
         """The panes that keep sessions. Raises ConfigurationError."""
+        if span_of(self.gap, time, "the gap of sessions") < 1:
+            raise ConfigurationError(f"the gap of sessions is above 0, not {self.gap!r}")
         return DurationWindow(self.gap, self.gap).panes(time, offset)
 
 

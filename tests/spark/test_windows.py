@@ -515,6 +515,11 @@ def test_what_windows_refuse(spark):
         (lambda: stream.tumblingWindow(10, idle="1 minute", **by_ten), errors.ConfigurationError, "leave both out"),
         (lambda: stream.tumblingWindow(10, inputs={"user": []}, **by_ten), errors.ConfigurationError, "at least one"),
         (lambda: stream.tumblingWindow(10, inputs={"n": ["1"]}, **by_ten), errors.UnknownColumnError, "of text"),
+        (lambda: stream.tumblingWindow(10, inputs=["user"], **by_ten), errors.ConfigurationError, "names one column"),
+        (lambda: stream.tumblingWindow(10, timestampField=F.col("at")), errors.ConfigurationError, "name of a column"),
+        (lambda: stream.tumblingWindow(10, lag=-1, **by_ten), errors.ConfigurationError, "lag is"),
+        (lambda: stream.tumblingWindow(10, retention=-1, **by_ten), errors.ConfigurationError, "retention is"),
+        (lambda: stream.slidingWindow(10, 0, **by_ten), errors.ConfigurationError, "above 0"),
         (lambda: _keep(stream, transactional("memory://w")), errors.ConfigurationError, "opaque states only"),
         (lambda: _keep(stream, opaque("memory://w", ttl=5)), errors.ConfigurationError, "without a ttl"),
         (lambda: _keep(stream, window_end=Count()), errors.DuplicateNameError, "'window_end'"),
@@ -525,6 +530,9 @@ def test_what_windows_refuse(spark):
     ):  # fmt: skip
         with pytest.raises(error, match=said):
             make()
+    for gap in (0, -1, "10 minutes"):
+        with pytest.raises(errors.ConfigurationError, match="gap of sessions"):
+            stream.window(SessionWindow.of(gap), timestampField="at")
 
 
 def _keep(stream: Any, spec: Any = None, **aggregates: Any) -> Any:

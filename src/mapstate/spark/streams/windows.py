@@ -97,6 +97,8 @@ def windows_of(
 def _time_type(schema: StructType, column: str | None) -> str:
     if column is None:
         return "timestamp"
+    if not isinstance(column, str):
+        raise ConfigurationError(f"timestampField is the name of a column, such as 'at', not {column!r}")
     if column not in schema.names:
         raise UnknownColumnError(
             f"the stream has no column {column!r} for the time of its rows; it has {', '.join(schema.names)}",
@@ -116,7 +118,8 @@ def _time_type(schema: StructType, column: str | None) -> str:
 def _inputs(schema: StructType, inputs: Mapping[str, Sequence[str]] | None) -> tuple[str | None, tuple[str, ...]]:
     if inputs is None:
         return None, ("",)
-    if len(inputs) != 1:
+    given: object = inputs
+    if not isinstance(given, Mapping) or len(inputs) != 1:
         raise ConfigurationError("inputs names one column and its values: inputs={'source': ['web', 'app']}")
     ((column, values),) = inputs.items()
     if column not in schema.names or schema[column].dataType.simpleString() != "string":
