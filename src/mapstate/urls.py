@@ -24,6 +24,7 @@ __all__ = [
     "check_password",
     "parameters_in",
     "password_in",
+    "quoted",
     "secret_of",
     "shown_address",
     "shown_login",
@@ -163,3 +164,8 @@ def password_in(variable: str) -> str:
         "See docs/operating.md#passwords",
         variable=variable,
     )
+
+
+def quoted(text: str) -> str:
+    """The text for a message, unless it may be a URL."""
+    return "a URL, which is not shown" if LIKE_A_URL.search(text) else repr(text)

@@ -27,12 +27,12 @@ from typer.testing import CliRunner
 from mapstate.backends.redis import RedisBackend
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
-from mapstate.cli.typed_keys import typed_keys
 from mapstate.errors import UsageError
 from mapstate.operations.states import list_states
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.reader.forms import typed_keys
 from mapstate.schema import Field, KeyField
 
 SCRIPT = Path(sys.executable).with_name("mapstate")

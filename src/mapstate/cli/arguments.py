@@ -13,7 +13,7 @@ import typer
 from mapstate.errors import MapStateError, UsageError
 from mapstate.operations.states import state_names
 from mapstate.spec import check_state_name
-from mapstate.urls import LIKE_A_URL
+from mapstate.urls import LIKE_A_URL, quoted
 
 __all__ = [
     "AsJson",
@@ -22,7 +22,6 @@ __all__ = [
     "StoreUrl",
     "Url",
     "Yes",
-    "quoted",
     "seconds",
     "split_place",
     "state_beside",
@@ -113,11 +112,6 @@ def state_beside(text: str) -> tuple[str, str]:
     if not url or not name:
         raise UsageError("a state beside this one is its store and its name, URL#STATE, such as sqlite:///b.db#by_page")
     return store_url([url]), name
-
-
-def quoted(text: str) -> str:
-    """The text for a message, unless it may be a URL."""
-    return "a URL, which is not shown" if LIKE_A_URL.search(text) else repr(text)
 
 
 def seconds(text: str) -> float:

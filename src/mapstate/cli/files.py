@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from mapstate.cli.forms import plain
 from mapstate.errors import UsageError, missing_driver
 from mapstate.operations.export import Column, Write, item_type, struct_fields
+from mapstate.reader.forms import plain
 from mapstate.reader.tables import array_of
 
 __all__ = ["FORMATS", "format_of"]

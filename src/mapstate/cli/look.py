@@ -8,14 +8,14 @@ import typer
 
 from mapstate.batch_report import BatchReport
 from mapstate.cli.arguments import AsJson, Place, State, StoreUrl, Url, seconds, split_place, store_url
-from mapstate.cli.forms import emit, json_row, json_state
+from mapstate.cli.forms import emit
 from mapstate.cli.progress import keys_held, progress
 from mapstate.cli.show import console, say, show_findings, show_ledger, show_reports, show_rows, show_states
-from mapstate.cli.typed_keys import typed_keys
 from mapstate.errors import CorruptRecordError, StoreError, shown
 from mapstate.operations.doctor import examine
 from mapstate.operations.states import ListedState, list_states
 from mapstate.reader import StateReader, open_reader
+from mapstate.reader.forms import json_row, json_state, typed_keys
 from mapstate.urls import LIKE_A_URL
 
 __all__ = ["doctor", "get", "ledger", "ls"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mapstate.cli.arguments import AsJson, State, Url, Yes, quoted, state_beside, store_url
+from mapstate.cli.arguments import AsJson, State, Url, Yes, state_beside, store_url
 from mapstate.cli.forms import emit
 from mapstate.cli.progress import keys_held, progress
 from mapstate.cli.show import confirm, say
@@ -21,7 +21,7 @@ from mapstate.operations.drop import drop as drop_state
 from mapstate.operations.vacuum import Vacuumed
 from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.schema import Field, KeyField, StateType
-from mapstate.urls import LIKE_A_URL
+from mapstate.urls import LIKE_A_URL, quoted
 
 __all__ = ["adopt", "drop", "recount", "vacuum"]
 

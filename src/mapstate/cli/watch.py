@@ -13,13 +13,13 @@ from rich.console import Group
 from rich.live import Live
 
 from mapstate.cli.arguments import AsJson, Place, split_place
-from mapstate.cli.forms import emit, json_row, json_state
+from mapstate.cli.forms import emit
 from mapstate.cli.show import console, print_row, table_of, title_of
-from mapstate.cli.typed_keys import typed_keys
 from mapstate.errors import CorruptRecordError, MissingKeysError
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
+from mapstate.reader.forms import json_row, json_state, typed_keys
 
 __all__ = ["watch"]
 

@@ -8,14 +8,14 @@ import msgspec
 import typer
 
 from mapstate.cli.arguments import AsJson, Place, State, Url, Yes, split_place, store_url
-from mapstate.cli.forms import emit, json_row, plain
+from mapstate.cli.forms import emit
 from mapstate.cli.show import confirm, console, say, show_rows
-from mapstate.cli.typed_keys import typed_keys
 from mapstate.errors import UsageError
 from mapstate.operations.advance import advance as advance_watermark
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.upkeep import check_advance
 from mapstate.reader import open_reader
+from mapstate.reader.forms import json_row, plain, typed_keys
 from mapstate.schema import KeyField
 
 __all__ = ["advance", "windows"]
