@@ -396,7 +396,8 @@ class Reader:
         since = len(state.versions) - 1
         reads = WindowReads(CommittedReads(store, WINDOWS, "committed", {}, None))
         if self._user is not None:
-            found = [(one.end, tuple(one.value["rows"]), one.final) for one in reads.of_key(self._user, None, None)]
+            windows, _ = reads.of_key(self._user, None, None)
+            found = [(one.end, tuple(one.value["rows"]), one.final) for one in windows]
             self._check_key(found, state.versions[since:])
         elif not self.world.setting.sessions:
             self._read_window(reads, state, since)

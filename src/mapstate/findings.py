@@ -57,7 +57,7 @@ class Unreadable:
         new = [key for key in keys[:MOST_NAMED] if key not in self.keys]
         self.keys += new[: MOST_NAMED - len(self.keys)]
 
-    def listed(self, pages: Iterable[list[T]]) -> Iterator[list[T]]:
+    def listed(self, pages: Iterable[T]) -> Iterator[T]:
         """The pages of a listing, which may end with an error that names the keys it could not list."""
         try:
             yield from pages

@@ -34,6 +34,7 @@ __all__ = [
     "lost_ledger",
     "read_ledger",
     "record_pages",
+    "records_in",
 ]
 
 LEDGER_KEY = "\\ledger"
@@ -162,11 +163,13 @@ def record_pages(store: Scan, page_size: int, *, index: bool = False) -> Iterato
     Raises UsageError for an empty page.
     """
     check_page_size(page_size)
-    pages = (
-        [key for key in page if key != LEDGER_KEY and (index or not is_index_key(key))]
-        for page in store.scan(page_size)
-    )
+    pages = (records_in(page, index=index) for page in store.scan(page_size))
     return (page for page in pages if page)
+
+
+def records_in(page: list[Any], *, index: bool = False) -> list[Any]:
+    """The keys of a page that are those of records. With ``index``, also those of a pane index."""
+    return [key for key in page if key != LEDGER_KEY and (index or not is_index_key(key))]
 
 
 def has_records(store: Scan) -> bool:

@@ -19,7 +19,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.committed import Consistency
 from mapstate.reader.counting import CountedKeys
-from mapstate.reader.state_reader import StateReader, check_consistency
+from mapstate.reader.state_reader import ScanPage, StateReader, check_consistency
 from mapstate.spec import check_state_name
 
 if TYPE_CHECKING:
@@ -120,6 +120,10 @@ class AsyncStateReader:
         """See `StateReader.multi_get`."""
         return await self._call(StateReader.multi_get, keys)
 
+    async def multi_get_as_of(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
+        """See `StateReader.multi_get_as_of`."""
+        return await self._call(StateReader.multi_get_as_of, keys)
+
     async def scan(
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None
     ) -> AsyncIterator[tuple[Key, dict[str, Any]]]:
@@ -132,7 +136,15 @@ class AsyncStateReader:
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None
     ) -> AsyncIterator[list[tuple[Key, dict[str, Any]]]]:
         """See `StateReader.pages`. The loop goes on while a page is read."""
-        pages = await self._call(StateReader.pages, page_size, columns=columns)
+        async for page in self.pages_as_of(page_size, columns=columns):
+            if page.rows:
+                yield page.rows
+
+    async def pages_as_of(
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, cursor: str = ""
+    ) -> AsyncIterator[ScanPage]:
+        """See `StateReader.pages_as_of`."""
+        pages = await self._call(StateReader.pages_as_of, page_size, columns=columns, cursor=cursor)
         while (page := await self._call(lambda _: next(pages, None))) is not None:
             yield page
 
@@ -143,6 +155,12 @@ class AsyncStateReader:
     async def windows(self, key: Any = (), *, since: Time | None = None, until: Time | None = None) -> list[Window]:
         """See `StateReader.windows`."""
         return await self._call(StateReader.windows, key, since=since, until=until)
+
+    async def windows_as_of(
+        self, key: Any = (), *, since: Time | None = None, until: Time | None = None
+    ) -> tuple[list[Window], LedgerRecord]:
+        """See `StateReader.windows_as_of`."""
+        return await self._call(StateReader.windows_as_of, key, since=since, until=until)
 
     async def window(self, end: Time) -> AsyncIterator[tuple[Key, dict[str, Any]]]:
         """See `StateReader.window`: ``async for key, fields in reader.window(end)``."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from mapstate.backing_map import Backend
 
-__all__ = ["EventLoops", "ThreadSafe"]
+__all__ = ["EventLoops", "ScansFrom", "ThreadSafe"]
 
 
 @runtime_checkable
@@ -25,4 +26,19 @@ class EventLoops(Protocol):
 
     def on_event_loop(self) -> Backend:
         """Return a backend for one reader. Its stores are used inside of `mapstate.event_loop.on_loop` only."""
+        ...
+
+
+@runtime_checkable
+class ScansFrom(Protocol):
+    """Lists all records of a state like `mapstate.capabilities.Scan`, and goes on where another listing ended."""
+
+    def scan_from(self, cursor: str, page_size: int) -> Iterator[tuple[list[Any], str]]:
+        """Yield the pages behind ``cursor``, each with the cursor behind it. An empty text stands before the first.
+
+        Any process may go on from a cursor, at any time. All listings together list what one `Scan.scan` does: a page
+        may be empty, and a name that is no key of the state is reported behind the last page of the listing that met
+        it. Raises UsageError for a text that is no cursor of this store, and StoreUnavailableError where the store has
+        another incarnation than the one that the cursor is of, and cursors end with it.
+        """
         ...

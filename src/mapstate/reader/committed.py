@@ -18,14 +18,16 @@ from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import (
+    check_page_size,
     decode_ledger,
     has_records,
     ledger_store,
     lost_ledger,
     read_ledger,
     record_pages,
+    records_in,
 )
-from mapstate.reader.capabilities import ThreadSafe
+from mapstate.reader.capabilities import ScansFrom, ThreadSafe
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 
@@ -88,11 +90,23 @@ class CommittedReads:
         with self._turn:
             return read_reports(self.store, self.state)
 
-    def pages(self, page_size: int) -> Iterator[list[StoreKey]]:
-        """List the store's keys. Raises UsageError where it cannot list them."""
-        if not isinstance(self.store, Scan):
+    def pages(self, page_size: int, cursor: str = "") -> Iterator[tuple[list[StoreKey], str | None]]:
+        """List the store's keys from ``cursor`` on, each page with the cursor behind it, None where there is none.
+
+        Raises UsageError where the store cannot list its keys, or cannot go on from a cursor.
+        """
+        store = self.store
+        check_page_size(page_size)
+        if isinstance(store, ScansFrom):
+            return self._in_turn((records_in(page), behind) for page, behind in store.scan_from(cursor, page_size))
+        if cursor:
+            raise UsageError(
+                f"the store of state {self.state!r} cannot go on with a scan: take one from the start. Nothing "
+                "was read."
+            )
+        if not isinstance(store, Scan):
             raise UsageError(f"the store of state {self.state!r} cannot list its keys, so it cannot be scanned")
-        return self._in_turn(record_pages(self.store, page_size))
+        return self._in_turn((page, None) for page in record_pages(store, page_size))
 
     def close(self) -> None:
         """Close the store."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
@@ -27,9 +27,21 @@ if TYPE_CHECKING:
 
     from mapstate.reader.windows import Time, Watermark, Window
 
-__all__ = ["StateReader", "check_consistency", "open_reader"]
+__all__ = ["ScanPage", "StateReader", "check_consistency", "open_reader"]
 
 Page = list[tuple[Key, dict[str, Any]]]
+_Listed = tuple[list[StoreKey], str | None]  # a page of keys, and the cursor behind it
+
+
+class ScanPage(NamedTuple):
+    """A page of a scan: its keys and their fields, the ledger as of which they are, and the cursor behind it.
+
+    ``cursor`` is None where the store cannot go on from one: it is not a `mapstate.reader.capabilities.ScansFrom`.
+    """
+
+    rows: Page
+    ledger: LedgerRecord
+    cursor: str | None
 
 
 def open_reader(
@@ -122,7 +134,7 @@ class StateReader:
         """
         pages, count, unreadable = self._reads.pages(page_size), self._start_count(), Unreadable(self._state)
         done = 0
-        for _, texts, _ in self._read_pages(pages, unreadable, count):
+        for _, texts, _, _ in self._read_pages(pages, unreadable, count):
             done += len(texts)
             if on_page is not None:
                 on_page(done)
@@ -151,12 +163,19 @@ class StateReader:
         Redis needs one round trip, or two if some of more than 128 keys are absent. Raises the errors of `get`, and
         UsageError for a str or bytes instead of a list.
         """
+        return self.multi_get_as_of(keys)[0]
+
+    def multi_get_as_of(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
+        """`multi_get`, and the ledger as of which the values are: its ``last_commit`` is the batch.
+
+        Without keys it reads the ledger alone. A state that is not opaque may also have a part of the batch after it.
+        """
         if isinstance(keys, str | bytes):
             raise UsageError("multi_get takes a list of keys; for one key there is get")
         if not keys:
-            return []
+            return [], self.ledger()
         opened, values = self._reads.read(self._reads.opened().keys.encode_all(keys))
-        return opened.fields.named(values)
+        return opened.fields.named(values), opened.ledger
 
     def scan(
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None
@@ -185,10 +204,23 @@ class StateReader:
 
     def pages(self, page_size: int = 1000, *, columns: Sequence[str] | None = None) -> Iterator[Page]:
         """`scan`, with a list for each page: all of its keys are as of one batch. Errors as of `scan`."""
+        return (page.rows for page in self.pages_as_of(page_size, columns=columns) if page.rows)
+
+    def pages_as_of(
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, cursor: str = ""
+    ) -> Iterator[ScanPage]:
+        """`pages`, each with the ledger as of which it is, and a cursor from which another scan goes on.
+
+        A cursor is a ``cursor`` of another page of this state, from any process; the scan has what is behind that page.
+        Such a scan does not compare the number of keys with the ledger's. A page may be empty.
+
+        Raises the errors of `scan`, UsageError for a text that is no cursor of the store, and StoreUnavailableError
+        where the store has been restarted since, if its cursors end with that: then scan from the start.
+        """
         count = self._start_count()
         chosen = None if columns is None else self._chosen(columns)
-        pages = self._reads.pages(page_size)
-        return self._scanned(pages, count if count.held is not None else None, chosen)
+        pages = self._reads.pages(page_size, cursor)
+        return self._scanned(pages, count if count.held is not None and not cursor else None, chosen, cursor)
 
     def watermark(self) -> Watermark:
         """How far the windows of the state are, as of its last batch. One small read.
@@ -209,6 +241,12 @@ class StateReader:
         Raises the errors of `get`, and UsageError for a state without windows; also for sliding windows with a user's
         own aggregators, which `open_reader` then needs.
         """
+        return self.windows_as_of(key, since=since, until=until)[0]
+
+    def windows_as_of(
+        self, key: Any = (), *, since: Time | None = None, until: Time | None = None
+    ) -> tuple[list[Window], LedgerRecord]:
+        """`windows`, and the ledger as of which they are: its ``last_commit`` is the batch."""
         from mapstate.reader.windows import WindowReads
 
         return WindowReads(self._reads).of_key(key, since, until)
@@ -272,10 +310,10 @@ class StateReader:
         return list(columns)
 
     def _scanned(
-        self, pages: Iterator[list[StoreKey]], count: KeyCount | None, columns: list[str] | None
-    ) -> Iterator[Page]:
+        self, pages: Iterator[_Listed], count: KeyCount | None, columns: list[str] | None, cursor: str
+    ) -> Iterator[ScanPage]:
         unreadable = Unreadable(self._state)
-        for opened, texts, values in self._read_pages(pages, unreadable, count):
+        for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
             rows = [
                 (text, fields)
                 for text, fields in zip(texts, opened.fields.named(values), strict=True)
@@ -287,27 +325,30 @@ class StateReader:
                 for key, (_, fields) in zip(keys, rows, strict=True)
                 if key is not None
             ]
-            if page:
-                yield page
+            yield ScanPage(page, opened.ledger, behind)
         if unreadable.count:
             raise unreadable.error()
         if count is not None:
             check_missing(self._state, self._counted(count))
 
     def _read_pages(
-        self, pages: Iterator[list[StoreKey]], unreadable: Unreadable, count: KeyCount | None
-    ) -> Iterator[tuple[Opened, list[StoreKey], list[Any]]]:
-        """The values of each page, which ``count`` and ``unreadable`` note."""
+        self, pages: Iterator[_Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
+    ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
+        """The values of each page, which ``count`` and ``unreadable`` note, and the cursor behind it."""
         pauses, room = iter(PAUSES), Room(self._reads.opened().ledger.fields)
-        for part in (part for page in unreadable.listed(pages) for part in room.parts(page)):
-            texts, read = unreadable.read(lambda some: self._reads.read(some, pauses, room), part)
-            if read is None:
-                continue
-            opened, values = read
-            values = without_gone(opened.ledger, texts, values)
-            if count is not None:
-                count.add(opened.ledger, texts, values)
-            yield opened, texts, values
+        for page, behind in unreadable.listed(pages):
+            left = len(page)
+            for part in room.parts(page):
+                left -= len(part)
+                cursor = cursor if left else behind
+                texts, read = unreadable.read(lambda some: self._reads.read(some, pauses, room), part)
+                if read is None:
+                    continue
+                opened, values = read
+                values = without_gone(opened.ledger, texts, values)
+                if count is not None:
+                    count.add(opened.ledger, texts, values)
+                yield opened, texts, values, None if behind is None else cursor
 
     def _start_count(self) -> KeyCount:
         """Start before the store lists its keys, because the ledger counts keys of that moment."""

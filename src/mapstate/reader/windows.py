@@ -82,8 +82,8 @@ class WindowReads:
         }
         return Watermark(shown_time(done.watermark, kind), inputs)
 
-    def of_key(self, key: Any, since: Time | None, until: Time | None) -> list[Window]:
-        """See `StateReader.windows`."""
+    def of_key(self, key: Any, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
+        """See `StateReader.windows_as_of`."""
         rest = tuple(key) if isinstance(key, tuple | list) else (key,)
         known = self._reads.opened(newest=True)
         kind = self._time_type(known.ledger)
@@ -95,7 +95,7 @@ class WindowReads:
             texts = known.keys.encode_all([(time_of(pane, kind), *rest) for pane in panes])
             opened, values = self._reads.read(texts) if texts else (known, [])
             if self._panes_of(opened.ledger, low, high) == panes:
-                return self._windows(opened, panes, values, low, high)
+                return self._windows(opened, panes, values, low, high), opened.ledger
             known = opened  # a batch has opened or removed windows meanwhile
         raise self._changed_too_often()
 

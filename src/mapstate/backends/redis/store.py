@@ -11,6 +11,7 @@ from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import Layout, not_listed
 from mapstate.backends.redis.removal import overtaken, removed
+from mapstate.backends.redis.scan_position import ScanPosition, name_of, position_of
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
@@ -152,32 +153,34 @@ class RedisStore:
         Raises StoreUnavailableError at the end where the server restarted or failed over meanwhile: a cursor means
         nothing to another process, so the scan may have missed keys.
         """
-        cursor, page, unlisted = b"0", list[str](), list[str]()
-        began_in: bytes | None = None
-        while True:
-            first = cursor == b"0"
-            asked = self._layout.scan(cursor, page_size)
-            if first:
-                (cursor, found, *other), *info = self._server.ask(asked + INFO, 3, optional=2)
-                began_in = incarnation_of(*info)
-            else:
-                ((cursor, found, *other),) = self._server.ask(asked, 1)
+        return (page for page, _ in self.scan_from("", page_size) if page)
+
+    def scan_from(self, cursor: str, page_size: int) -> Iterator[tuple[list[str], str]]:
+        """See `ScansFrom.scan_from`. Errors as of `scan`."""
+        at, began_in = position_of(cursor, self._state)
+        page, unlisted = list[str](), list[str]()
+        asks_info = True
+        while at is not None:
+            asked = self._layout.scan(at, page_size) + (INFO if asks_info else b"")
+            (at, found, *other), *info = self._server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
+            at = None if at == b"0" else at
+            if asks_info or at is None:
+                server = name_of(incarnation_of(*(info or self._server.ask(INFO, 2, optional=2))))
+                if began_in not in (None, server):
+                    raise StoreUnavailableError(
+                        f"state {self._state!r}: Redis restarted or failed over during the scan, which may have missed "
+                        "keys: scan again",
+                        state=self._state,
+                    )
+                began_in, asks_info = server, False
             page += self._layout.scanned(found, unlisted)
             if other:
                 unlisted += [repr(name.decode()) for name in other[0]]
-            if cursor == b"0" and not first and incarnation_of(*self._server.ask(INFO, 2, optional=2)) != began_in:
-                raise StoreUnavailableError(
-                    f"state {self._state!r}: Redis restarted or failed over during the scan, which may have missed "
-                    "keys: scan again",
-                    state=self._state,
-                )
-            if page and (cursor == b"0" or len(page) >= page_size):
-                yield page
+            if at is None or len(page) >= page_size:
+                yield page, str(ScanPosition(at, began_in))
                 page = []
-            if cursor == b"0":
-                if unlisted:
-                    raise not_listed(self._state, unlisted)
-                return
+        if unlisted:
+            raise not_listed(self._state, unlisted)
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`: one transaction."""

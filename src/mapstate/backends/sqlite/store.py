@@ -13,13 +13,16 @@ from mapstate.backends.sqlite.connection import Connection, Database
 from mapstate.backends.sqlite.problems import in_order
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
-from mapstate.errors import CorruptRecordError, FencedError, TooLargeError, shown
+from mapstate.errors import CorruptRecordError, FencedError, TooLargeError, UsageError, shown
 from mapstate.findings import MOST_NAMED, Finding
 
 __all__ = ["SqliteStore"]
 
 _Version = tuple[bytes, "tuple[int, int] | None"]
 """The ledger, and the identity of the file that it was read from."""
+
+_AFTER = "after "
+"""What a cursor of a scan begins with, in front of a key."""
 
 _MAX_VARIABLES = 30_000  # of one statement; SQLite's own limit is 32,766
 
@@ -122,12 +125,18 @@ class SqliteStore:
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """See `Scan.scan`. In the order of the keys; no lock is held between two pages."""
-        page: list[Any] = self._page(None, page_size)
+        return (page for page, _ in self.scan_from("", page_size))
+
+    def scan_from(self, cursor: str, page_size: int) -> Iterator[tuple[list[str], str]]:
+        """See `ScansFrom.scan_from`. A cursor has the last key, and outlives every process."""
+        if cursor and not cursor.startswith(_AFTER):
+            raise UsageError(f"this is no cursor of a scan of state {self._state!r}. Nothing was read.")
+        page: list[Any] = self._page(cursor.removeprefix(_AFTER) if cursor else None, page_size)
         foreign: list[str] = []
         while page:
             keys = [key for key in page if isinstance(key, str)]
             if keys:
-                yield keys
+                yield keys, _AFTER + keys[-1]
             foreign += [repr(key) for key in page if not isinstance(key, str)]
             page = self._page(page[-1], page_size)
         if foreign:

@@ -14,6 +14,7 @@ from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, St
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
 from mapstate.reader import open_reader
+from mapstate.reader.capabilities import ScansFrom
 from mapstate.schema import StateType
 from mapstate.testing.contracts.backend import BackendContract
 from mapstate.testing.contracts.capabilities import instead_of, needs
@@ -170,6 +171,28 @@ class ReplayContract(BackendContract):
         attempt.end()
         with open_reader(backend, self.state) as reader:
             assert dict(reader.scan(7)) == {(f"k{at}",): {"n": at} for at in range(50)}
+
+    @needs("scan")
+    def test_a_reader_goes_on_from_any_cursor_of_a_scan_or_gets_none(self, backend: Backend, store: Any) -> None:
+        self.query(store).run(0, {f"k{at:03d}": at for at in range(50)})
+        with open_reader(backend, self.state) as reader:
+            pages = list(reader.pages_as_of(7))
+            assert {page.ledger.last_commit.batch_id for page in pages if page.ledger.last_commit is not None} == {0}
+            if not isinstance(store, ScansFrom):
+                assert {page.cursor for page in pages} == {None}
+                with pytest.raises(UsageError, match="cannot go on"):
+                    list(reader.pages_as_of(7, cursor="7"))
+                return
+            seen = dict[Any, Any]()
+            for page in pages:
+                seen |= dict(page.rows)
+                with open_reader(backend, self.state) as other:
+                    rest = dict(row for left in other.pages_as_of(9, cursor=page.cursor or "") for row in left.rows)
+                assert {**seen, **rest} == {(f"k{at:03d}",): {"n": at} for at in range(50)}
+            assert list(reader.pages_as_of(7, cursor=pages[-1].cursor or "")) == []
+            for cursor in ("x", "-1", "1e3", "999999999999999999999-", "end", "\0"):
+                with pytest.raises(UsageError, match="cursor"):
+                    list(reader.pages_as_of(7, cursor=cursor))
 
     @needs("scan")
     def test_the_ledger_knows_how_many_keys_a_scan_finds(self, backend: Backend, store: Any, other: Any) -> None:
