@@ -43,6 +43,7 @@ LAYERS = [
     ("spec",),
     ("reader",),
     ("operations",),
+    ("serve",),
     ("testing", "spark"),
     ("trident",),
     ("cli",),

@@ -9,6 +9,7 @@ import typer
 from mapstate.cli.copy import export
 from mapstate.cli.group import Command, CommandGroup
 from mapstate.cli.look import doctor, get, ledger, ls
+from mapstate.cli.serve import serve
 from mapstate.cli.upkeep import adopt, drop, recount, vacuum
 from mapstate.cli.watch import watch
 from mapstate.cli.ways_back import rewind, rollback
@@ -42,7 +43,7 @@ def _options(
 
 
 for _command in (
-    *(ls, get, windows, watch, export, ledger, doctor),
+    *(ls, get, windows, watch, serve, export, ledger, doctor),
     *(vacuum, recount, advance, drop, adopt, rollback, rewind),
 ):
     app.command(cls=Command)(_command)

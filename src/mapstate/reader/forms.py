@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -14,9 +15,16 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.schema import KeyField
 from mapstate.urls import quoted
 
-__all__ = ["json_row", "json_state", "plain", "typed_keys"]
+__all__ = ["json_key", "json_row", "json_state", "plain", "typed_keys"]
 
 _NULL = "\\N"
+_DOUBLES = ("double", "float")
+_END = 1 << 63  # of what an integer column may hold
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    **dict.fromkeys(("bigint", "int", "smallint", "tinyint"), (int,)),
+    **dict.fromkeys(_DOUBLES, (int, float)),
+}
 _EXAMPLES = {
     "timestamp": ", such as 2026-11-21T10:00:00Z",
     "timestamp_ntz": ", such as 2026-11-21T10:00:00",
@@ -68,6 +76,31 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return list(map(plain, value))
     return str(value)
+
+
+def json_key(fields: Sequence[KeyField], document: Any) -> Key:
+    """The key of a JSON object with the value of each key column, in the forms of `plain`. Raises UsageError.
+
+    A number may also be text, as a program needs that has doubles only.
+    """
+    names = [field.name for field in fields]
+    if not isinstance(document, dict) or document.keys() != set(names):
+        raise UsageError(f"a key is an object with {', '.join(names) or 'nothing in it'}. Nothing was read.")
+    return tuple(_of_json(field, document[field.name]) for field in fields)
+
+
+def _of_json(field: KeyField, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value if field.type == "string" else _typed(field, value)
+    if type(value) in _JSON_TYPES.get(field.type, ()):
+        if field.type in _DOUBLES:
+            with suppress(OverflowError):
+                return float(value)
+        elif -_END <= value < _END:
+            return value
+    raise UsageError(f"key column {field.name!r} is a {field.type}{_EXAMPLES.get(field.type, '')}. Nothing was read.")
 
 
 def typed_keys(texts: Sequence[str], fields: Sequence[KeyField]) -> list[Key]:

@@ -1,0 +1,48 @@
+"""The command that answers over HTTP: serve."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from mapstate.cli.arguments import StoreUrl, store_url
+from mapstate.cli.show import say
+from mapstate.errors import UsageError
+
+__all__ = ["serve"]
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def serve(
+    *,
+    url: StoreUrl = None,
+    host: Annotated[str, typer.Option(help="the address to listen on; by default this machine alone")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one")] = 8080,
+    token_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="the environment variable with the token that callers send", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Answers reads over HTTP, with a live page, until Ctrl-C. It only reads the store.
+
+    Another --host than this machine needs a token.
+    """
+    place = store_url(url)
+    token = None if token_env is None else os.environ.get(token_env, "")
+    if token == "":
+        raise UsageError(f"the environment variable {token_env} has no token. Nothing was started.")
+    is_local = host in _LOOPBACK
+    if token is None and not is_local:
+        raise UsageError(
+            f"on {host} other machines can read all states: give a token with --token-env NAME. Nothing was started."
+        )
+    from mapstate.serve import make_app  # takes long to import
+    from mapstate.serve.server import run
+
+    app = make_app(place, token=token, local_only=is_local and token is None)
+    run(app, host, port, on_start=lambda address: say(f"Serving on {address} (Ctrl-C ends it)", err=True))

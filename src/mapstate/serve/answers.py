@@ -1,0 +1,198 @@
+"""What the service answers: JSON, the batch as of which it is, its tag, and problems (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mapstate.aggregators.results import results_of
+from mapstate.batch_report import BatchReport
+from mapstate.errors import (
+    ConfigurationError,
+    CorruptRecordError,
+    DataError,
+    KeyEncodingError,
+    LedgerError,
+    MapStateError,
+    StaleBatchError,
+    StateNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UnknownColumnError,
+    UsageError,
+    WindowGoneError,
+)
+from mapstate.keys import Key
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.forms import plain
+
+__all__ = [
+    "Busy",
+    "Forms",
+    "Problem",
+    "as_of",
+    "json_answer",
+    "line",
+    "lines",
+    "parsed",
+    "problem_of",
+    "state_document",
+]
+
+_encoder = msgspec.json.Encoder()
+_SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
+# The first class that fits says the status, and whether the request may be sent again as it is.
+_STATUS: tuple[tuple[type[MapStateError], int], ...] = (
+    (StateNotFoundError, 404),
+    (WindowGoneError, 410),
+    (KeyEncodingError, 400),
+    (UsageError, 400),
+    (UnknownColumnError, 400),
+    (ConfigurationError, 409),
+    (StaleBatchError, 503),
+    (StoreUnavailableError, 503),
+    (StoreError, 502),
+    (LedgerError, 409),
+    (CorruptRecordError, 409),
+    (DataError, 500),
+)
+
+
+class Problem(Exception):  # noqa: N818  the word of RFC 9457
+    """An answer that is an error. ``retry_after`` in seconds, where the same request may succeed later."""
+
+    def __init__(self, status: int, detail: str, *, retry_after: int | None = None, **more: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.retry_after = retry_after
+        self.document = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+        self.document |= more
+
+    def response(self) -> Response:
+        """The problem as ``application/problem+json``."""
+        headers = {"Cache-Control": "no-store"}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(_encoder.encode(self.document), self.status, headers, "application/problem+json")
+
+
+class Busy(Problem):
+    """More than the service takes at one time."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(503, f"{detail} Ask again in a second.", retry_after=1)
+
+
+def problem_of(error: MapStateError) -> Problem:
+    """The problem for an error of mapstate, whose message holds no secret."""
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    retry_after = 1 if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return Problem(status, error.message, retry_after=retry_after, error=type(error).__name__)
+
+
+def as_of(ledger: LedgerRecord) -> dict[str, Any]:
+    """The batch as of which an answer is; all null before the first."""
+    last = ledger.last_commit
+    if last is None:
+        return {"batch_id": None, "txid": None, "committed_at": None}
+    return {"batch_id": last.batch_id, "txid": last.txid, "committed_at": last.at or None}
+
+
+def _tag_of(ledger: LedgerRecord) -> str | None:
+    """The ETag of all that is read under this ledger, None where values may change without a commit."""
+    if ledger.type != "opaque" or ledger.has_had_ttl:
+        return None
+    contents = (*ledger.contents(), ledger.field_counts, as_of(ledger))
+    return f'"{blake2b(repr(contents).encode(), digest_size=9).hexdigest()}"'
+
+
+def _is_known(request: Request, tag: str | None) -> bool:
+    """Whether the client has the answer with this tag."""
+    given = request.headers.get("if-none-match")
+    if given is None or tag is None:
+        return False
+    return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
+
+
+def json_answer(request: Request, ledger: LedgerRecord, document: Callable[[], Mapping[str, Any]]) -> Response:
+    """The document, with ``as_of`` in front; or 304 where the client has it."""
+    tag = _tag_of(ledger)
+    headers = {"Cache-Control": "no-cache" if tag else "no-store"}
+    if tag:
+        headers["ETag"] = tag
+    if _is_known(request, tag):
+        return Response(status_code=304, headers=headers)
+    body = _encoder.encode({"state": ledger.state, "as_of": as_of(ledger), **document()})
+    return Response(body, headers=headers, media_type="application/json")
+
+
+class Forms:
+    """Keys and values of one schema as JSON. Types that are the same in JSON are not touched."""
+
+    def __init__(self, ledger: LedgerRecord) -> None:
+        self._keys = [field.name for field in ledger.keys]
+        self._are_keys_same = all(field.type in _SAME_IN_JSON for field in ledger.keys)
+        shown = results_of(ledger.fields, {})
+        kinds = zip(shown.fields, shown.aggregators, strict=True)
+        self._are_values_same = all(how.result_type(field.type) in _SAME_IN_JSON for field, how in kinds)
+
+    def values(self, values: Sequence[dict[str, Any] | None]) -> Sequence[Any]:
+        """The values, null for an absent key."""
+        return values if self._are_values_same else [None if value is None else plain(value) for value in values]
+
+    def rows(self, page: Iterable[tuple[Key, dict[str, Any]]], names: Sequence[str] | None = None) -> list[Any]:
+        """Keys with their values. ``names`` are those of the keys, if they are not all key columns."""
+        names = self._keys if names is None else names
+        if self._are_keys_same and self._are_values_same:
+            return [{"key": dict(zip(names, key, strict=True)), "value": value} for key, value in page]
+        return [
+            {"key": {name: plain(part) for name, part in zip(names, key, strict=True)}, "value": plain(value)}
+            for key, value in page
+        ]
+
+
+def state_document(ledger: LedgerRecord, reports: Sequence[BatchReport] | None = None) -> dict[str, Any]:
+    """What a ledger says of its state, and the reports of its last batches, newest first."""
+    last = ledger.last_commit
+    document: dict[str, Any] = {
+        "name": ledger.state,
+        "type": ledger.type,
+        "reads": "committed" if ledger.type == "opaque" else "latest",
+        "keys": [{"name": field.name, "type": field.type} for field in ledger.keys],
+        "fields": [{"name": field.name, "aggregator": field.aggregator} for field in ledger.fields],
+        "owner": ledger.owner,
+        "rows": None if last is None else last.rows,
+        "keys_held": ledger.keys_held(),
+        "attempt": None if ledger.in_flight is None else ledger.in_flight.batch_id,
+        "has_windows": ledger.windows is not None,
+    }
+    if reports is not None:
+        document["reports"] = [msgspec.to_builtins(report) for report in reports]
+    return document
+
+
+def line(document: Any) -> bytes:
+    """One line of NDJSON or of an event."""
+    return _encoder.encode(document)
+
+
+def lines(documents: Iterable[Any]) -> bytes:
+    """Lines of NDJSON."""
+    return _encoder.encode_lines(documents)
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON of a request. Raises Problem."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise Problem(400, "The body is no JSON.") from None

@@ -1,0 +1,373 @@
+"""The calls of the service, as a Starlette application."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.backing_map import Backend
+from mapstate.errors import (
+    CorruptRecordError,
+    LedgerError,
+    LedgerLostError,
+    MapStateError,
+    MissingKeysError,
+    StateNotFoundError,
+    UsageError,
+)
+from mapstate.keys import Key
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.forms import json_key, plain
+from mapstate.serve.answers import (
+    Busy,
+    Problem,
+    as_of,
+    json_answer,
+    line,
+    lines,
+    parsed,
+    problem_of,
+    state_document,
+)
+from mapstate.serve.commits import Commits
+from mapstate.serve.guard import Guard
+from mapstate.serve.metrics import Metrics
+from mapstate.serve.openapi import openapi
+from mapstate.serve.parameters import body_of, check_names, cursor_of, cursor_text, key_of, number, time_of
+from mapstate.serve.states import OpenState, States
+
+__all__ = ["make_app"]
+
+MOST_KEYS = 10_000  # of one POST
+MOST_SCANS = 32
+MOST_SECONDS = 60.0  # of one wait
+_PAGE = 5_000  # keys of a page of a scan
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+Call = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(
+    store: Backend | str,
+    *,
+    token: str | None = None,
+    aggregators: Mapping[str, Mapping[str, Aggregator]] | None = None,
+    local_only: bool = False,
+) -> Starlette:
+    """The service as an ASGI application: for ``mapstate serve``, or mounted in a server of your own.
+
+    Args:
+        store: The URL of a store, or its backend. It is only read.
+        token: What a caller has to send as ``Authorization: Bearer``; None asks for nothing. The page itself and
+            ``/health`` hold no data, and need none.
+        aggregators: A user's own aggregators by state and field, if readers shall show their results.
+        local_only: Refuse requests that were sent to another name than this machine's own, as a page of another site
+            can make a browser do.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+
+    """
+    if token is not None and not token.strip():
+        raise UsageError("the token is empty. Nothing was started.")
+    service = _Service(States(store, aggregators=aggregators))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    handlers: Any = {Problem: _of_problem, MapStateError: service.failed, HTTPException: _of_http}
+    handlers |= {ClientDisconnect: _of_disconnect, Exception: _of_defect}
+    app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.add_middleware(Guard, token=token, local_only=local_only, metrics=service.metrics)
+    return app
+
+
+class _Service:
+    def __init__(self, states: States) -> None:
+        self._states = states
+        self._commits = Commits(states)
+        self.metrics = Metrics(states)
+        self._scans = 0
+
+    def routes(self) -> list[Route]:
+        """All calls. The one that is called most comes first."""
+        routes = [
+            Route("/states/{state}/values", self.values, methods=["GET"]),
+            Route("/states/{state}/values", self.many_values, methods=["POST"]),
+            Route("/states", self.all_states, methods=["GET"]),
+            Route("/states/{state}", self.one_state, methods=["GET"]),
+            Route("/states/{state}/scan", self.scan, methods=["GET"]),
+            Route("/states/{state}/windows", self.windows, methods=["GET"]),
+            Route("/states/{state}/windows/{end}", self.window, methods=["GET"]),
+            Route("/events", self.events, methods=["GET"]),  # like scan and window, without HEAD: see below
+            Route("/metrics", self.measured, methods=["GET"]),
+            Route("/openapi.json", _document, methods=["GET"]),
+            Route("/health", _health, methods=["GET"]),
+            Route("/", _page_file("page.html", "text/html"), methods=["GET"]),
+            Route("/page.css", _page_file("page.css", "text/css"), methods=["GET"]),
+            Route("/page.js", _page_file("page.js", "text/javascript"), methods=["GET"]),
+        ]
+        for route in routes:
+            if route.endpoint in (self.scan, self.window, self.events) and route.methods is not None:
+                route.methods.discard("HEAD")  # it would read all, and send nothing
+        return routes
+
+    async def close(self) -> None:
+        await self._commits.close()
+        await self._states.close()
+
+    async def values(self, request: Request) -> Response:
+        """The value of one key, from the query."""
+        state = await self._state(request)
+        fields = (await self._known(state)).keys
+        key = key_of(request, fields, {"min_batch", "wait"})
+        (value,), ledger = await self._read(state, [key])
+        shown = {field.name: plain(part) for field, part in zip(fields, key, strict=True)}
+        return json_answer(request, ledger, lambda: {"key": shown, "value": state.forms(ledger).values([value])[0]})
+
+    async def many_values(self, request: Request) -> Response:
+        """The values of many keys, in their order, all as of one batch."""
+        body = await body_of(request)
+        state = await self._state(request)
+        ledger = await self._known(state)
+        asked = parsed(body)
+        given = asked.get("keys") if isinstance(asked, dict) else None
+        if not isinstance(given, list) or (isinstance(asked, dict) and asked.keys() != {"keys"}):
+            raise Problem(400, 'The body is an object with a list of keys: {"keys": [...]}.')
+        if len(given) > MOST_KEYS:
+            raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(given)}.")
+        keys = [json_key(ledger.keys, one) for one in given]
+        values, ledger = await self._read(state, keys)
+        return json_answer(request, ledger, lambda: {"values": state.forms(ledger).values(values)})
+
+    async def all_states(self, _: Request) -> Response:
+        """All states, by name."""
+        found = await asyncio.gather(*(self._summary(name) for name in await self._states.names()))
+        return Response(line({"states": [one for one in found if one]}), media_type="application/json")
+
+    async def one_state(self, request: Request) -> Response:
+        """One state: its schema, its ledger, and the reports of its last batches."""
+        state = await self._state(request)
+        ledger = await state.reader.ledger()
+        document = state_document(ledger, await state.reader.reports())
+        if ledger.windows is not None:
+            mark = await state.reader.watermark()
+            document["watermark"] = plain(mark.time)
+            document["inputs"] = {name: plain(one.latest) for name, one in mark.inputs.items()}
+        return Response(line({**document, "as_of": as_of(ledger)}), media_type="application/json")
+
+    async def scan(self, request: Request) -> Response:
+        """All keys and values as lines of JSON, from a cursor on."""
+        limit, cursor = number(request, "limit", 1), request.query_params.get("cursor", "")
+        check_names(request, {"limit", "cursor", "columns", "min_batch", "wait"})
+        columns = request.query_params["columns"].split(",") if "columns" in request.query_params else None
+        state = await self._state(request)
+        size = _PAGE if limit is None else min(limit, _PAGE)
+        pages = state.reader.pages_as_of(size, columns=columns, cursor=cursor_of(cursor))
+
+        async def sent() -> AsyncGenerator[bytes, None]:
+            count = 0
+            try:
+                async for page in pages:
+                    rows = state.forms(page.ledger).rows(page.rows)
+                    count += len(rows)
+                    behind = {} if page.cursor is None else {"cursor": cursor_text(page.cursor)}
+                    yield lines([{"as_of": as_of(page.ledger), "keys": len(rows)}, *rows, {"is_end": False, **behind}])
+                    if limit is not None and count >= limit and behind:
+                        return
+                yield lines([{"is_end": True, "keys": count}])
+            except (CorruptRecordError, MissingKeysError) as error:  # behind all keys that can be read
+                yield lines([{"is_end": True, "keys": count, "problem": problem_of(error).document}])
+
+        return await self._streamed(sent())
+
+    async def windows(self, request: Request) -> Response:
+        """The windows of one key."""
+        state = await self._state(request)
+        ledger = await self._known(state)
+        if ledger.windows is None:
+            raise Problem(400, f"State {ledger.state!r} has no windows by time.")
+        key = key_of(request, ledger.keys[1:], {"since", "until", "min_batch", "wait"})
+        since, until = (time_of(ledger, request.query_params.get(name)) for name in ("since", "until"))
+        windows, ledger = await state.reader.windows_as_of(key, since=since, until=until)
+        shown = [
+            {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": plain(one.value)}
+            for one in windows
+        ]
+        return json_answer(request, ledger, lambda: {"windows": shown})
+
+    async def window(self, request: Request) -> Response:
+        """All keys of one window, as lines of JSON."""
+        check_names(request, {"min_batch", "wait"})
+        state = await self._state(request)
+        ledger = await self._known(state)
+        if ledger.windows is None:
+            raise Problem(400, f"State {ledger.state!r} has no windows by time.")
+        rows = state.reader.window(time_of(ledger, request.path_params["end"]))
+        names = [field.name for field in ledger.keys[1:]]
+
+        async def sent() -> AsyncGenerator[bytes, None]:
+            page, count = list[tuple[Key, dict[str, Any]]](), 0
+            async for row in rows:
+                page.append(row)
+                if len(page) == _PAGE:
+                    yield lines(state.forms(ledger).rows(page, names))
+                    count, page = count + len(page), []
+            yield lines([*state.forms(ledger).rows(page, names), {"is_end": True, "keys": count + len(page)}])
+
+        return await self._streamed(sent())
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: one per commit."""
+        check_names(request, set())
+        events = self._commits.events()
+
+        async def sent() -> AsyncGenerator[bytes, None]:
+            yield b": mapstate\n\n"
+            async with aclosing(events):
+                async for event in events:
+                    if event is None:
+                        yield b": still here\n\n"
+                    else:
+                        yield b"event: %b\ndata: %b\n\n" % (event["event"].encode(), line(event))
+
+        return _Stream(sent(), "text/event-stream")
+
+    async def measured(self, _: Request) -> Response:
+        """What Prometheus asks for."""
+        return Response(await self.metrics.text(), media_type=self.metrics.media_type)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """The answer for an error of mapstate. A state that is gone is not sought again for a while."""
+        assert isinstance(error, MapStateError)  # noqa: S101  for the type checker; Starlette calls by class
+        if isinstance(error, (StateNotFoundError, LedgerLostError)):
+            await self._states.lose(request.path_params.get("state", ""), error)
+        return problem_of(error).response()
+
+    async def _summary(self, name: str) -> dict[str, Any] | None:
+        try:
+            ledger = await (await self._states.state(name)).reader.ledger()
+        except LedgerError:
+            return None  # dropped since the listing
+        except MapStateError as error:
+            return {"name": name, "problem": problem_of(error).document}
+        return {**state_document(ledger), "as_of": as_of(ledger)}
+
+    async def _state(self, request: Request) -> OpenState:
+        """The state that the path names, once it has the batch that the query asks for."""
+        name = request.path_params["state"]
+        least = number(request, "min_batch", 0) if b"min_batch" in request.scope["query_string"] else None
+        if least is not None:
+            seconds = request.query_params.get("wait", "10")
+            if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", seconds, re.ASCII) or float(seconds) > MOST_SECONDS:
+                raise Problem(400, f"wait is a number of seconds, at most {MOST_SECONDS:g}.")
+            await self._commits.reached(name, least, float(seconds))
+        return await self._states.state(name)
+
+    async def _known(self, state: OpenState) -> LedgerRecord:
+        """A ledger with the state's schema, perhaps not the newest."""
+        if state.last_ledger is None:
+            state.last_ledger = await state.reader.ledger()
+        return state.last_ledger
+
+    async def _read(self, state: OpenState, keys: list[Key]) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
+        values, state.last_ledger = await state.merged.multi_get(keys)
+        return values, state.last_ledger
+
+    async def _streamed(self, chunks: AsyncGenerator[bytes, None]) -> Response:
+        """An answer whose first chunk is there, so that a request that cannot be met has the status of its error."""
+        if self._scans >= MOST_SCANS:
+            raise Busy(f"{self._scans} scans are under way.")
+        self._scans += 1
+        try:
+            first = await anext(chunks)
+        except BaseException:
+            self._scans -= 1
+            raise
+
+        async def sent() -> AsyncGenerator[bytes, None]:
+            async with aclosing(chunks):
+                yield first
+                try:
+                    async for chunk in chunks:
+                        yield chunk
+                except MapStateError as error:
+                    yield lines([{"is_end": False, "problem": problem_of(error).document}])
+
+        def ended() -> None:
+            self._scans -= 1
+
+        return _Stream(sent(), "application/x-ndjson", ended)
+
+
+class _Stream(StreamingResponse):
+    """An answer in chunks, whose generator is closed when the client has all of it, or has gone."""
+
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], media_type: str, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(chunks, media_type=media_type, headers={"Cache-Control": "no-store"})
+        self._chunks = chunks
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._chunks):
+                await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+async def _document(_: Request) -> Response:
+    return Response(line(openapi()), media_type="application/json")
+
+
+async def _health(_: Request) -> Response:
+    return Response(line({"status": "ok", "at": dt.datetime.now(dt.UTC)}), media_type="application/json")
+
+
+def _page_file(name: str, media_type: str) -> Call:
+    content = files("mapstate.serve").joinpath("page", name).read_bytes()
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=_PAGE_HEADERS)
+
+    return answer
+
+
+async def _of_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)  # noqa: S101  for the type checker; Starlette calls by class
+    return error.response()
+
+
+async def _of_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101
+    detail = {404: "There is no such call. /openapi.json has all of them.", 405: "This call has another method."}
+    return Problem(error.status_code, detail.get(error.status_code, "")).response()
+
+
+async def _of_disconnect(*_: Any) -> Response:
+    return Problem(400, "The client has gone.").response()
+
+
+async def _of_defect(*_: Any) -> Response:
+    return Problem(500, "The service has a defect; its log has the error. Nothing was written.").response()

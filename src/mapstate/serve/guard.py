@@ -1,0 +1,70 @@
+"""What stands in front of every call."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mapstate.serve.answers import Busy, Problem
+from mapstate.serve.metrics import Metrics
+
+__all__ = ["Guard"]
+
+MOST_REQUESTS = 1_000
+"""Requests under way at one time. Events have a bound of their own."""
+
+_WITHOUT_TOKEN = ("/", "/page.css", "/page.js", "/health")  # which hold no data
+_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.ASCII)
+
+
+class Guard:
+    """Answers what is refused before anything is read: no token, another host, too many requests. Counts them all."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None, local_only: bool, metrics: Metrics) -> None:
+        self._app = app
+        self._token = None if token is None else f"Bearer {token}".encode()
+        self._local_only = local_only
+        self._metrics = metrics
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refused = self._refused(scope)
+        if refused is not None:
+            self._metrics.refused(refused.status)
+            await refused.response()(scope, receive, send)
+            return
+        counted = scope["path"] != "/events"  # which has a bound of its own
+        self._running += counted
+        began, status = time.monotonic(), 500
+
+        async def noting(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"].append((b"x-content-type-options", b"nosniff"))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            self._running -= counted
+            self._metrics.answered(scope, status, time.monotonic() - began)
+
+    def _refused(self, scope: Scope) -> Problem | None:
+        headers = dict(scope["headers"])
+        if self._local_only and not _LOCAL.fullmatch(headers.get(b"host", b"").decode("latin-1")):
+            return Problem(403, "This service answers requests to localhost only. Start it with --host and a token.")
+        path, given = scope["path"], headers.get(b"authorization", b"")
+        if self._token is not None and path not in _WITHOUT_TOKEN and not hmac.compare_digest(given, self._token):
+            return Problem(401, "This service needs a token: Authorization: Bearer TOKEN.")
+        if self._running >= MOST_REQUESTS and path != "/health":
+            return Busy(f"{self._running} requests are under way.")
+        return None

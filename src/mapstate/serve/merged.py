@@ -1,0 +1,106 @@
+"""Reads of many requests as few bulk reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mapstate.errors import DataError, UsageError
+from mapstate.keys import Key
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.async_reader import AsyncStateReader
+from mapstate.serve.answers import Busy
+
+__all__ = ["MergedReads", "Values"]
+
+Values = tuple[list[dict[str, Any] | None], LedgerRecord]
+
+_MOST_AT_ONCE = 2  # reads of one state under way
+_MOST_KEYS = 5_000  # of one read, unless one request has more
+_MOST_WAITING = 50_000  # keys
+
+
+class _Waiting(NamedTuple):
+    keys: Sequence[Key]
+    values: asyncio.Future[Values]
+
+
+class MergedReads:
+    """The reads of one state. On the event loop of its reader.
+
+    While reads are under way, requests wait, and then go together: the store is asked at most `_MOST_AT_ONCE` times at
+    one time. A request that comes alone waits for nobody.
+    """
+
+    def __init__(self, reader: AsyncStateReader) -> None:
+        self._reader = reader
+        self._waiting: list[_Waiting] = []
+        self._keys_waiting = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self.reads = 0
+
+    async def multi_get(self, keys: Sequence[Key]) -> Values:
+        """The values of the keys, and the ledger as of which they are. Raises what the reader raises, and Busy."""
+        if self._keys_waiting and self._keys_waiting + len(keys) > _MOST_WAITING:
+            raise Busy(f"{self._keys_waiting} keys wait for the store.")
+        values: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(keys, values))
+        self._keys_waiting += len(keys)
+        self._start()
+        return await values
+
+    def _start(self) -> None:
+        """Start a read, if there is something to read and not enough is under way."""
+        if self._waiting and len(self._running) < _MOST_AT_ONCE:
+            task = asyncio.create_task(self._read())
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._start()
+
+    async def _read(self) -> None:
+        await asyncio.sleep(0)  # requests that arrived with this one come along
+        taken, count = list[_Waiting](), 0
+        for request in self._waiting:
+            if taken and count + len(request.keys) > _MOST_KEYS:
+                break
+            taken.append(request)
+            count += len(request.keys)
+        del self._waiting[: len(taken)]
+        self._keys_waiting -= count
+        await self._answer([request for request in taken if not request.values.done()])  # others' clients are gone
+
+    async def _answer(self, taken: Sequence[_Waiting]) -> None:
+        if not taken:
+            return
+        self.reads += 1
+        try:
+            values, ledger = await self._reader.multi_get_as_of([key for request in taken for key in request.keys])
+        except (DataError, UsageError) as error:
+            if len(taken) == 1:
+                _fail(taken, error)
+                return
+            for request in taken:  # one of them is wrong, and fails alone
+                await self._answer([request])
+        except BaseException as error:  # no request waits for ever
+            _fail(taken, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            at = 0
+            for request in taken:
+                if not request.values.done():
+                    request.values.set_result((values[at : at + len(request.keys)], ledger))
+                at += len(request.keys)
+
+
+def _fail(taken: Sequence[_Waiting], error: BaseException) -> None:
+    for request in taken:
+        if not request.values.done():
+            if isinstance(error, Exception):
+                request.values.set_exception(error)
+            else:
+                request.values.cancel()

@@ -1,0 +1,146 @@
+"""What Prometheus scrapes: the last batch of each state, sums since the service started, and the service itself."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from mapstate.batch_report import BatchReport
+from mapstate.errors import MapStateError
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.serve.states import States
+
+__all__ = ["Metrics"]
+
+_GAUGES = {
+    "batch_id": "the last committed batch",
+    "commit_timestamp_seconds": "when the last batch was committed",
+    "commit_age_seconds": "how long ago that was",
+    "keys": "keys in the state, where its ledger knows",
+    "batch_rows": "rows of the last batch",
+    "batch_keys_written": "keys that the last batch wrote",
+    "batch_seconds": "seconds that the last batch took",
+    "batch_attempts": "the attempt with which the last batch was committed",
+    "watermark_timestamp_seconds": "the watermark of windows whose times are timestamps",
+    "attempt_in_flight": "1 while an attempt has begun and is not committed",
+    "up": "1 if the state can be read",
+}
+_SUMS = {
+    "batches": "batches",
+    "rows": "rows that count",
+    "keys_written": "keys that were written",
+    "rows_late": "rows that were late for every window",
+    "rows_between": "rows between two windows",
+    "retried_batches": "batches that were not committed at the first attempt",
+    "busy_seconds": "seconds that batches took",
+}
+
+
+class Metrics:
+    """Made anew for each scrape, but for the sums: those add what the reports since the last scrape say.
+
+    Not guaranteed: a store keeps a hundred reports, so the sums lack batches beyond a hundred between two scrapes.
+    """
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+        registry = CollectorRegistry()
+        self._registry = registry
+        self._gauges = {
+            name: Gauge(f"mapstate_{name}", f"Of a state: {text}", ["state"], registry=registry)
+            for name, text in _GAUGES.items()
+        }
+        self._sums = {
+            name: Counter(
+                f"mapstate_{name}", f"Of a state, since the service started: {text}", ["state"], registry=registry
+            )
+            for name, text in _SUMS.items()
+        }
+        self._requests = Counter("mapstate_serve_requests", "Requests by answer", ["status"], registry=registry)
+        self._seconds = Histogram("mapstate_serve_request_seconds", "Seconds of a request", registry=registry)
+        self._running = Gauge("mapstate_serve_store_reads", "Bulk reads of the store so far", registry=registry)
+        self._last: dict[str, int] = {}
+        self._turn = asyncio.Lock()
+
+    def refused(self, status: int) -> None:
+        """Count a request that was refused."""
+        self._requests.labels(str(status)).inc()
+
+    def answered(self, scope: Any, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        self._requests.labels(str(status)).inc()
+        if scope["path"] != "/events":
+            self._seconds.observe(seconds)
+
+    async def text(self) -> bytes:
+        """The answer to a scrape."""
+        async with self._turn:
+            names = await self._states.names()
+            for gauge in self._gauges.values():
+                gauge.clear()
+            await asyncio.gather(*(self._measure(name) for name in names))
+            self._running.set(self._states.reads())
+            return generate_latest(self._registry)
+
+    async def _measure(self, name: str) -> None:
+        try:
+            reader = (await self._states.state(name)).reader
+            ledger, reports = await reader.ledger(), await reader.reports()
+        except MapStateError:
+            self._gauges["up"].labels(name).set(0)
+            return
+        self._note_ledger(name, ledger)
+        if reports:
+            self._note_report(name, reports[0])
+        newest = reports[0].txid if reports else -1
+        for report in reports if name in self._last else []:
+            if report.txid > self._last[name]:
+                self._add(name, report)
+        self._last[name] = max(newest, self._last.get(name, -1))
+
+    def _note_ledger(self, name: str, ledger: LedgerRecord) -> None:
+        values: dict[str, float | None] = {
+            "up": 1,
+            "keys": ledger.keys_held(),
+            "attempt_in_flight": ledger.in_flight is not None,
+        }
+        if ledger.last_commit is not None:
+            values["batch_id"] = ledger.last_commit.batch_id
+            if ledger.last_commit.at:
+                at = dt.datetime.fromisoformat(ledger.last_commit.at).timestamp()
+                values |= {"commit_timestamp_seconds": at, "commit_age_seconds": max(0.0, time.time() - at)}
+        done = ledger.last_windows()
+        if done is not None and ledger.keys[0].type == "timestamp":
+            mark = done.reported()["watermark"]
+            values["watermark_timestamp_seconds"] = None if mark is None else mark / 1e6
+        for metric, value in values.items():
+            if value is not None:
+                self._gauges[metric].labels(name).set(value)
+
+    def _note_report(self, name: str, report: BatchReport) -> None:
+        self._gauges["batch_rows"].labels(name).set(report.rows)
+        self._gauges["batch_keys_written"].labels(name).set(report.keys_written)
+        self._gauges["batch_seconds"].labels(name).set(report.milliseconds / 1000)
+        self._gauges["batch_attempts"].labels(name).set(report.attempt)
+        for counter in self._sums.values():
+            counter.labels(name)
+
+    def _add(self, name: str, report: BatchReport) -> None:
+        added = {
+            "batches": 1,
+            "rows": report.rows,
+            "keys_written": report.keys_written,
+            "rows_late": report.rows_late,
+            "rows_between": report.rows_between,
+            "retried_batches": report.attempt > 1,
+            "busy_seconds": report.milliseconds / 1000,
+        }
+        for metric, value in added.items():
+            self._sums[metric].labels(name).inc(value)

@@ -1,0 +1,82 @@
+"""What a request asks for: its parameters, its body, the cursor of a scan."""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any
+
+from starlette.requests import Request
+
+from mapstate.keys import Key
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.forms import typed_keys
+from mapstate.schema import KeyField
+from mapstate.serve.answers import Problem
+
+__all__ = ["MOST_BYTES", "body_of", "check_names", "cursor_of", "cursor_text", "key_of", "number", "time_of"]
+
+MOST_BYTES = 4 << 20
+"""Of the body of a request."""
+
+
+def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> Key:
+    """The key in the query: a parameter for each key column. Those of ``others`` may stand beside them."""
+    given: dict[str, str] = {}
+    for name, text in request.query_params.multi_items():
+        if name in given:
+            raise Problem(400, f"{name!r} is given twice. POST takes several keys.")
+        given[name] = text
+    names = [field.name for field in fields]
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names and name not in others]
+    if missing or unknown:
+        schema = ", ".join(f"{field.name} {field.type}" for field in fields)
+        found = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(map(repr, unknown))}"
+        raise Problem(400, f"The key is a parameter for each key column ({schema}); {found[:200]}.")
+    return typed_keys([given[name] for name in names], fields)[0]
+
+
+def check_names(request: Request, known: set[str]) -> None:
+    """Raise Problem for a parameter that is not known."""
+    for name in request.query_params:
+        if name not in known:
+            raise Problem(400, f"There is no parameter {name[:100]!r} here.")
+
+
+def number(request: Request, name: str, least: int) -> int | None:
+    """A parameter that is a number, None where it is not given. Raises Problem."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) < least:
+        raise Problem(400, f"{name} is a number from {least} on.")
+    return int(text)
+
+
+def time_of(ledger: LedgerRecord, text: str | None) -> Any:
+    """A time of a state with windows. Raises UsageError."""
+    return None if text is None else typed_keys([text], ledger.keys[:1])[0][0]
+
+
+async def body_of(request: Request) -> bytes:
+    """The body, as far as it may be long."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise Problem(413, f"A body has at most {MOST_BYTES} bytes.")
+    return bytes(body)
+
+
+def cursor_text(cursor: str) -> str:
+    """The cursor of a store as a word of a URL."""
+    return urlsafe_b64encode(cursor.encode()).decode()
+
+
+def cursor_of(cursor: str) -> str:
+    """The reverse of `cursor_text`. Raises Problem."""
+    try:
+        return urlsafe_b64decode(cursor.encode("ascii")).decode()
+    except ValueError:
+        raise Problem(400, "This is no cursor of a scan.") from None

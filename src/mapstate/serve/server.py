@@ -1,0 +1,126 @@
+"""The server: uvicorn, with bounds for clients that are slow, many, or say too much."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mapstate.errors import ConfigurationError
+
+__all__ = ["run"]
+
+_HEAD_SECONDS = 10.0  # for the head of a request to arrive
+_BODY_SECONDS = 60.0  # for its body behind it
+_STALL_SECONDS = 30.0  # for a client to take what waits for it
+_HEAD_BYTES = 64 << 10
+_MOST_CONNECTIONS = 10_000
+_OTHER_FILES = 500  # beside connections of clients
+_SHUTDOWN_SECONDS = 5  # for requests that are under way at the end
+
+
+def run(app: ASGIApp, host: str, port: int, *, on_start: Callable[[str], object]) -> None:
+    """Serve until SIGINT or SIGTERM. ``on_start`` is called with the address, once connections are taken.
+
+    Raises ConfigurationError where the address cannot be bound.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    with listening:
+        shown = f"[{host}]" if ":" in host else host
+        on_start(f"http://{shown}:{listening.getsockname()[1]}/")
+        config = uvicorn.Config(
+            app,
+            http=_Impatient,
+            ws="none",
+            loop="uvloop",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=_open_files() - _OTHER_FILES,
+            timeout_keep_alive=int(_HEAD_SECONDS),
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _open_files() -> int:
+    """Raise the limit of this process as far as it needs. Returns the limit."""
+    wanted = _MOST_CONNECTIONS + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(2 * _OTHER_FILES, min(soft, wanted))
+
+
+class _Impatient(HttpToolsProtocol):
+    """A connection that is cut where a request does not arrive in time, or its answer is not taken in time."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time of the first head."""
+        super().connection_made(transport)
+        self._is_head = True
+        self._head_bytes = 0
+        self._arrival: asyncio.TimerHandle | None = None
+        self._departure: asyncio.TimerHandle | None = None
+        self._expect(_HEAD_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks."""
+        self._expect(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Cut off a head that is too long."""
+        if self._is_head:
+            if self._head_bytes > _HEAD_BYTES:
+                self.transport.abort()
+                return
+            self._head_bytes += len(data)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Start the time of a head."""
+        super().on_message_begin()
+        self._is_head, self._head_bytes = True, 0
+        self._expect(_HEAD_SECONDS)
+
+    def on_headers_complete(self) -> None:
+        """Start the time of the body."""
+        self._is_head = False
+        self._expect(_BODY_SECONDS)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is there. Its answer may take its time."""
+        self._expect(None)
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The client has stopped to take its answer."""
+        super().pause_writing()
+        self._departure = self.loop.call_later(_STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has gone on."""
+        super().resume_writing()
+        if self._departure is not None:
+            self._departure.cancel()
+            self._departure = None
+
+    def _expect(self, seconds: float | None) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+        self._arrival = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)

@@ -1,0 +1,155 @@
+"""The states of a store: found by listing, opened when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.capabilities import ListsStates, close_if_possible
+from mapstate.errors import ConfigurationError, LedgerError, MapStateError, StateNotFoundError
+from mapstate.operations.states import state_names
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.stored_ledger import ledger_store
+from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
+from mapstate.serve.answers import Forms
+from mapstate.serve.merged import MergedReads
+from mapstate.spec import check_state_name
+
+__all__ = ["OpenState", "States"]
+
+_REMEMBERED = 5.0  # seconds for which a lost state is answered for without the store
+_REFRESH = 1.0  # seconds between two listings at least
+_REFRESH_SHARE = 20  # times what a listing takes, between two of them
+_MOST_OPEN = 1_000  # states; each has a connection or more
+
+
+class OpenState:
+    """One state with its reader, its merged reads, and the forms of its schema."""
+
+    def __init__(self, reader: AsyncStateReader) -> None:
+        self.reader = reader
+        self.merged = MergedReads(reader)
+        self.last_ledger: LedgerRecord | None = None
+        self._schema: Any = None
+        self._forms: Forms | None = None
+
+    def forms(self, ledger: LedgerRecord) -> Forms:
+        """The forms of the ledger's schema."""
+        schema = (ledger.keys, ledger.fields)
+        if self._forms is None or self._schema != schema:
+            self._schema, self._forms = schema, Forms(ledger)
+        return self._forms
+
+
+class States:
+    """The states of one store, on one event loop.
+
+    The store is listed anew at most once a second, and for a twentieth of the time: on Redis a listing walks through
+    all keys. A state that is asked for by its name needs no listing.
+    """
+
+    def __init__(
+        self, url: Backend | str, *, aggregators: Mapping[str, Mapping[str, Aggregator]] | None = None
+    ) -> None:
+        self._backend = resolve(url)
+        self._aggregators = aggregators or {}
+        self._open: dict[str, asyncio.Task[OpenState]] = {}
+        self._lost: dict[str, tuple[float, MapStateError]] = {}
+        self._names: asyncio.Task[list[str]] | None = None
+        self._list_again_at = 0.0
+        self._closed_reads = 0
+
+    async def names(self) -> list[str]:
+        """All states by name: those of the last listing, and those that were asked for since. Errors as of a store."""
+        if not isinstance(self._backend, ListsStates):
+            return sorted(self._open)
+        if self._names is None or (self._names.done() and time.monotonic() > self._list_again_at):
+            self._names = asyncio.create_task(asyncio.to_thread(self._list))
+        try:
+            listed = await asyncio.shield(self._names)
+        except MapStateError:
+            self._names = None
+            raise
+        return sorted({*listed, *self._open})
+
+    def _list(self) -> list[str]:
+        began = time.monotonic()
+        found = [name for page in state_names(self._backend) for name in page]
+        ended = time.monotonic()
+        self._list_again_at = ended + max(_REFRESH, _REFRESH_SHARE * (ended - began))
+        return found
+
+    async def state(self, name: str) -> OpenState:
+        """A state, opened if it is not yet.
+
+        Raises StateNotFoundError where it has no ledger, and the errors of `open_async_reader`. An unknown name costs
+        the store one small read.
+        """
+        lost = self._lost.get(name)
+        if lost is not None:
+            if time.monotonic() < lost[0]:
+                raise lost[1]
+            del self._lost[name]
+        if name not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                await self._close(next(iter(self._open)))
+            self._open[name] = asyncio.create_task(self._opened(name))
+        task = self._open[name]
+        try:
+            return await asyncio.shield(task)
+        except MapStateError:
+            if self._open.get(name) is task:
+                del self._open[name]
+            raise
+
+    async def _opened(self, name: str) -> OpenState:
+        try:
+            check_state_name(name)
+        except ConfigurationError:
+            raise StateNotFoundError("there is no state of this name: no state can have it") from None
+        if await asyncio.to_thread(self._has_no_ledger, name):
+            raise StateNotFoundError(f"there is no state {name!r} in this store", state=name)
+        reader = await open_async_reader(self._backend, name, aggregators=self._aggregators.get(name))
+        return OpenState(reader)
+
+    def _has_no_ledger(self, name: str) -> bool:
+        """By one read. The reader itself would look for records without a ledger, in all keys of a Redis."""
+        store = self._backend.open(name)
+        try:
+            return ledger_store(store).load() is None
+        finally:
+            close_if_possible(store)
+
+    async def lose(self, name: str, error: LedgerError) -> None:
+        """Remember that an open state is gone: a search for what is left of it may be long work for the store."""
+        if name not in self._open:
+            return
+        self._lost[name] = (time.monotonic() + _REMEMBERED, error)
+        await self._close(name)
+
+    def reads(self) -> int:
+        """The number of bulk reads so far."""
+        states = [task.result() for task in self._open.values() if task.done() and not task.exception()]
+        return self._closed_reads + sum(state.merged.reads for state in states)
+
+    async def close(self) -> None:
+        """Close all readers."""
+        if self._names is not None:
+            self._names.cancel()
+        for name in list(self._open):
+            await self._close(name)
+
+    async def _close(self, name: str) -> None:
+        task = self._open.pop(name, None)
+        if task is None:
+            return
+        with suppress(MapStateError):
+            state = await task
+            self._closed_reads += state.merged.reads
+            await state.reader.close()

@@ -1,0 +1,256 @@
+"""`mapstate serve` as a process: many clients, slow clients, hostile ones, and a store that is being written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from http.client import HTTPConnection
+from typing import Any
+
+import psutil
+import pytest
+from servers import wait_until
+from service import serving
+from states import Job, made_of_one_batch
+
+from mapstate.schema import Field, KeyField
+
+VISITS = (Field("visits", "Count", "bigint"), Field("bytes", "Sum(bytes)", "bigint"))
+TEXT = (Field("text", "Last(text)", "string"),)
+USER = (KeyField("user_id", "string"),)
+
+
+def asked(served, path, *, method="GET", body=None, headers=None, seconds=30.0):
+    """The status and the document of an answer."""
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=seconds)
+    try:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"null")
+    finally:
+        connection.close()
+
+
+def raw(served, data=b""):
+    made = socket.create_connection(("127.0.0.1", served.port), timeout=30)
+    made.sendall(data)
+    return made
+
+
+def is_closed(connection):
+    """Whether the other side has ended the connection; waits for it."""
+    with suppress(ConnectionError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
+@pytest.fixture
+def url(tmp_path):
+    made = f"sqlite:///{tmp_path}/s.db"
+    made_of_one_batch(made, "visits", USER, VISITS, {f"u{at}": (at, 2 * at) for at in range(1000)})
+    return made
+
+
+def test_it_answers_until_it_is_asked_to_end(url):
+    with serving(url) as served:
+        assert asked(served, "/states/visits/values?user_id=u7")[1]["value"] == {"visits": 7, "bytes": 14}
+        with raw(served, b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n") as events:
+            assert b"200" in events.recv(100)
+            began = time.monotonic()
+            assert served.end() in (0, -signal.SIGTERM)  # as uvicorn ends
+            assert time.monotonic() - began < 15
+
+
+def test_an_address_that_is_taken_is_one_message(url):
+    with (
+        serving(url) as served,
+        pytest.raises(AssertionError, match="cannot listen"),
+        serving(url, "--port", str(served.port)),
+    ):
+        pass
+
+
+def test_no_secret_is_in_a_message_or_an_answer(tmp_path):
+    url = "redis://user:s3cr3t-word@127.0.0.1:1/0?retries=0&socket_timeout=1"
+    with serving(url) as served:
+        for path in ("/states", "/states/s", "/states/s/values?k=1", "/metrics", "/"):
+            connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert b"s3cr3t" not in answer.read()
+            assert answer.status == (200 if path == "/" else 503)
+            connection.close()
+        served.end()
+        assert "s3cr3t" not in served.process.stderr.read()
+
+
+def test_a_token_from_the_environment_lets_other_machines_in(url, monkeypatch):
+    monkeypatch.setenv("SERVE_TOKEN", "tok-1")
+    with serving(url, "--host", "0.0.0.0", "--token-env", "SERVE_TOKEN") as served:
+        assert asked(served, "/states")[0] == 401
+        assert asked(served, "/states", headers={"Authorization": "Bearer tok-1", "Host": "other.example"})[0] == 200
+    for options in (["--host", "0.0.0.0"], ["--token-env", "NOT_SET"]):
+        with pytest.raises(AssertionError, match="token"), serving(url, *options):
+            pass
+
+
+def test_a_client_that_is_slow_with_its_request_is_cut_off(url):
+    with serving(url, patches={"_HEAD_SECONDS": 0.5, "_BODY_SECONDS": 1.0}) as served:
+        slow = [
+            raw(served),
+            raw(served, b"GET /health HTTP/1.1\r\nHost:"),
+            raw(served, b"POST /states/visits/values HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"),
+        ]
+        for connection in slow:
+            with connection:
+                assert is_closed(connection)
+        assert asked(served, "/health")[0] == 200
+
+
+def test_an_endless_head_is_cut_off(url):
+    with serving(url) as served, raw(served, b"GET /health HTTP/1.1\r\n") as endless:
+        with pytest.raises(ConnectionError):
+            endless.sendall(b"".join(b"X-%d: %s\r\n" % (at, b"a" * 1000) for at in range(100_000)))
+        assert asked(served, "/health")[0] == 200
+        assert psutil.Process(served.process.pid).memory_info().rss < 200 << 20
+
+
+def test_a_body_of_a_hundred_megabytes_is_refused(url):
+    with serving(url) as served:
+        size = 100 << 20
+        head = b"POST /states/visits/values HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+        with raw(served, head) as large:
+            with suppress(ConnectionError):
+                for _ in range(size >> 20):
+                    large.sendall(b"x" * (1 << 20))
+            assert b"413" in large.recv(1000)
+        assert psutil.Process(served.process.pid).memory_info().rss < 200 << 20
+        assert asked(served, "/health")[0] == 200
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    made_of_one_batch(url, "s", USER, TEXT, {f"u{at}": ("x" * 1000,) for at in range(8_000)})
+    with serving(url, patches={"_STALL_SECONDS": 0.5}) as served, ExitStack() as stack:
+        request = b"GET /states/s/scan HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        lazy = [stack.enter_context(raw(served, request)) for _ in range(32)]
+        wait_until(lambda: asked(served, "/states/s/scan?limit=1")[0] == 200, "the lazy clients are cut off")
+        assert all(map(is_closed, lazy))
+        assert psutil.Process(served.process.pid).memory_info().rss < 400 << 20
+
+
+def test_thousands_of_connections_are_held_or_refused(url):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(10_000, hard - 200)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(count + 200, hard)), hard))
+    try:
+        with serving(url) as served, ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(raw(served))
+            status, _ = asked_any(served)
+            assert status in (200, 503)
+            stack.close()
+            wait_until(lambda: asked_any(served)[0] == 200, "connections are free again")
+            assert psutil.Process(served.process.pid).memory_info().rss < 400 << 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def asked_any(served):
+    """As `asked`, for an answer that may be uvicorn's own, in text."""
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+    try:
+        connection.request("GET", "/states/visits/values?user_id=u7")
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_what_is_no_http_is_refused(url):
+    with serving(url) as served:
+        for data in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"\x00" * 1000, b"GET / HTTP/9.9\r\n\r\n"):
+            with raw(served, data) as odd:
+                odd.shutdown(socket.SHUT_WR)
+                is_closed(odd)
+        assert asked(served, "/health")[0] == 200
+
+
+def test_more_clients_than_it_takes_are_answered_or_refused(url):
+    with serving(url) as served:
+        found: list[int] = []
+        body = json.dumps({"keys": [{"user_id": f"u{at}"} for at in range(1000)]})
+
+        def ask(_):
+            for _ in range(5):
+                status, document = asked(served, "/states/visits/values", method="POST", body=body, seconds=60)
+                found.append(status)
+                if status == 200:
+                    assert len(document["values"]) == 1000
+
+        with ThreadPoolExecutor(100) as pool:
+            list(pool.map(ask, range(100)))
+        assert len(found) == 500
+        assert set(found) <= {200, 503}
+        assert 200 in found
+
+
+@pytest.mark.redis
+def test_every_answer_is_of_one_batch_while_a_job_writes(redis_url):
+    """A batch writes its number into all keys; some attempts are lost."""
+    keys = [f"k{at}" for at in range(300)]
+    job = Job(redis_url)
+    job.batch(**dict.fromkeys(keys, 0))
+    ended, answers = threading.Event(), list[int]()
+    body = json.dumps({"keys": [{"k": key} for key in keys]})
+
+    def read(served: Any) -> None:
+        for count in itertools.count():
+            if ended.is_set():
+                return
+            _, many = asked(served, "/states/s/values", method="POST", body=body)
+            assert {value["n"] for value in many["values"]} == {many["as_of"]["batch_id"]}
+            _, one = asked(served, f"/states/s/values?k={keys[count % 300]}")
+            assert one["value"]["n"] == one["as_of"]["batch_id"]
+            answers.append(many["as_of"]["batch_id"])
+
+    with serving(redis_url) as served, ThreadPoolExecutor(6) as pool:
+        reads = [pool.submit(read, served) for _ in range(6)]
+        for at in itertools.count(1):
+            if len(answers) > 100 and len(set(answers)) > 20:
+                break
+            if any(one.done() for one in reads):  # which is an error
+                break
+            if at % 3 == 0:
+                job.attempt(**dict.fromkeys(keys, -1))
+            job.batch(**dict.fromkeys(keys, at))
+        ended.set()
+        for one in reads:
+            one.result()
+
+
+@pytest.mark.redis
+def test_a_user_of_redis_who_may_only_read_is_enough(start_redis):
+    server = start_redis()
+    job = Job(server.url)
+    job.batch(a=1, b=2)
+    with server.client() as admin:
+        rights = ("+get", "+mget", "+exists", "+type", "+scan", "+lrange", "+info", "+hello", "+client", "+select")
+        admin.execute_command("ACL", "SETUSER", "reader", "on", ">pw", "~*", *rights)
+    with serving(server.url.replace("redis://", "redis://reader:pw@")) as served:
+        assert asked(served, "/states/s/values?k=a")[1]["value"] == {"n": 1}
+        assert asked(served, "/states")[1]["states"][0]["name"] == "s"
+        assert asked(served, "/states/s")[0] == 200
+        assert asked_any(served)[0] == 404
+        connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+        connection.request("GET", "/states/s/scan")
+        assert connection.getresponse().read().count(b'"key"') == 2
+        connection.close()
