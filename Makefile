@@ -67,6 +67,10 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	        echo "That failed, so the test of examples/read_state.mjs will fail. To have it:" \
 	             "apt-get install nodejs, or brew install node." >&2; \
 	fi
+	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
+	    echo "no chromium or no chromedriver here: the tests of the live page will be skipped. To have them:" \
+	         "apt-get install chromium chromium-driver." >&2; \
+	fi
 	@scripts/run python tests/fixtures/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
 	@touch $(STAMP)
 

@@ -1,6 +1,7 @@
 """Kill a streaming job in the middle of a write, start it again, and find every count right.
 
     make demo
+    make demo ARGS='--keep FOLDER'   # and then: mapstate serve sqlite:///FOLDER/visits.db
 
 A job in a process of its own (demo_job.py) counts visits per user from a dozen files, one per
 micro-batch, into a SQLite file. This process is a service that reads the counts meanwhile, with `open_reader`
@@ -14,6 +15,7 @@ and without Spark.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import random
@@ -52,6 +54,14 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
 def main() -> int:
+    arguments = argparse.ArgumentParser(description="Kills a streaming job, starts it again, and compares every key.")
+    arguments.add_argument("--keep", metavar="FOLDER", type=Path, help="a new folder, which keeps the state")
+    keep = arguments.parse_args().keep
+    if keep is not None:
+        keep.mkdir(parents=True)
+        with suppress(TooLateError):
+            return Demo(keep.resolve()).run()
+        sys.exit("the batch was complete before the job was dead: try again, with another folder")
     for _ in range(3):
         with tempfile.TemporaryDirectory(prefix="mapstate-demo-") as folder, suppress(TooLateError):
             return Demo(Path(folder)).run()

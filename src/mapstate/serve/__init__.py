@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from mapstate.errors import missing_driver
 
-__all__ = ["make_app"]
-
 try:
-    from mapstate.serve.app import make_app
+    import starlette  # noqa: F401  the extra has more, but these come together
 except ModuleNotFoundError as error:
-    if (error.name or "").startswith("mapstate"):
-        raise
     raise missing_driver("mapstate serve", error, extra="serve") from error
+
+from mapstate.serve.app import make_app
+
+__all__ = ["make_app"]

@@ -89,7 +89,7 @@ class Busy(Problem):
     """More than the service takes at one time."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(503, f"{detail} Ask again in a second.", retry_after=1)
+        super().__init__(503, f"{detail} Retry in a second.", retry_after=1)
 
 
 def problem_of(error: MapStateError) -> Problem:

@@ -11,8 +11,17 @@ from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import Layout, not_listed
 from mapstate.backends.redis.removal import overtaken, removed
-from mapstate.backends.redis.scan_position import ScanPosition, name_of, position_of
-from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, token_text
+from mapstate.backends.redis.wire import (
+    EXEC,
+    INFO,
+    MULTI,
+    ScanPosition,
+    command,
+    incarnation_of,
+    name_of,
+    position_of,
+    token_text,
+)
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap

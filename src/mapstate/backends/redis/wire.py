@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 from mapstate.capabilities import FenceToken
+from mapstate.errors import UsageError
 
 __all__ = [
     "DISCARD",
@@ -21,15 +23,20 @@ __all__ = [
     "MULTI",
     "UNWATCH",
     "PackedKeys",
+    "ScanPosition",
     "command",
     "incarnation_of",
     "interleaved",
+    "name_of",
     "packed_keys",
+    "position_of",
     "raise_first",
     "sizes",
     "token_of",
     "token_text",
 ]
+
+_CURSOR = re.compile(r"(end|\d{1,20})-([0-9a-f]*)", re.ASCII)
 
 
 def command(*words: bytes) -> bytes:
@@ -122,6 +129,31 @@ def incarnation_of(server: bytes | None, replication: bytes | None) -> bytes | N
     run = re.search(rb"run_id:(\w+)", server or b"")
     history = re.search(rb"master_replid:(\w+)", replication or b"")
     return None if run is None else run[1] + b"/" + (history[1] if history else b"")
+
+
+class ScanPosition(NamedTuple):
+    """Redis' own cursor, None at the end, and the server that gave it; None at the start, empty if unknown."""
+
+    at: bytes | None
+    server: str | None
+
+    def __str__(self) -> str:
+        return f"{'end' if self.at is None else self.at.decode()}-{self.server}"
+
+
+def position_of(cursor: str, state: str) -> ScanPosition:
+    """The position of a cursor. Raises UsageError."""
+    if not cursor:
+        return ScanPosition(b"0", None)
+    found = _CURSOR.fullmatch(cursor)
+    if found is None or (found[1] != "end" and int(found[1]) >= 1 << 64):
+        raise UsageError(f"this is no cursor of a scan of state {state!r}. Nothing was read.")
+    return ScanPosition(None if found[1] == "end" else found[1].encode(), found[2])
+
+
+def name_of(incarnation: bytes | None) -> str:
+    """A short name for an incarnation of the server, empty if that is unknown."""
+    return "" if incarnation is None else blake2b(incarnation, digest_size=8).hexdigest()
 
 
 INFO = command(b"INFO", b"server") + command(b"INFO", b"replication")
