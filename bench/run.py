@@ -39,6 +39,7 @@ QUESTIONS = (
     "aerospike_floor",
     "sqlite_floor",
     "reader_cost",
+    "serving",
     "starting",
 )
 KEPT = ROOT / "bench" / "answers.json"

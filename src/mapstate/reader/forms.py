@@ -7,15 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any
 
-from mapstate.errors import KeyEncodingError, UsageError
+import msgspec
+
+from mapstate.errors import KeyEncodingError, UsageError, cut
 from mapstate.keys import Key, KeyCodec
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.schema import KeyField
 from mapstate.urls import quoted
 
-__all__ = ["json_key", "json_row", "json_state", "plain", "typed_keys"]
+__all__ = ["JsonKeys", "json_row", "json_state", "plain", "typed_keys"]
 
 _NULL = "\\N"
 _DOUBLES = ("double", "float")
@@ -78,22 +81,50 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def json_key(fields: Sequence[KeyField], document: Any) -> Key:
-    """The key of a JSON object with the value of each key column, in the forms of `plain`. Raises UsageError.
+class JsonKeys:
+    """The keys of a request, as JSON: ``{"keys": [{"user_id": "user-42"}]}``, with the values in the forms of `plain`.
 
-    A number may also be text, as a program needs that has doubles only.
+    A number may also be text, as a program needs that has doubles only. Made once per schema of keys.
     """
-    names = [field.name for field in fields]
-    if not isinstance(document, dict) or document.keys() != set(names):
-        raise UsageError(f"a key is an object with {', '.join(names) or 'nothing in it'}. Nothing was read.")
-    return tuple(_of_json(field, document[field.name]) for field in fields)
+
+    def __init__(self, fields: Sequence[KeyField]) -> None:
+        self._fields = fields
+        slots = {f"column_{at}": field.name for at, field in enumerate(fields)}
+        columns = [
+            (slot, Any if field.type != "string" else str | None) for slot, field in zip(slots, fields, strict=True)
+        ]
+        key = msgspec.defstruct("Key", columns, rename=slots, forbid_unknown_fields=True, gc=False)
+        self._columns = [attrgetter(slot) for slot in slots]
+        self._decoder = msgspec.json.Decoder(
+            msgspec.defstruct("Keys", [("keys", list[key])], forbid_unknown_fields=True, gc=False)  # type: ignore[valid-type]
+        )
+
+    def decode(self, body: bytes) -> list[Any]:
+        """The keys: bare values where there is one key column. Raises UsageError."""
+        try:
+            found: Any = self._decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            names = ", ".join(f"{field.name} {field.type}" for field in self._fields)
+            raise UsageError(
+                f"the body is no object with a list of keys ({names}): {cut(error)}. Nothing was read."
+            ) from None
+        if not self._fields:
+            return [()] * len(found.keys)
+        columns = [
+            self._column(field, list(map(column, found.keys)))
+            for field, column in zip(self._fields, self._columns, strict=True)
+        ]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _column(self, field: KeyField, values: list[Any]) -> list[Any]:
+        return values if field.type == "string" else [_of_json(field, value) for value in values]
 
 
 def _of_json(field: KeyField, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, str):
-        return value if field.type == "string" else _typed(field, value)
+        return _typed(field, value)
     if type(value) in _JSON_TYPES.get(field.type, ()):
         if field.type in _DOUBLES:
             with suppress(OverflowError):

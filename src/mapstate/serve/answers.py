@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from http import HTTPStatus
@@ -31,17 +30,17 @@ from mapstate.errors import (
 )
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.reader.forms import plain
+from mapstate.reader.forms import JsonKeys, plain
 
 __all__ = [
     "Busy",
     "Forms",
     "Problem",
+    "View",
     "as_of",
     "json_answer",
     "line",
     "lines",
-    "parsed",
     "problem_of",
     "state_document",
 ]
@@ -123,15 +122,25 @@ def _is_known(request: Request, tag: str | None) -> bool:
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
-def json_answer(request: Request, ledger: LedgerRecord, document: Callable[[], Mapping[str, Any]]) -> Response:
+class View:
+    """What all answers under one ledger share."""
+
+    def __init__(self, ledger: LedgerRecord, forms: Forms) -> None:
+        self.ledger = ledger
+        self.forms = forms
+        self.tag = _tag_of(ledger)
+        self.head = {"state": ledger.state, "as_of": as_of(ledger)}
+
+
+def json_answer(request: Request, view: View, document: Callable[[], Mapping[str, Any]]) -> Response:
     """The document, with ``as_of`` in front; or 304 where the client has it."""
-    tag = _tag_of(ledger)
+    tag = view.tag
     headers = {"Cache-Control": "no-cache" if tag else "no-store"}
     if tag:
         headers["ETag"] = tag
     if _is_known(request, tag):
         return Response(status_code=304, headers=headers)
-    body = _encoder.encode({"state": ledger.state, "as_of": as_of(ledger), **document()})
+    body = _encoder.encode({**view.head, **document()})
     return Response(body, headers=headers, media_type="application/json")
 
 
@@ -141,6 +150,7 @@ class Forms:
     def __init__(self, ledger: LedgerRecord) -> None:
         self._keys = [field.name for field in ledger.keys]
         self._are_keys_same = all(field.type in _SAME_IN_JSON for field in ledger.keys)
+        self.keys_in = JsonKeys(ledger.keys).decode
         shown = results_of(ledger.fields, {})
         kinds = zip(shown.fields, shown.aggregators, strict=True)
         self._are_values_same = all(how.result_type(field.type) in _SAME_IN_JSON for field, how in kinds)
@@ -188,11 +198,3 @@ def line(document: Any) -> bytes:
 def lines(documents: Iterable[Any]) -> bytes:
     """Lines of NDJSON."""
     return _encoder.encode_lines(documents)
-
-
-def parsed(body: bytes) -> Any:
-    """The JSON of a request. Raises Problem."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise Problem(400, "The body is no JSON.") from None

@@ -29,8 +29,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import Key
-from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.reader.forms import json_key, plain
+from mapstate.reader.forms import plain
 from mapstate.serve.answers import (
     Busy,
     Problem,
@@ -38,7 +37,6 @@ from mapstate.serve.answers import (
     json_answer,
     line,
     lines,
-    parsed,
     problem_of,
     state_document,
 )
@@ -138,26 +136,21 @@ class _Service:
     async def values(self, request: Request) -> Response:
         """The value of one key, from the query."""
         state = await self._state(request)
-        fields = (await self._known(state)).keys
+        fields = (await state.known()).ledger.keys
         key = key_of(request, fields, {"min_batch", "wait"})
-        (value,), ledger = await self._read(state, [key])
+        values, view = await state.multi_get([key])
         shown = {field.name: plain(part) for field, part in zip(fields, key, strict=True)}
-        return json_answer(request, ledger, lambda: {"key": shown, "value": state.forms(ledger).values([value])[0]})
+        return json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
 
     async def many_values(self, request: Request) -> Response:
         """The values of many keys, in their order, all as of one batch."""
         body = await body_of(request)
         state = await self._state(request)
-        ledger = await self._known(state)
-        asked = parsed(body)
-        given = asked.get("keys") if isinstance(asked, dict) else None
-        if not isinstance(given, list) or (isinstance(asked, dict) and asked.keys() != {"keys"}):
-            raise Problem(400, 'The body is an object with a list of keys: {"keys": [...]}.')
-        if len(given) > MOST_KEYS:
-            raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(given)}.")
-        keys = [json_key(ledger.keys, one) for one in given]
-        values, ledger = await self._read(state, keys)
-        return json_answer(request, ledger, lambda: {"values": state.forms(ledger).values(values)})
+        keys = (await state.known()).forms.keys_in(body)
+        if len(keys) > MOST_KEYS:
+            raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(keys)}.")
+        values, view = await state.multi_get(keys)
+        return json_answer(request, view, lambda: {"values": view.forms.values(values)})
 
     async def all_states(self, _: Request) -> Response:
         """All states, by name."""
@@ -188,7 +181,7 @@ class _Service:
             count = 0
             try:
                 async for page in pages:
-                    rows = state.forms(page.ledger).rows(page.rows)
+                    rows = state.view(page.ledger).forms.rows(page.rows)
                     count += len(rows)
                     behind = {} if page.cursor is None else {"cursor": cursor_text(page.cursor)}
                     yield lines([{"as_of": as_of(page.ledger), "keys": len(rows)}, *rows, {"is_end": False, **behind}])
@@ -203,7 +196,7 @@ class _Service:
     async def windows(self, request: Request) -> Response:
         """The windows of one key."""
         state = await self._state(request)
-        ledger = await self._known(state)
+        ledger = (await state.known()).ledger
         if ledger.windows is None:
             raise Problem(400, f"State {ledger.state!r} has no windows by time.")
         key = key_of(request, ledger.keys[1:], {"since", "until", "min_batch", "wait"})
@@ -213,26 +206,26 @@ class _Service:
             {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": plain(one.value)}
             for one in windows
         ]
-        return json_answer(request, ledger, lambda: {"windows": shown})
+        return json_answer(request, state.view(ledger), lambda: {"windows": shown})
 
     async def window(self, request: Request) -> Response:
         """All keys of one window, as lines of JSON."""
         check_names(request, {"min_batch", "wait"})
         state = await self._state(request)
-        ledger = await self._known(state)
+        ledger = (await state.known()).ledger
         if ledger.windows is None:
             raise Problem(400, f"State {ledger.state!r} has no windows by time.")
         rows = state.reader.window(time_of(ledger, request.path_params["end"]))
-        names = [field.name for field in ledger.keys[1:]]
+        names, forms = [field.name for field in ledger.keys[1:]], state.view(ledger).forms
 
         async def sent() -> AsyncGenerator[bytes, None]:
             page, count = list[tuple[Key, dict[str, Any]]](), 0
             async for row in rows:
                 page.append(row)
                 if len(page) == _PAGE:
-                    yield lines(state.forms(ledger).rows(page, names))
+                    yield lines(forms.rows(page, names))
                     count, page = count + len(page), []
-            yield lines([*state.forms(ledger).rows(page, names), {"is_end": True, "keys": count + len(page)}])
+            yield lines([*forms.rows(page, names), {"is_end": True, "keys": count + len(page)}])
 
         return await self._streamed(sent())
 
@@ -282,16 +275,6 @@ class _Service:
                 raise Problem(400, f"wait is a number of seconds, at most {MOST_SECONDS:g}.")
             await self._commits.reached(name, least, float(seconds))
         return await self._states.state(name)
-
-    async def _known(self, state: OpenState) -> LedgerRecord:
-        """A ledger with the state's schema, perhaps not the newest."""
-        if state.last_ledger is None:
-            state.last_ledger = await state.reader.ledger()
-        return state.last_ledger
-
-    async def _read(self, state: OpenState, keys: list[Key]) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
-        values, state.last_ledger = await state.merged.multi_get(keys)
-        return values, state.last_ledger
 
     async def _streamed(self, chunks: AsyncGenerator[bytes, None]) -> Response:
         """An answer whose first chunk is there, so that a request that cannot be met has the status of its error."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
-from mapstate.serve.answers import Forms
+from mapstate.serve.answers import Forms, View
 from mapstate.serve.merged import MergedReads
 from mapstate.spec import check_state_name
 
@@ -35,16 +35,24 @@ class OpenState:
     def __init__(self, reader: AsyncStateReader) -> None:
         self.reader = reader
         self.merged = MergedReads(reader)
-        self.last_ledger: LedgerRecord | None = None
-        self._schema: Any = None
-        self._forms: Forms | None = None
+        self._view: View | None = None
 
-    def forms(self, ledger: LedgerRecord) -> Forms:
-        """The forms of the ledger's schema."""
-        schema = (ledger.keys, ledger.fields)
-        if self._forms is None or self._schema != schema:
-            self._schema, self._forms = schema, Forms(ledger)
-        return self._forms
+    async def known(self) -> View:
+        """A view with the state's schema, perhaps not the newest."""
+        return self._view or self.view(await self.reader.ledger())
+
+    async def multi_get(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any] | None], View]:
+        """The values of the keys, and the view as of which they are. Errors as of `MergedReads.multi_get`."""
+        values, ledger = await self.merged.multi_get(keys)
+        return values, self.view(ledger)
+
+    def view(self, ledger: LedgerRecord) -> View:
+        """The view of a ledger."""
+        last = self._view
+        if last is None or last.ledger is not ledger:
+            is_same = last is not None and (last.ledger.keys, last.ledger.fields) == (ledger.keys, ledger.fields)
+            last = self._view = View(ledger, last.forms if last is not None and is_same else Forms(ledger))
+        return last
 
 
 class States:
