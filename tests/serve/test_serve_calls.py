@@ -11,16 +11,16 @@ from collections import Counter
 from decimal import Decimal
 from typing import Any
 
-import msgspec
 import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
+from service import report
 from starlette.testclient import TestClient
 from states import Job, made_of_one_batch
 from windowed import Row, Windowed
 
 from mapstate.backends import resolve
-from mapstate.batch_report import BatchReport, encode_report
+from mapstate.batch_report import encode_report
 from mapstate.errors import ConfigurationError, KeyEncodingError, StoreUnavailableError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.schema import Field, KeyField
@@ -220,14 +220,6 @@ def test_states_are_listed_with_their_last_batch(visits):
         assert (own["rows"], own["keys_held"], own["as_of"]["batch_id"], own["type"]) == (1, 2, 0, "opaque")
         assert also["keys"] == []
         assert client.get("/states/also/values").json()["value"] == {"visits": 7, "bytes": 8}
-
-
-def report(batch_id, **changes):
-    made = BatchReport(
-        batch_id=batch_id, txid=1000 + batch_id, attempt=1, rows=10, keys_read=5, keys_cached=0, keys_written=5,
-        keys_skipped=0, milliseconds=250, at=AT,
-    )  # fmt: skip
-    return msgspec.structs.replace(made, **changes)
 
 
 def test_one_state_has_its_reports(url):
