@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import secrets
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,8 @@ from mapstate.backends import resolve
 from mapstate.batch_report import encode_report
 from mapstate.errors import ConfigurationError, KeyEncodingError, StoreUnavailableError, UsageError
 from mapstate.keys import KeyCodec
+from mapstate.operations.drop import drop
+from mapstate.reader import open_reader
 from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
 from mapstate.serve import merged as merged_module
@@ -270,6 +273,35 @@ def remove_ledger(store):
         from mapstate.backends.redis.wire import command
 
         store._server.tell(command(b"DEL", store._ledger), 1)
+
+
+@pytest.mark.parametrize("fields", [(KeyField("k", "bigint"),), (KeyField("other", "string"), KeyField("k", "bigint"))])
+def test_a_state_that_is_made_again_with_other_keys_is_read_by_these(url, fields):
+    made_of_one_batch(url, "s", (KeyField("k", "string"),), VISITS, {"x": (1, 2)})
+    with client_of(url) as client, open_reader(url, "s") as reader:
+        assert client.get("/states/s/values?k=x").json()["value"] == {"visits": 1, "bytes": 2}
+        assert reader.get("x") == {"visits": 1, "bytes": 2}
+        drop(url, "s")
+        key = tuple(range(len(fields))) if len(fields) == 1 else ("o", 1)
+        made_of_one_batch(url, "s", fields, VISITS, {str(KeyCodec(fields).encode(key)): (3, 4)})
+        assert reader.get(key) == {"visits": 3, "bytes": 4}
+        named = {field.name: part for field, part in zip(fields, key, strict=True)}
+        assert client.get("/states/s/values", params=named).json()["value"] == {"visits": 3, "bytes": 4}
+        answer = client.post("/states/s/values", json={"keys": [named]})
+        assert answer.json()["values"] == [{"visits": 3, "bytes": 4}]
+        problem(client.get("/states/s/values?more=x"), 400)
+
+
+def test_a_cluster_and_memory_are_served(redis_cluster):
+    prefix = f"test-{secrets.token_hex(6)}/"
+    for store in (f"{redis_cluster.url}?prefix={prefix}", resolve("memory://served")):
+        Job(store).batch(a=1, b=2)
+        with client_of(store) as client:
+            assert [one["name"] for one in client.get("/states").json()["states"]] == ["s"]
+            assert client.get("/states/s/values?k=a").json()["value"] == {"n": 1}
+            assert client.post("/states/s/values", json={"keys": [{"k": "b"}]}).json()["values"] == [{"n": 2}]
+            assert lines_of(client.get("/states/s/scan"))[-1] == {"is_end": True, "keys": 2}
+            assert client.get("/states/s/values?k=a&min_batch=0").status_code == 200
 
 
 # Scans

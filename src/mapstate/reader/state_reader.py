@@ -174,8 +174,20 @@ class StateReader:
             raise UsageError("multi_get takes a list of keys; for one key there is get")
         if not keys:
             return [], self.ledger()
-        opened, values = self._reads.read(self._reads.opened().keys.encode_all(keys))
-        return opened.fields.named(values), opened.ledger
+        known = self._reads.opened()
+        while True:
+            try:
+                texts = known.keys.encode_all(keys)
+            except KeyEncodingError:
+                newest = self._reads.opened(newest=True)
+                if newest.keys is known.keys:
+                    raise
+                known = newest  # the state was dropped, and made again with other keys
+                continue
+            opened, values = self._reads.read(texts)
+            if opened.keys is known.keys:
+                return opened.fields.named(values), opened.ledger
+            known = opened
 
     def scan(
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None

@@ -33,6 +33,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.forms import JsonKeys, plain
 
 __all__ = [
+    "BadRequest",
     "Busy",
     "Forms",
     "Problem",
@@ -82,6 +83,13 @@ class Problem(Exception):  # noqa: N818  the word of RFC 9457
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(_encoder.encode(self.document), self.status, headers, "application/problem+json")
+
+
+class BadRequest(Problem):
+    """A request that is wrong, perhaps only for what the state is now."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(400, detail)
 
 
 class Busy(Problem):

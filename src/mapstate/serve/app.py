@@ -29,10 +29,13 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.keys import Key
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.forms import plain
 from mapstate.serve.answers import (
+    BadRequest,
     Busy,
     Problem,
+    View,
     as_of,
     json_answer,
     line,
@@ -136,21 +139,29 @@ class _Service:
     async def values(self, request: Request) -> Response:
         """The value of one key, from the query."""
         state = await self._state(request)
-        fields = (await state.known()).ledger.keys
-        key = key_of(request, fields, {"min_batch", "wait"})
-        values, view = await state.multi_get([key])
-        shown = {field.name: plain(part) for field, part in zip(fields, key, strict=True)}
-        return json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
+
+        async def ask(known: View) -> Response:
+            fields = known.ledger.keys
+            key = key_of(request, fields, {"min_batch", "wait"})
+            values, view = await state.multi_get([key])
+            shown = {field.name: plain(part) for field, part in zip(fields, key, strict=True)}
+            return json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
+
+        return await state.by_schema(ask)
 
     async def many_values(self, request: Request) -> Response:
         """The values of many keys, in their order, all as of one batch."""
         body = await body_of(request)
         state = await self._state(request)
-        keys = (await state.known()).forms.keys_in(body)
-        if len(keys) > MOST_KEYS:
-            raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(keys)}.")
-        values, view = await state.multi_get(keys)
-        return json_answer(request, view, lambda: {"values": view.forms.values(values)})
+
+        async def ask(known: View) -> Response:
+            keys = known.forms.keys_in(body)
+            if len(keys) > MOST_KEYS:
+                raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(keys)}.")
+            values, view = await state.multi_get(keys)
+            return json_answer(request, view, lambda: {"values": view.forms.values(values)})
+
+        return await state.by_schema(ask)
 
     async def all_states(self, _: Request) -> Response:
         """All states, by name."""
@@ -196,27 +207,31 @@ class _Service:
     async def windows(self, request: Request) -> Response:
         """The windows of one key."""
         state = await self._state(request)
-        ledger = (await state.known()).ledger
-        if ledger.windows is None:
-            raise Problem(400, f"State {ledger.state!r} has no windows by time.")
-        key = key_of(request, ledger.keys[1:], {"since", "until", "min_batch", "wait"})
-        since, until = (time_of(ledger, request.query_params.get(name)) for name in ("since", "until"))
-        windows, ledger = await state.reader.windows_as_of(key, since=since, until=until)
-        shown = [
-            {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": plain(one.value)}
-            for one in windows
-        ]
-        return json_answer(request, state.view(ledger), lambda: {"windows": shown})
+
+        async def ask(known: View) -> Response:
+            rest = _with_windows(known).keys[1:]
+            key = key_of(request, rest, {"since", "until", "min_batch", "wait"})
+            since, until = (time_of(known.ledger, request.query_params.get(name)) for name in ("since", "until"))
+            windows, ledger = await state.reader.windows_as_of(key, since=since, until=until)
+            shown = [
+                {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": plain(one.value)}
+                for one in windows
+            ]
+            return json_answer(request, state.view(ledger), lambda: {"windows": shown})
+
+        return await state.by_schema(ask)
 
     async def window(self, request: Request) -> Response:
         """All keys of one window, as lines of JSON."""
         check_names(request, {"min_batch", "wait"})
         state = await self._state(request)
-        ledger = (await state.known()).ledger
-        if ledger.windows is None:
-            raise Problem(400, f"State {ledger.state!r} has no windows by time.")
-        rows = state.reader.window(time_of(ledger, request.path_params["end"]))
-        names, forms = [field.name for field in ledger.keys[1:]], state.view(ledger).forms
+
+        async def parse(known: View) -> tuple[View, Any]:
+            return known, time_of(_with_windows(known), request.path_params["end"])
+
+        view, end = await state.by_schema(parse)
+        rows = state.reader.window(end)
+        names, forms = [field.name for field in view.ledger.keys[1:]], view.forms
 
         async def sent() -> AsyncGenerator[bytes, None]:
             page, count = list[tuple[Key, dict[str, Any]]](), 0
@@ -272,7 +287,7 @@ class _Service:
         if least is not None:
             seconds = request.query_params.get("wait", "10")
             if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", seconds, re.ASCII) or float(seconds) > MOST_SECONDS:
-                raise Problem(400, f"wait is a number of seconds, at most {MOST_SECONDS:g}.")
+                raise BadRequest(f"wait is a number of seconds, at most {MOST_SECONDS:g}.")
             await self._commits.reached(name, least, float(seconds))
         return await self._states.state(name)
 
@@ -300,6 +315,12 @@ class _Service:
             self._scans -= 1
 
         return _Stream(sent(), "application/x-ndjson", ended)
+
+
+def _with_windows(known: View) -> LedgerRecord:
+    if known.ledger.windows is None:
+        raise BadRequest(f"State {known.ledger.state!r} has no windows by time.")
+    return known.ledger
 
 
 class _Stream(StreamingResponse):
@@ -349,7 +370,7 @@ async def _of_http(_: Request, error: Exception) -> Response:
 
 
 async def _of_disconnect(*_: Any) -> Response:
-    return Problem(400, "The client has gone.").response()
+    return BadRequest("The client has gone.").response()
 
 
 async def _of_defect(*_: Any) -> Response:

@@ -20,7 +20,7 @@ __all__ = ["Commits"]
 _INTERVAL = 0.2  # seconds between two reads of the ledgers that somebody waits for
 _MOST_LISTENERS = 500
 _MOST_BEHIND = 1_000  # events that wait for one listener; a slower one is cut off
-_MOST_WAITING = 1_000  # requests that wait for a batch
+_MOST_WAITING = 500  # requests that wait for a batch; others go on beside them
 _TICKS_FOR_REPORT = 5
 _HEARTBEAT = 15.0  # seconds
 

@@ -12,7 +12,7 @@ from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.forms import typed_keys
 from mapstate.schema import KeyField
-from mapstate.serve.answers import Problem
+from mapstate.serve.answers import BadRequest, Problem
 
 __all__ = ["MOST_BYTES", "body_of", "check_names", "cursor_of", "cursor_text", "key_of", "number", "time_of"]
 
@@ -25,7 +25,7 @@ def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> 
     given: dict[str, str] = {}
     for name, text in request.query_params.multi_items():
         if name in given:
-            raise Problem(400, f"{name!r} is given twice. POST takes several keys.")
+            raise BadRequest(f"{name!r} is given twice. POST takes several keys.")
         given[name] = text
     names = [field.name for field in fields]
     missing = [name for name in names if name not in given]
@@ -33,7 +33,7 @@ def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> 
     if missing or unknown:
         schema = ", ".join(f"{field.name} {field.type}" for field in fields)
         found = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(map(repr, unknown))}"
-        raise Problem(400, f"The key is a parameter for each key column ({schema}); {found[:200]}.")
+        raise BadRequest(f"The key is a parameter for each key column ({schema}); {found[:200]}.")
     return typed_keys([given[name] for name in names], fields)[0]
 
 
@@ -41,7 +41,7 @@ def check_names(request: Request, known: set[str]) -> None:
     """Raise Problem for a parameter that is not known."""
     for name in request.query_params:
         if name not in known:
-            raise Problem(400, f"There is no parameter {name[:100]!r} here.")
+            raise BadRequest(f"There is no parameter {name[:100]!r} here.")
 
 
 def number(request: Request, name: str, least: int) -> int | None:
@@ -50,7 +50,7 @@ def number(request: Request, name: str, least: int) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) < least:
-        raise Problem(400, f"{name} is a number from {least} on.")
+        raise BadRequest(f"{name} is a number from {least} on.")
     return int(text)
 
 
@@ -79,4 +79,4 @@ def cursor_of(cursor: str) -> str:
     try:
         return urlsafe_b64decode(cursor.encode("ascii")).decode()
     except ValueError:
-        raise Problem(400, "This is no cursor of a scan.") from None
+        raise BadRequest("This is no cursor of a scan.") from None

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import ListsStates, close_if_possible
-from mapstate.errors import ConfigurationError, LedgerError, MapStateError, StateNotFoundError
+from mapstate.errors import (
+    ConfigurationError,
+    KeyEncodingError,
+    LedgerError,
+    MapStateError,
+    StateNotFoundError,
+    UsageError,
+)
 from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
-from mapstate.serve.answers import Forms, View
+from mapstate.serve.answers import BadRequest, Forms, View
 from mapstate.serve.merged import MergedReads
 from mapstate.spec import check_state_name
 
 __all__ = ["OpenState", "States"]
 
+T = TypeVar("T")
+
 _REMEMBERED = 5.0  # seconds for which a lost state is answered for without the store
 _REFRESH = 1.0  # seconds between two listings at least
 _REFRESH_SHARE = 20  # times what a listing takes, between two of them
-_MOST_OPEN = 1_000  # states; each has a connection or more
+MOST_OPEN = 1_000
+"""States that are open at one time, each with a connection or more."""
 
 
 class OpenState:
@@ -37,9 +47,20 @@ class OpenState:
         self.merged = MergedReads(reader)
         self._view: View | None = None
 
-    async def known(self) -> View:
-        """A view with the state's schema, perhaps not the newest."""
-        return self._view or self.view(await self.reader.ledger())
+    async def by_schema(self, ask: Callable[[View], Awaitable[T]]) -> T:
+        """What ``ask`` returns for the view whose schema is known; or for the newest, if that has another schema.
+
+        For requests whose meaning depends on the key columns: a state may be dropped, and made again with others.
+        Raises what ``ask`` raises.
+        """
+        known = self._view or self.view(await self.reader.ledger())
+        try:
+            return await ask(known)
+        except (KeyEncodingError, UsageError, BadRequest):
+            newest = self.view(await self.reader.ledger())
+            if newest.ledger.keys == known.ledger.keys:
+                raise
+            return await ask(newest)
 
     async def multi_get(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any] | None], View]:
         """The values of the keys, and the view as of which they are. Errors as of `MergedReads.multi_get`."""
@@ -74,9 +95,12 @@ class States:
         self._closed_reads = 0
 
     async def names(self) -> list[str]:
-        """All states by name: those of the last listing, and those that were asked for since. Errors as of a store."""
+        """The states by name: those of the last listing, and those that were asked for since; at most `MOST_OPEN`.
+
+        Errors as of a store.
+        """
         if not isinstance(self._backend, ListsStates):
-            return sorted(self._open)
+            return sorted(self._open)[:MOST_OPEN]
         if self._names is None or (self._names.done() and time.monotonic() > self._list_again_at):
             self._names = asyncio.create_task(asyncio.to_thread(self._list))
         try:
@@ -84,7 +108,7 @@ class States:
         except MapStateError:
             self._names = None
             raise
-        return sorted({*listed, *self._open})
+        return sorted({*listed, *self._open})[:MOST_OPEN]
 
     def _list(self) -> list[str]:
         began = time.monotonic()
@@ -102,10 +126,10 @@ class States:
         lost = self._lost.get(name)
         if lost is not None:
             if time.monotonic() < lost[0]:
-                raise lost[1]
+                raise lost[1].with_traceback(None)  # it would grow with each request
             del self._lost[name]
         if name not in self._open:
-            if len(self._open) >= _MOST_OPEN:
+            if len(self._open) >= MOST_OPEN:
                 await self._close(next(iter(self._open)))
             self._open[name] = asyncio.create_task(self._opened(name))
         task = self._open[name]
