@@ -38,7 +38,7 @@ class Client(asyncio.Protocol):
         self.transport.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
     def data_received(self, data: bytes) -> None:
-        """Note an answer that is whole, and ask again."""
+        """Note an answer that is whole, and ask for the next key."""
         self.rest += data
         head, gap, body = self.rest.partition(b"\r\n\r\n")
         if not gap:

@@ -32,6 +32,7 @@ LAYERS = [
     ("protocol.transitions",),
     ("protocol.following", "protocol.joint", "protocol.opening", "protocol.upkeep"),
     ("batch_report",),
+    ("telemetry",),
     ("serializers",),
     ("aggregators",),
     ("maps",),
