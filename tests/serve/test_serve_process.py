@@ -141,7 +141,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(tmp_path):
     made_of_one_batch(url, "s", USER, TEXT, {f"u{at}": ("x" * 1000,) for at in range(8_000)})
     with serving(url, patches={"_STALL_SECONDS": 0.5}) as served, ExitStack() as stack:
         request = b"GET /states/s/scan HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        lazy = [stack.enter_context(raw(served, request)) for _ in range(32)]
+        lazy = [stack.enter_context(raw(served, request)) for _ in range(16)]
         wait_until(lambda: asked(served, "/states/s/scan?limit=1")[0] == 200, "the lazy clients are cut off")
         assert all(map(is_closed, lazy))
         assert psutil.Process(served.process.pid).memory_info().rss < 400 << 20

@@ -136,9 +136,9 @@ class AsyncStateReader:
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None
     ) -> AsyncIterator[list[tuple[Key, dict[str, Any]]]]:
         """See `StateReader.pages`. The loop goes on while a page is read."""
-        async for page in self.pages_as_of(page_size, columns=columns):
-            if page.rows:
-                yield page.rows
+        pages = await self._call(StateReader.pages, page_size, columns=columns)
+        while (page := await self._call(lambda _: next(pages, None))) is not None:
+            yield page
 
     async def pages_as_of(
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None, cursor: str = ""

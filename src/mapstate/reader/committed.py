@@ -90,14 +90,15 @@ class CommittedReads:
         with self._turn:
             return read_reports(self.store, self.state)
 
-    def pages(self, page_size: int, cursor: str = "") -> Iterator[tuple[list[StoreKey], str | None]]:
+    def pages(self, page_size: int, cursor: str | None = None) -> Iterator[tuple[list[StoreKey], str | None]]:
         """List the store's keys from ``cursor`` on, each page with the cursor behind it, None where there is none.
 
+        Without a ``cursor``, which may be empty, no page has one.
         Raises UsageError where the store cannot list its keys, or cannot go on from a cursor.
         """
         store = self.store
         check_page_size(page_size)
-        if isinstance(store, ScansFrom):
+        if cursor is not None and isinstance(store, ScansFrom):
             return self._in_turn((records_in(page), behind) for page, behind in store.scan_from(cursor, page_size))
         if cursor:
             raise UsageError(

@@ -216,7 +216,7 @@ class StateReader:
 
     def pages(self, page_size: int = 1000, *, columns: Sequence[str] | None = None) -> Iterator[Page]:
         """`scan`, with a list for each page: all of its keys are as of one batch. Errors as of `scan`."""
-        return (page.rows for page in self.pages_as_of(page_size, columns=columns) if page.rows)
+        return (page.rows for page in self._pages(page_size, columns, None) if page.rows)
 
     def pages_as_of(
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None, cursor: str = ""
@@ -229,6 +229,9 @@ class StateReader:
         Raises the errors of `scan`, UsageError for a text that is no cursor of the store, and StoreUnavailableError
         where the store has been restarted since, if its cursors end with that: then scan from the start.
         """
+        return self._pages(page_size, columns, cursor)
+
+    def _pages(self, page_size: int, columns: Sequence[str] | None, cursor: str | None) -> Iterator[ScanPage]:
         count = self._start_count()
         chosen = None if columns is None else self._chosen(columns)
         pages = self._reads.pages(page_size, cursor)
@@ -322,7 +325,7 @@ class StateReader:
         return list(columns)
 
     def _scanned(
-        self, pages: Iterator[_Listed], count: KeyCount | None, columns: list[str] | None, cursor: str
+        self, pages: Iterator[_Listed], count: KeyCount | None, columns: list[str] | None, cursor: str | None
     ) -> Iterator[ScanPage]:
         unreadable = Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):

@@ -53,9 +53,9 @@ from mapstate.serve.states import OpenState, States
 __all__ = ["make_app"]
 
 MOST_KEYS = 10_000  # of one POST
-MOST_SCANS = 32
+MOST_SCANS = 16
 MOST_SECONDS = 60.0  # of one wait
-_PAGE = 5_000  # keys of a page of a scan
+_PAGE = 2_000  # keys of a page of a scan
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
     "Referrer-Policy": "no-referrer",
