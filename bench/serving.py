@@ -62,16 +62,21 @@ class Client:
         head_end = b"\r\n\r\n"
         data = b""
         while head_end not in data:
-            data += self.connection.recv(1 << 18)
+            data += self._received()
         start, _, data = data.partition(head_end)
         assert start.startswith(b"HTTP/1.1 200"), start
         if b"chunked" in start:
             while not data.endswith(b"0" + head_end):
-                data = data[-500:] + self.connection.recv(1 << 20)
+                data = data[-500:] + self._received()
             return data.removesuffix(b"\r\n0" + head_end)
         length = int(start.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         while len(data) < length:
-            data += self.connection.recv(1 << 18)
+            data += self._received()
+        return data
+
+    def _received(self) -> bytes:
+        if not (data := self.connection.recv(1 << 20)):
+            raise ConnectionError("the service has ended the connection within an answer")
         return data
 
 
@@ -101,10 +106,9 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
         state = CountedState(server.url)
         state.apply(arrow_batches([f"user-{at}" for at in range(scanned)]))
         with serving(server.url) as served, open_reader(server.url, STATE) as reader:
-            client = Client(served)
 
-            def by_http() -> None:
-                assert json.loads(client.ask(f"/states/{STATE}/scan").splitlines()[-1]) == {
+            def by_http() -> None:  # by a connection of its own: an idle one is ended
+                assert json.loads(Client(served).ask(f"/states/{STATE}/scan").splitlines()[-1]) == {
                     "is_end": True,
                     "keys": scanned,
                 }
