@@ -34,7 +34,9 @@
     │   ├── MissingKeysError          the state has fewer keys than its ledger says
     │   ├── StoreLostError            the ledger vanished while the stream was running
     │   ├── StoreRestartedError       the store may have lost writes of the attempt in flight
-    │   └── WindowGoneError           the window is past its retention (LookupError)
+    │   ├── WindowGoneError           the window is past its retention (LookupError)
+    │   ├── AlreadyAliveError         another driver runs the topology
+    │   └── NotAliveError             there is no such topology (LookupError)
     └── StoreError                    the store failed
         ├── StoreUnavailableError     no connection, or no answer in time (ConnectionError, TimeoutError)
         ├── StoreAuthError            the store refused the user or the password (PermissionError)
@@ -52,6 +54,7 @@ from typing import Any
 
 __all__ = [
     "AggregatorError",
+    "AlreadyAliveError",
     "CheckpointError",
     "ConfigurationError",
     "CorruptLedgerError",
@@ -69,6 +72,7 @@ __all__ = [
     "MissingBatchesError",
     "MissingDriverError",
     "MissingKeysError",
+    "NotAliveError",
     "NotPicklableError",
     "ReplannedBatchError",
     "RollbackError",
@@ -263,6 +267,14 @@ class StoreRestartedError(LedgerError):
 
 class WindowGoneError(LedgerError, LookupError):
     """A reader asked for a window that is past its retention. Windows that end later are there."""
+
+
+class AlreadyAliveError(LedgerError):
+    """Another driver runs a topology of this name."""
+
+
+class NotAliveError(LedgerError, LookupError):
+    """An operator named a topology that nobody has submitted, or that is removed."""
 
 
 class StoreError(MapStateError):

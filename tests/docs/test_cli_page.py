@@ -14,6 +14,8 @@ from test_docs import BLOCK, ROOT
 from typer.testing import CliRunner
 
 from mapstate.cli.commands import app
+from mapstate.operations.control import Control
+from mapstate.protocol.control import DriverRecord, release, submit
 from mapstate.schema import Field, KeyField
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
@@ -64,7 +66,10 @@ def test_every_command_is_in_the_tables():
     assert {row[0].strip("`") for row in table("## JSON")} == set(NAMES) - {"serve"}  # which answers requests
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rewind", "adopt", "serve")])
+TOPOLOGIES = ("list", "monitor", "activate", "deactivate", "rebalance", "kill")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rewind", "adopt", "serve", *TOPOLOGIES)])
 def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     job = Job(url)
@@ -80,7 +85,25 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
         "export": ["s", "--to", str(tmp_path / "x.csv")],
         **{one: ["s", "--yes"] for one in ("recount", "drop", "rollback")},
     }
-    done = CliRunner().invoke(app, [name, url, *more.get(name, ["s"]), "--json"])
+    check_json(name, [url, *more.get(name, ["s"])])
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_the_fields_of_a_topologys_json_are_those_of_the_page(name, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    Job(url).batch(a=1)
+    at = "2026-11-24T10:00:00.000+00:00"
+    driver = DriverRecord(session="d", host="here", pid=7, started=at, at=at, silence=10.0)
+    with Control(url, "site") as own:
+        own.change(lambda record: submit(record, "site", driver, ("s",), active=False, at=at))
+        own.change(lambda record: release(record, "site", "d"))
+    more = {"monitor": ["-i", "0.1", "--count", "1"], "rebalance": ["--partitions", "3"]}
+    check_json(name, [url, *(() if name == "list" else ("site",)), *more.get(name, [])])
+
+
+def check_json(name, words):
+    """A command's JSON has the fields of the page's table."""
+    done = CliRunner().invoke(app, [name, *words, "--json"])
     assert done.exit_code == 0, done.stderr
     document: Any = json.loads(done.stdout)
     found = document[0] if isinstance(document, list) else document

@@ -110,6 +110,7 @@ BUILT_INS: dict[str, list[type[BaseException]]] = {
     "StoreUnavailableError": [ConnectionError, TimeoutError],
     "StoreAuthError": [PermissionError],
     "WindowGoneError": [LookupError],
+    "NotAliveError": [LookupError],
 }
 
 

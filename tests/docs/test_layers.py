@@ -30,7 +30,7 @@ LAYERS = [
     ("protocol.ledger_record",),
     ("protocol.plans",),
     ("protocol.transitions",),
-    ("protocol.following", "protocol.joint", "protocol.opening", "protocol.upkeep"),
+    ("protocol.control", "protocol.following", "protocol.joint", "protocol.opening", "protocol.upkeep"),
     ("batch_report",),
     ("telemetry",),
     ("serializers",),

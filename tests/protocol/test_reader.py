@@ -785,6 +785,29 @@ def test_a_state_that_vanished_is_named(backend):
             reader.ledger()
 
 
+def test_a_state_that_is_made_meanwhile_has_not_lost_its_ledger(backend):
+    """The reader finds no ledger, and then the first records."""
+
+    class Late(Interleaved):
+        absent = 1
+
+        def load(self):
+            self.absent -= 1
+            return None if self.absent >= 0 else super().load()
+
+    Job(backend).batch({"a": 1})
+    late = InterleavedBackend(backend)
+    late.store = Late(backend.open(STATE))
+    with open_reader(late, STATE) as reader:
+        assert counts(reader, "a") == [1]
+        late.store.absent = 1
+        assert reader.ledger().state == STATE
+        late.store.absent = 1
+        with pytest.raises(StateNotFoundError):  # it was not there, and no value was read as of another ledger
+            reader.get("a")
+        assert counts(reader, "a") == [1]
+
+
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 64, ".x"])
 def test_a_state_has_a_plain_name(name):
     with pytest.raises(ConfigurationError):

@@ -20,10 +20,13 @@ __all__ = [
     "Place",
     "State",
     "StoreUrl",
+    "Topologies",
+    "Topology",
     "Url",
     "Yes",
     "seconds",
     "split_place",
+    "split_urls",
     "state_beside",
     "store_url",
 ]
@@ -72,6 +75,15 @@ Place = Annotated[
         autocompletion=_names,
     ),
 ]
+Topology = Annotated[str, typer.Argument(metavar="NAME", help="the topology's name", show_default=False)]
+Topologies = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[URL] NAME...",
+        help=f"the store, or nothing if {_URL_VARIABLE} has it; and the names of topologies",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
@@ -96,10 +108,15 @@ def store_url(url: list[str] | None) -> str:
 
 def split_place(place: list[str]) -> tuple[str, str, list[str]]:
     """The URL, the state, and the texts of the keys. A name of a state never looks like a URL."""
-    urls, rest = (place[:1], place[1:]) if _is_url(place[0]) else ([], place)
+    urls, rest = split_urls(place)
     if not rest:
         raise UsageError("there is no state: mapstate COMMAND URL STATE KEY")
     return store_url(urls), check_state_name(rest[0]), rest[1:]
+
+
+def split_urls(words: list[str]) -> tuple[list[str], list[str]]:
+    """The URL if it comes first, and the other words."""
+    return (words[:1], words[1:]) if _is_url(words[0]) else ([], words)
 
 
 def _is_url(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from mapstate.cli.copy import export
 from mapstate.cli.group import Command, CommandGroup
 from mapstate.cli.look import doctor, get, ledger, ls
 from mapstate.cli.serve import serve
+from mapstate.cli.topologies import activate, deactivate, kill, monitor, rebalance, topologies
 from mapstate.cli.upkeep import adopt, drop, recount, vacuum
 from mapstate.cli.watch import watch
 from mapstate.cli.ways_back import rewind, rollback
@@ -22,7 +24,7 @@ app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # which would show local variables, and a URL among them
-    help="Shows the states of a store and their values, cleans them up, and rolls a state and its checkpoint back.",
+    help="Shows the states of a store and their values, cleans them up and rolls them back, and directs running jobs.",
 )
 
 
@@ -42,8 +44,10 @@ def _options(
     """The options in front of the command."""
 
 
-for _command in (
+_COMMANDS: tuple[Callable[..., None], ...] = (
     *(ls, get, windows, watch, serve, export, ledger, doctor),
     *(vacuum, recount, advance, drop, adopt, rollback, rewind),
-):
-    app.command(cls=Command)(_command)
+    *(topologies, monitor, activate, deactivate, rebalance, kill),
+)
+for _command in _COMMANDS:
+    app.command("list" if _command is topologies else None, cls=Command)(_command)

@@ -30,6 +30,7 @@ __all__ = [
     "show_reports",
     "show_rows",
     "show_states",
+    "show_table",
     "table_of",
     "title_of",
 ]
@@ -113,16 +114,20 @@ def show_reports(console: Console, reports: list[BatchReport]) -> None:
 
 
 def show_states(to: Console, states: Sequence[ListedState]) -> None:
-    """Print a table of states, or lines with tabs where there is no terminal."""
+    """Print a table of states."""
     columns = ["state", "type", "keys", "fields", "last commit", "committed at", "keys held"]
-    rows = [_listed(state) for state in states]
+    show_table(to, columns, [_listed(state) for state in states])
+
+
+def show_table(to: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table, or lines with tabs where there is no terminal."""
     if not to.is_terminal:
         for row in [columns, *rows]:
             print_row(row)
         return
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(Text(_shown(part)) for part in row))
+        table.add_row(*(Text(_shown(cell(part))) for part in row))
     to.print(table)
 
 

@@ -9,6 +9,7 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import ListsStates
 from mapstate.errors import ConfigurationError, CorruptRecordError, UsageError
+from mapstate.protocol.control import is_control
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.spec import check_state_name
@@ -54,7 +55,10 @@ def _pages(backend_or_url: Backend | str) -> Iterator[list[tuple[str, bytes]]]:
             f"{type(backend).__name__} offers no ListsStates, so it cannot list its states. Name a state: mapstate "
             "ledger URL STATE"
         )
-    return ([(name, ledger) for name, ledger in page if _is_state_name(name)] for page in backend.states())
+    return (
+        [(name, ledger) for name, ledger in page if _is_state_name(name) and not is_control(ledger)]
+        for page in backend.states()
+    )
 
 
 def _is_state_name(name: str) -> bool:

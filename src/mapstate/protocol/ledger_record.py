@@ -17,6 +17,7 @@ from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRec
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 __all__ = [
+    "CONTROL_MARK",
     "DROPPER",
     "FORMAT",
     "FORMAT_WITH_WINDOWS",
@@ -36,6 +37,9 @@ __all__ = [
 FORMAT = 1
 FORMAT_WITH_WINDOWS = 2
 """The format of the ledger of a state with windows, which an older mapstate refuses."""
+
+CONTROL_MARK = b'{"control":'
+"""How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
 
 _EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
 

@@ -20,7 +20,7 @@ from mapstate.errors import (
     shown,
 )
 from mapstate.keys import KeyCodec, is_index_key
-from mapstate.protocol.ledger_record import FORMAT, FORMAT_WITH_WINDOWS, LedgerRecord, is_time
+from mapstate.protocol.ledger_record import CONTROL_MARK, FORMAT, FORMAT_WITH_WINDOWS, LedgerRecord, is_time
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 
@@ -51,6 +51,9 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
     try:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        if data.startswith(CONTROL_MARK):
+            found = f"{state!r} is no state but the control record of a topology: mapstate list. Nothing was written."
+            raise CorruptLedgerError(found, state=state) from None
         raise _corrupt(state, cut(error)) from error
     expected = FORMAT if record.windows is None else FORMAT_WITH_WINDOWS
     if record.format != expected or record.state != state:
@@ -128,9 +131,11 @@ def read_ledger(store: Any, state: str) -> LedgerRecord:
     StateNotFoundError.
     """
     stored = ledger_store(store).load()
-    if stored is None:
-        if isinstance(store, Scan) and has_records(store):
+    if stored is None and isinstance(store, Scan) and has_records(store):
+        stored = ledger_store(store).load()  # a state that is made meanwhile has its ledger before its first record
+        if stored is None:
             raise lost_ledger(state)
+    if stored is None:
         raise StateNotFoundError(
             f"there is no state {state!r} here: neither a ledger nor a record was found. Either no batch has run yet, "
             "or the store was emptied, or the name, database number, key prefix or layout is another one. See "

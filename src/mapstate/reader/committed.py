@@ -223,8 +223,8 @@ class CommittedReads:
             return last
         if data is None:
             with self._turn:
-                lost = isinstance(self.store, Scan) and has_records(self.store)
-            if lost:
+                is_left = isinstance(self.store, Scan) and has_records(self.store)
+            if is_left and self._load() is None:  # else the state is made anew meanwhile
                 raise lost_ledger(self.state)
             raise StateNotFoundError(
                 f"state {self.state!r} has no ledger any more, and no record: the store was flushed or replaced, or "

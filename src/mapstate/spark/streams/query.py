@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
@@ -22,7 +23,7 @@ class Query:
     """All that is declared of one stream. It changes until a started query brings the first batch; then it is closed.
 
     ``admit`` raises for a state that cannot be one of this query's. ``siblings`` are the queries of the same topology,
-    by the names of their streams, and ``owner`` names it for messages.
+    by the names of their streams, and ``owner`` names it for messages. ``around`` is entered for each batch.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Query:
         self.plan = StreamPlan(name)
         self.last_error: MapStateError | None = None
         self.merged_into: str | None = None
+        self.around: Callable[[DataFrame], AbstractContextManager[None]] = lambda _: nullcontext()
         self._owner = owner
         self._admit = admit
         self.is_of_topology = admit is not None
@@ -112,11 +114,12 @@ class Query:
             raise UsageError(f"the stream {self.name!r}{self._owner} has no state to keep")
         if self._driver is None:
             self._driver = BatchDriver(self.plan)
-        try:
-            self._driver.run(batch_df, batch_id)
-        except MapStateError as error:
-            self.last_error = error  # Spark passes on the text alone
-            raise
+        with self.around(batch_df):
+            try:
+                self._driver.run(batch_df, batch_id)
+            except MapStateError as error:
+                self.last_error = error  # Spark passes on the text alone
+                raise
 
     def start(
         self,
@@ -144,6 +147,7 @@ class Query:
         if checkpointLocation is not None:
             check_first_offsets(str(checkpointLocation))
             writer = writer.option("checkpointLocation", str(checkpointLocation))
+        self.last_error = None
         return writer.options(**(options or {})).start()
 
     def __repr__(self) -> str:

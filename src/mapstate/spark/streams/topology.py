@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
 from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
 from mapstate.spark.streams.query import Query
+from mapstate.spark.streams.running import Running
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.spec import check_state_name
 
@@ -108,6 +110,51 @@ class Topology:
         return self._only_query().start(
             checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
         )
+
+    def run(
+        self,
+        checkpointLocation: str | Mapping[str, str],
+        *,
+        store: Backend | str,
+        trigger: str | Mapping[str, Any] | None = None,
+        options: Mapping[str, str] | None = None,
+        active: bool = True,
+        poll: float = 1.0,
+    ) -> None:
+        """Starts all streams and stays, obeying ``mapstate activate``, ``deactivate``, ``rebalance`` and ``kill``.
+
+        Instead of `start`, in the driver's main thread. Returns once the topology is killed, or its queries have ended.
+        A supervisor may start the program again after any end: what a crash has interrupted goes on, also a kill.
+
+        ``checkpointLocation``  of the one stream; of several, each by the stream's name
+        ``store``    where the control record is kept: the URL of any store, mostly that of the states
+        ``trigger``, ``options``  as of `start`, for all streams
+        ``active``   whether a topology that is not known yet begins at once; one that is known keeps its status
+        ``poll``     seconds between two reads of the control record. After ten of them without a beat another driver
+                     may take over, so after a crash the next one waits that long
+
+        Raises AlreadyAliveError where another driver runs a topology of this name, FencedError where one has taken over
+        meanwhile, and the error of a query that fails. Then all of them are stopped, and nothing of their open batches
+        counts.
+        """
+        if not self.queries:
+            self._only_query()  # which raises
+        if isinstance(checkpointLocation, Mapping):
+            places = checkpointLocation
+        else:
+            places = {self._only_query().name: checkpointLocation}
+        if places.keys() != self.queries.keys():
+            raise ConfigurationError(
+                f"checkpointLocation names the streams {', '.join(places) or 'none'}, and topology "
+                f"{self.name!r} has {', '.join(self.queries)}: give each its own"
+            )
+        if not poll > 0:
+            raise ConfigurationError(f"poll is a number of seconds above 0, not {poll!r}")
+
+        def start(name: str) -> StreamingQuery:
+            return self.queries[name].start(places[name], trigger=trigger, options=options)
+
+        Running(self.name, self.queries, start, store, poll=poll).run(active=active)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch of the one stream to all states. What Spark calls, on the driver.

@@ -1,0 +1,194 @@
+"""The commands for running topologies: list, monitor, activate, deactivate, rebalance, kill."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from mapstate.batch_report import BatchReport
+from mapstate.cli.arguments import AsJson, StoreUrl, Topologies, Topology, Url, split_urls, store_url
+from mapstate.cli.forms import emit
+from mapstate.cli.show import console, print_row, say, show_table
+from mapstate.errors import LedgerError, MapStateError, UsageError
+from mapstate.operations import control
+from mapstate.operations.control import ListedTopology, Obeyed
+from mapstate.protocol.control import ControlRecord
+from mapstate.reader import open_reader
+from mapstate.windows import time_text
+
+__all__ = ["activate", "deactivate", "kill", "monitor", "rebalance", "topologies"]
+
+_LIST = ("topology", "status", "driver", "uptime", "last beat", "states")
+_FIELDS = (
+    *("time", "status", "state", "batch_id", "batches"),
+    *("rows_per_second", "keys_per_second", "milliseconds", "watermark", "rows_late"),
+)
+_MONITOR = ("time", "status", "state", "batch", "batches", "rows/s", "keys/s", "ms/batch", "watermark", "late rows")
+
+
+def topologies(*, url: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Lists the topologies that run under a control record; exit code 1 if one cannot be read."""
+    found = control.list_topologies(store_url(url))
+    if as_json:
+        emit([{"topology": one.name, "record": one.record, "problem": one.problem or None} for one in found])
+    else:
+        show_table(console(), _LIST, [_listed(one) for one in found])
+        say(f"{len(found)} topologies")
+    for one in found:
+        if one.record is None:
+            say(f"mapstate: {one.name}: {one.problem}", err=True)
+    if any(one.record is None for one in found):
+        raise typer.Exit(1)
+
+
+def monitor(
+    *,
+    url: Url = None,
+    name: Topology,
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.1, help="seconds between two reads")] = 4.0,
+    count: Annotated[int | None, typer.Option(min=1, help="end after so many", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows what the states of a topology take in: per second since the read before. Ctrl-C ends it."""
+    place = store_url(url)
+    record = control.topology(place, name)
+    seen = {state: _reports(place, state)[1][:1] for state in record.states}
+    began = time.monotonic()
+    if not as_json:
+        print_row(_MONITOR)
+    with suppress(KeyboardInterrupt):
+        for at in itertools.count(1):
+            time.sleep(interval)
+            seconds, began = time.monotonic() - began, time.monotonic()
+            record = control.topology(place, name)
+            for line in _measured(place, record, seen, seconds):
+                if as_json:
+                    emit(dict(zip(_FIELDS, line, strict=True)))
+                else:
+                    print_row("-" if part is None else part for part in line)
+            if at == count:
+                return
+
+
+def activate(*, url: Url = None, name: Topology, as_json: AsJson = False) -> None:
+    """Lets an inactive topology go on; exit code 1 if its driver does not obey within 30 seconds."""
+    _say_obeyed(name, control.activate(store_url(url), name), as_json=as_json)
+
+
+def deactivate(*, url: Url = None, name: Topology, as_json: AsJson = False) -> None:
+    """Stops a topology between two batches, and leaves its driver; exit code 1 if it does not obey in 30 seconds."""
+    _say_obeyed(name, control.deactivate(store_url(url), name), as_json=as_json)
+
+
+def rebalance(
+    *,
+    url: Url = None,
+    name: Topology,
+    partitions: Annotated[int, typer.Option("--partitions", "-n", min=1, help="of each batch, from the next one on")],
+    as_json: AsJson = False,
+) -> None:
+    """Spreads batches over another number of partitions; exit code 1 if the driver does not obey in 30 seconds."""
+    _say_obeyed(name, control.rebalance(store_url(url), name, partitions=partitions), as_json=as_json)
+
+
+def kill(
+    *,
+    place: Topologies,
+    wait: Annotated[float, typer.Option("--wait", "-w", min=0, help="seconds for the batch under way to end")] = 30.0,
+    ignore: Annotated[bool, typer.Option("--ignore-errors", "-i", help="go on with the next name")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ends topologies; exit code 1 if a driver does not obey within 30 seconds more. States and checkpoints stay."""
+    urls, names = split_urls(place)
+    if not names:
+        raise UsageError("there is no name: mapstate kill URL NAME")
+    url, failures = store_url(urls), 0
+    for name in names:
+        try:
+            _say_obeyed(name, control.kill(url, name, wait=wait), as_json=as_json)
+        except (MapStateError, typer.Exit) as error:
+            if not ignore:
+                raise
+            failures = max(failures, error.exit_code if isinstance(error, typer.Exit) else 2)
+            if isinstance(error, MapStateError):
+                say(f"mapstate: {type(error).__name__}: {error.message}", err=True)
+    if failures:
+        raise typer.Exit(failures)
+
+
+def _say_obeyed(name: str, done: Obeyed, *, as_json: bool) -> None:
+    """Print what became of a command. Exit with 1 if a driver that runs has not obeyed it."""
+    record = done.record
+    if as_json:
+        fields = {"status": record.status, "partitions": record.partitions, "is_obeyed": done.is_obeyed}
+        emit({"topology": name, **fields})
+    elif done.is_obeyed:
+        partitions = "" if record.partitions is None else f", {record.partitions} partitions"
+        say(f"{name} is {record.status}{partitions}")
+    elif record.driver is None:
+        say(f"{name} is {record.status}, and no driver runs it: the next one that starts obeys.")
+    if not done.is_obeyed and record.driver is not None:
+        say(
+            f"mapstate: not obeyed. {name} is {record.status} in the record, and its driver on {record.driver.host}, "
+            f"process {record.driver.pid}, has not answered; it beat last at {record.driver.at}. The command stays: "
+            "that driver obeys it as soon as it can, or the next one that starts.",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+def _measured(
+    place: str, record: ControlRecord, seen: dict[str, list[BatchReport]], seconds: float
+) -> Iterator[list[Any]]:
+    """One line per state, and the newest report of each into ``seen``."""
+    at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    for state in record.states:
+        kind, reports = _reports(place, state)
+        last = seen.get(state) or []
+        new = [report for report in reports if not last or report.txid > last[0].txid]
+        newest = (reports or last)[:1]
+        seen[state] = newest
+        mark = newest[0].watermark if newest else None
+        yield [
+            *(at, record.status, state, newest[0].batch_id if newest else None, len(new)),
+            round(sum(report.rows for report in new) / seconds),
+            round(sum(report.keys_written for report in new) / seconds),
+            round(sum(report.milliseconds for report in new) / len(new)) if new else None,
+            None if mark is None else time_text(mark, kind),
+            sum(report.rows_late for report in new),
+        ]
+
+
+def _reports(place: str, state: str) -> tuple[str, list[BatchReport]]:
+    """The type of a state's first key column, which is that of its watermark, and its reports, newest first.
+
+    No report where the state has no batch yet, or lies in another store.
+    """
+    try:
+        with open_reader(place, state) as reader:
+            keys = reader.ledger().keys
+            return (keys[0].type if keys else ""), reader.reports()
+    except LedgerError:
+        return "", []
+
+
+def _listed(one: ListedTopology) -> list[Any]:
+    record = one.record
+    if record is None:
+        return [one.name, "cannot be read", "", "", "", ""]
+    driver = record.driver
+    if driver is None:
+        return [one.name, record.status, "none", "", "", ", ".join(record.states)]
+    place = f"{driver.host}, process {driver.pid}"
+    return [one.name, record.status, place, _ago(driver.started), f"{_ago(driver.at)} ago", ", ".join(record.states)]
+
+
+def _ago(at: str) -> str:
+    passed = dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(at)
+    return str(dt.timedelta(seconds=max(0, round(passed.total_seconds()))))

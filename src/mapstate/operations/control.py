@@ -1,0 +1,179 @@
+"""A word to a running topology, from any process: for an operator, without Spark.
+
+The command is written into the topology's control record, which its driver reads; see
+`mapstate.protocol.control`. It stays there until a driver obeys it, also one that a supervisor starts again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+from mapstate.backends import resolve
+from mapstate.backing_map import Backend
+from mapstate.capabilities import FenceToken, ListsStates, close_if_possible
+from mapstate.errors import CorruptRecordError, NotAliveError, UsageError
+from mapstate.protocol import control
+from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, decode_control, is_control
+from mapstate.protocol.ledger_record import now
+from mapstate.protocol.stored_ledger import ledger_store
+from mapstate.spec import check_state_name
+
+__all__ = [
+    "Control",
+    "ListedTopology",
+    "Obeyed",
+    "activate",
+    "deactivate",
+    "kill",
+    "list_topologies",
+    "rebalance",
+    "topology",
+]
+
+OBEY_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+
+Event = Callable[[ControlRecord | None], ControlRecord]
+
+
+class Control:
+    """The control record of one topology in its store. Not thread-safe."""
+
+    def __init__(self, backend_or_url: Backend | str, topology: str) -> None:
+        self.topology = topology
+        self._opened = resolve(backend_or_url).open(check_state_name(f"{topology}{CONTROL_SUFFIX}"))
+        self._store = ledger_store(self._opened)
+
+    def read(self) -> ControlRecord | None:
+        """The record; None where there is none. Raises CorruptRecordError, StoreError."""
+        return self._load()[0]
+
+    def change(self, event: Event) -> ControlRecord:
+        """Write what ``event`` makes of the record, by compare-and-set. Raises its errors, and those of `read`.
+
+        After a StoreError the change may have been written or not.
+        """
+        while True:  # another turn means that somebody else has written
+            record, version = self._load()
+            after = event(record)
+            if after == record:
+                return after
+            token = FenceToken(0, after.revision, closed=True)  # nobody writes records under this name
+            if self._store.swap(control.encode_control(after), version, token) is not None:
+                return after
+
+    def close(self) -> None:
+        """Close the store."""
+        close_if_possible(self._opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load(self) -> tuple[ControlRecord | None, Any]:
+        stored = self._store.load()
+        return (None, None) if stored is None else (decode_control(stored[0], self.topology), stored[1])
+
+
+class Obeyed(NamedTuple):
+    """``is_obeyed`` is False if no driver has obeyed the command in time. It stays in ``record`` all the same."""
+
+    record: ControlRecord
+    is_obeyed: bool
+
+
+class ListedTopology(NamedTuple):
+    """One topology of a store. ``record`` is None if it cannot be read; ``problem`` says why not, else empty."""
+
+    name: str
+    record: ControlRecord | None
+    problem: str = ""
+
+
+def activate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
+    """Let an inactive topology go on. Does nothing to an active one.
+
+    Raises:
+        NotAliveError: There is no such topology, or it was removed.
+        UsageError: It is KILLED.
+        StoreError: The store failed.
+
+    """
+    return _command(backend_or_url, name, lambda record: control.activate(record, name, now()), timeout)
+
+
+def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
+    """Stop the queries of a topology behind the batch under way, whatever time it takes. The driver lives on.
+
+    Raises the errors of `activate`.
+    """
+    return _command(backend_or_url, name, lambda record: control.deactivate(record, name, now()), timeout)
+
+
+def rebalance(backend_or_url: Backend | str, name: str, *, partitions: int, timeout: float = OBEY_SECONDS) -> Obeyed:
+    """Spread batches over so many partitions, from the next one on. Raises the errors of `activate`."""
+    return _command(backend_or_url, name, lambda record: control.rebalance(record, name, partitions), timeout)
+
+
+def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeout: float = OBEY_SECONDS) -> Obeyed:
+    """End a topology. No further batch begins; the one under way has ``wait`` seconds, and is then given up.
+
+    A batch that is given up does not count, and whoever goes on from the checkpoint gets its rows. States and
+    checkpoints stay. Obeyed means REMOVED; ``timeout`` seconds are added to ``wait``.
+
+    Raises:
+        NotAliveError: There is no such topology, or it was removed.
+        UsageError: ``wait`` is out of range.
+        StoreError: The store failed.
+
+    """
+    return _command(backend_or_url, name, lambda record: control.kill(record, name, wait, now()), wait + timeout)
+
+
+def topology(backend_or_url: Backend | str, name: str) -> ControlRecord:
+    """The control record of a topology. Raises NotAliveError, StoreError; CorruptRecordError for any other record."""
+    with Control(backend_or_url, name) as own:
+        record = own.read()
+    if record is None or record.status == "REMOVED":
+        raise NotAliveError(f"there is no topology {name!r} here. Check the name and the store.", topology=name)
+    return record
+
+
+def list_topologies(backend_or_url: Backend | str) -> list[ListedTopology]:
+    """The topologies of a store, by name, without those that were removed. Reads only.
+
+    Raises UsageError if the store cannot list, and StoreError.
+    """
+    backend = resolve(backend_or_url)
+    if not isinstance(backend, ListsStates):
+        raise UsageError(f"{type(backend).__name__} offers no ListsStates, so it cannot list its topologies.")
+    stored = [one for page in backend.states() for one in page]
+    found = [
+        _listed(name.removesuffix(CONTROL_SUFFIX), data)
+        for name, data in stored
+        if name.endswith(CONTROL_SUFFIX) and is_control(data)
+    ]
+    return sorted(one for one in found if one.record is None or one.record.status != "REMOVED")
+
+
+def _listed(name: str, data: bytes) -> ListedTopology:
+    try:
+        return ListedTopology(name, decode_control(data, name))
+    except CorruptRecordError as error:
+        return ListedTopology(name, None, error.message)
+
+
+def _command(backend_or_url: Backend | str, name: str, event: Event, timeout: float) -> Obeyed:
+    with Control(backend_or_url, name) as own:
+        record = own.change(event)
+        command, end = record.command, time.monotonic() + timeout
+        while record.obeyed < command:
+            if record.driver is None or time.monotonic() > end:
+                return Obeyed(record, is_obeyed=False)
+            time.sleep(_POLL_SECONDS)
+            record = own.read() or record
+        return Obeyed(record, is_obeyed=True)

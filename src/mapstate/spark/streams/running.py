@@ -1,0 +1,256 @@
+"""A topology that runs under its control record: a loop in the driver that obeys an operator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mapstate.backing_map import Backend
+from mapstate.errors import AlreadyAliveError, FencedError, MapStateError, StoreError, StoreLostError
+from mapstate.operations.control import Control
+from mapstate.protocol import control
+from mapstate.protocol.control import ControlRecord, DriverRecord
+from mapstate.protocol.ledger_record import now
+from mapstate.spark.driver.query import configured
+from mapstate.spark.streams.query import Query
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Gate", "Running"]
+
+_SILENCE = 10  # looks at the record without a beat, after which another driver takes over
+
+_log = logging.getLogger("mapstate")
+
+
+class Gate:
+    """Where each batch waits until batches may begin. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open = self._has_ended = False
+        self._inside = 0
+
+    def __enter__(self) -> None:
+        """Wait for the gate to open. Raises FencedError once it has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_open or self._has_ended)
+            if self._has_ended:
+                raise FencedError("the topology takes no further batch; nothing of this one was begun.")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is under way. Behind a closed gate none begins."""
+        with self._changed:
+            return not self._inside
+
+    def open(self) -> None:
+        """Let batches begin."""
+        self._set(is_open=True)
+
+    def close(self) -> None:
+        """Let no batch begin; those that come wait."""
+        self._set(is_open=False)
+
+    def end(self) -> None:
+        """Have each batch that comes raise."""
+        self._set(is_open=False, has_ended=True)
+
+    def _set(self, *, is_open: bool, has_ended: bool = False) -> None:
+        with self._changed:
+            self._is_open, self._has_ended = is_open, has_ended
+            self._changed.notify_all()
+
+
+class Running:
+    """One run of a topology, from the submission to the end."""
+
+    def __init__(
+        self,
+        topology: str,
+        queries: Mapping[str, Query],
+        start: Callable[[str], StreamingQuery],
+        store: Backend | str,
+        *,
+        poll: float,
+    ) -> None:
+        self._topology = topology
+        self._queries = queries
+        self._start = start
+        self._control = Control(store, topology)
+        self._poll = poll
+        self._driver = DriverRecord(
+            session=secrets.token_hex(8),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=now(),
+            at=now(),
+            silence=_SILENCE * poll,
+        )
+        self._gate = Gate()
+        self._partitions: int | None = None
+        self._started: dict[str, Any] = {}
+        self._stopping: threading.Thread | None = None
+        self._is_store_lost = False
+
+    def run(self, *, active: bool) -> None:
+        """Runs until the topology is killed, its queries end, or one of them fails."""
+        with self._control:
+            record = self._submitted(active=active)
+            try:
+                while not self._step(record):
+                    threading.Event().wait(self._poll)
+                    record = self._read(record)
+            finally:
+                self._end_queries()
+                self._release()
+
+    @contextmanager
+    def _around(self, batch_df: DataFrame) -> Iterator[None]:
+        """Has a batch wait at the gate, and spreads it over as many partitions as the record says."""
+        with self._gate, ExitStack() as stack:
+            if self._partitions is not None:
+                partitions = {"spark.sql.shuffle.partitions": str(self._partitions)}
+                stack.enter_context(configured(batch_df, partitions))
+            yield
+
+    def _submitted(self, *, active: bool) -> ControlRecord:
+        """The record with this driver in it, once no other driver beats. Raises AlreadyAliveError."""
+        states = tuple(branch.job.spec.state for query in self._queries.values() for branch in query.plan.branches)
+        submit = partial(
+            control.submit, topology=self._topology, driver=self._driver, states=states, active=active, at=now()
+        )
+        silent: tuple[str, int] | None = None
+        while True:
+            try:
+                return self._control.change(partial(submit, silent=silent))
+            except AlreadyAliveError:
+                record = self._control.read()
+                running = None if record is None else record.driver
+                if running is None:
+                    continue
+                found = running.session, running.beat
+                if silent is not None and found != silent:
+                    raise  # it beats
+                silent = found
+                threading.Event().wait(running.silence)
+
+    def _read(self, last: ControlRecord) -> ControlRecord:
+        """The record, with a beat of this driver. While the store does not answer, the last one."""
+        try:
+            record = self._control.change(
+                lambda record: control.beat(record, self._topology, self._driver.session, now())
+            )
+        except FencedError:
+            if self._control.read() is None:
+                raise StoreLostError(
+                    f"the control record of topology {self._topology!r} has vanished: its store was emptied or "
+                    "replaced. The queries are stopped. See docs/operating.md#a-store-that-was-emptied"
+                ) from None
+            raise
+        except StoreError as error:
+            if not self._is_store_lost:
+                _log.warning("the control record of %s is not reached; batches go on: %s", self._topology, error)
+            self._is_store_lost = True
+            return last
+        self._is_store_lost = False
+        return record
+
+    def _step(self, record: ControlRecord) -> bool:
+        """Does what the record asks for, as far as that is possible now. True at the end of the run."""
+        self._check_failures()
+        self._partitions = record.partitions
+        is_done = self._go_on() if record.status == "ACTIVE" else self._hold(record)
+        if is_done and record.status == "KILLED":
+            return self._say(lambda found: control.remove(found, self._topology, self._driver.session, now()))
+        if is_done and record.obeyed < record.command:
+            self._say(lambda found: control.obey(found, self._topology, self._driver.session, record.command))
+        if self._stopping is not None or not self._started:
+            return False
+        return not any(query.isActive for query in self._started.values())
+
+    def _go_on(self) -> bool:
+        if self._stopping is not None:
+            if self._stopping.is_alive():
+                return False
+            self._stopping = None
+            self._started.clear()
+        if not self._started:
+            self._gate.open()
+            for name, query in self._queries.items():
+                query.around = self._around
+                self._started[name] = self._start(name)
+        self._gate.open()  # also where a command to stop was taken back before it was obeyed
+        return True
+
+    def _hold(self, record: ControlRecord) -> bool:
+        """Stops the queries between two batches; of a killed topology, in one that takes too long. True if done."""
+        if self._stopping is None:
+            if not self._started:
+                return True
+            self._gate.close()
+            is_late = record.status == "KILLED" and record.seconds_since(now()) >= record.wait
+            if not (self._gate.is_empty or is_late):
+                return False
+            self._gate.end()
+            self._stopping = threading.Thread(target=self._stop_all, name="mapstate-stop", daemon=True)
+            self._stopping.start()
+        self._stopping.join(self._poll)
+        if self._stopping.is_alive():
+            return False
+        self._stopping = None
+        self._started.clear()
+        return True
+
+    def _stop_all(self) -> None:
+        for query in self._started.values():
+            query.stop()
+
+    def _check_failures(self) -> None:
+        """Raises the error of a query that has failed by itself."""
+        if self._stopping is not None:
+            return
+        for name, query in self._started.items():
+            if not query.isActive and query.exception() is not None:
+                raise self._queries[name].last_error or query.exception()
+
+    def _say(self, event: Callable[[ControlRecord | None], ControlRecord]) -> bool:
+        """Writes the driver's word. False where the store does not answer: the next step says it."""
+        try:
+            self._control.change(event)
+        except StoreError:
+            return False
+        return True
+
+    def _end_queries(self) -> None:
+        self._gate.end()
+        if self._stopping is not None:
+            self._stopping.join()
+        try:
+            self._stop_all()
+        except Exception:  # noqa: BLE001  Spark may have gone, and the error that ended the run is the one to raise
+            _log.exception("a query of %s could not be stopped", self._topology)
+        for query in self._queries.values():
+            query.around = lambda _: nullcontext()
+
+    def _release(self) -> None:
+        try:
+            self._control.change(lambda record: control.release(record, self._topology, self._driver.session))
+        except FencedError:
+            pass  # removed, or another driver's
+        except MapStateError as error:
+            _log.warning("the next driver of %s has to wait for this one's silence: %s", self._topology, error)
