@@ -40,6 +40,7 @@ QUESTIONS = (
     "sqlite_floor",
     "reader_cost",
     "serving",
+    "drpc",
     "starting",
 )
 KEPT = ROOT / "bench" / "answers.json"

@@ -37,6 +37,7 @@
     │   ├── WindowGoneError           the window is past its retention (LookupError)
     │   ├── AlreadyAliveError         another driver runs the topology
     │   └── NotAliveError             there is no such topology (LookupError)
+    ├── DRPCError                     a request to a DRPC server failed
     └── StoreError                    the store failed
         ├── StoreUnavailableError     no connection, or no answer in time (ConnectionError, TimeoutError)
         ├── StoreAuthError            the store refused the user or the password (PermissionError)
@@ -60,6 +61,7 @@ __all__ = [
     "CorruptLedgerError",
     "CorruptRecordError",
     "CorruptStoreError",
+    "DRPCError",
     "DataError",
     "DuplicateNameError",
     "ExecutorEnvironmentError",
@@ -275,6 +277,10 @@ class AlreadyAliveError(LedgerError):
 
 class NotAliveError(LedgerError, LookupError):
     """An operator named a topology that nobody has submitted, or that is removed."""
+
+
+class DRPCError(MapStateError):
+    """A request to a DRPC server failed: its function raised, or it was not answered. ``status`` is that of HTTP."""
 
 
 class StoreError(MapStateError):

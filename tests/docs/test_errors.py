@@ -86,6 +86,7 @@ def test_what_is_wrong_before_a_run_is_told_from_what_goes_wrong_in_it():
         "UsageError",
         "CheckpointError",
         "DataError",
+        "DRPCError",
         "LedgerError",
         "StoreError",
     }

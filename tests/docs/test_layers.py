@@ -21,7 +21,7 @@ MODULES = {
 LAYERS = [
     ("errors", "version"),
     ("waiting",),
-    ("retry", "urls"),
+    ("drpc", "retry", "urls"),
     ("findings",),
     ("schema",),
     ("sketches",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -27,6 +28,10 @@ def serve(
             metavar="NAME", help="the environment variable with the token that callers send", show_default=False
         ),
     ] = None,
+    functions: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE", help="functions over states that POST /drpc/NAME calls", show_default=False),
+    ] = None,
 ) -> None:
     """Answers reads over HTTP, with a live page, until Ctrl-C. It only reads the store.
 
@@ -44,5 +49,7 @@ def serve(
     from mapstate.serve import make_app  # takes long to import
     from mapstate.serve.server import run
 
-    app = make_app(place, token=token, local_only=is_local and token is None)
+    if functions is not None:
+        sys.path.insert(0, "")  # as python -m has it, and a console script has not
+    app = make_app(place, token=token, local_only=is_local and token is None, functions=functions)
     run(app, host, port, on_start=lambda address: say(f"Serving on {address} (Ctrl-C ends it)", err=True))

@@ -44,6 +44,7 @@ from mapstate.serve.answers import (
     state_document,
 )
 from mapstate.serve.commits import Commits
+from mapstate.serve.drpc import Calls, Functions
 from mapstate.serve.guard import Guard
 from mapstate.serve.metrics import Metrics
 from mapstate.serve.openapi import openapi
@@ -71,6 +72,7 @@ def make_app(
     token: str | None = None,
     aggregators: Mapping[str, Mapping[str, Aggregator]] | None = None,
     local_only: bool = False,
+    functions: str | None = None,
 ) -> Starlette:
     """The service as an ASGI application: for ``mapstate serve``, or mounted in a server of your own.
 
@@ -81,23 +83,28 @@ def make_app(
         aggregators: A user's own aggregators by state and field, if readers shall show their results.
         local_only: Refuse requests that were sent to another name than this machine's own, as a page of another site
             can make a browser do.
+        functions: The name of a module whose functions ``POST /drpc/NAME`` calls, each with states and the arguments.
 
     Raises:
-        ConfigurationError: The URL cannot be used.
+        ConfigurationError: The URL cannot be used, or the module cannot be imported or has no function.
 
     """
     if token is not None and not token.strip():
         raise UsageError("the token is empty. Nothing was started.")
     service = _Service(States(store, aggregators=aggregators))
+    own = None if functions is None else Functions(store, functions)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
+        if own is not None:
+            own.close()
         await service.close()
 
     handlers: Any = {Problem: _of_problem, MapStateError: service.failed, HTTPException: _of_http}
     handlers |= {ClientDisconnect: _of_disconnect, Exception: _of_defect}
-    app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
+    calls = [] if own is None else [Calls(own.functions).route()]
+    app = Starlette(routes=[*service.routes(), *calls], lifespan=lifespan, exception_handlers=handlers)
     app.add_middleware(Guard, token=token, local_only=local_only, metrics=service.metrics)
     return app
 

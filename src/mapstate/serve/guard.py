@@ -24,7 +24,7 @@ _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.ASCII)
 class Guard:
     """Answers what is refused before anything is read: no token, another host, too many requests. Counts them all."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, local_only: bool, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, local_only: bool, metrics: Metrics | None) -> None:
         self._app = app
         self._token = None if token is None else f"Bearer {token}".encode()
         self._local_only = local_only
@@ -38,7 +38,8 @@ class Guard:
             return
         refused = self._refused(scope)
         if refused is not None:
-            self._metrics.refused(refused.status)
+            if self._metrics is not None:
+                self._metrics.refused(refused.status)
             await refused.response()(scope, receive, send)
             return
         counted = scope["path"] != "/events"  # which has a bound of its own
@@ -56,7 +57,8 @@ class Guard:
             await self._app(scope, receive, noting)
         finally:
             self._running -= counted
-            self._metrics.answered(scope, status, time.monotonic() - began)
+            if self._metrics is not None:
+                self._metrics.answered(scope, status, time.monotonic() - began)
 
     def _refused(self, scope: Scope) -> Problem | None:
         headers = dict(scope["headers"])

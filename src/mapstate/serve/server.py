@@ -6,7 +6,8 @@ import asyncio
 import gc
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -15,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mapstate.errors import ConfigurationError
 
-__all__ = ["run"]
+__all__ = ["listening", "run", "server_of"]
 
 _HEAD_SECONDS = 10.0  # for the head of a request to arrive
 _BODY_SECONDS = 60.0  # for its body behind it
@@ -33,15 +34,31 @@ def run(app: ASGIApp, host: str, port: int, *, on_start: Callable[[str], object]
 
     Raises ConfigurationError where the address cannot be bound.
     """
+    with listening(host, port) as (bound, address):
+        on_start(address)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC)
+        server_of(app).run(sockets=[bound])
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
+    """A socket that takes connections, and its address. Raises ConfigurationError where it cannot be bound."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=2048)
+        bound = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    with listening:
+    with bound:
         shown = f"[{host}]" if ":" in host else host
-        on_start(f"http://{shown}:{listening.getsockname()[1]}/")
-        config = uvicorn.Config(
+        yield bound, f"http://{shown}:{bound.getsockname()[1]}/"
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """A server with the bounds of this module; outside of the main thread it takes no signals."""
+    return uvicorn.Server(
+        uvicorn.Config(
             app,
             http=_Impatient,
             ws="none",
@@ -54,10 +71,7 @@ def run(app: ASGIApp, host: str, port: int, *, on_start: Callable[[str], object]
             timeout_keep_alive=int(_HEAD_SECONDS),
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*_GC)
-        uvicorn.Server(config).run(sockets=[listening])
+    )
 
 
 def _open_files() -> int:

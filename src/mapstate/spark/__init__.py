@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mapstate.spark.driver.uncounted_files import files_not_counted
+    from mapstate.spark.drpc_server import DRPCServer
     from mapstate.spark.interfaces import (
         BatchAggregator,
         Collector,
@@ -34,6 +35,7 @@ __all__ = [
     "Collector",
     "CountedAggregate",
     "CountedStream",
+    "DRPCServer",
     "GroupedStream",
     "MapGet",
     "NewValuesStream",
@@ -56,6 +58,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DRPCServer": "drpc_server",
     "files_not_counted": "driver.uncounted_files",
     "BatchAggregator": "interfaces",
     "Collector": "interfaces",

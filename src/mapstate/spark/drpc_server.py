@@ -1,0 +1,259 @@
+"""Requests that Spark jobs compute: the door of linear DRPC. Storm counts tuples to know when a request is complete.
+
+A Spark job ends when all of its rows are done, so requests that wait go together into one job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from mapstate.drpc import PORT
+from mapstate.errors import ConfigurationError, UsageError, missing_driver
+from mapstate.reader.forms import plain
+from mapstate.spark.streams.stream import Stream, newStream
+from mapstate.spec import check_state_name
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+except ModuleNotFoundError as error:
+    raise missing_driver("DRPCServer", error, extra="serve") from error
+
+from mapstate.errors import MapStateError
+from mapstate.serve.answers import Problem, problem_of
+from mapstate.serve.drpc import MOST_WAITING, SECONDS, Calls, Execute
+from mapstate.serve.guard import Guard
+from mapstate.serve.server import listening, server_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DRPCServer"]
+
+_MOST_OF_A_JOB = 1_000
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+Steps = Callable[[Stream], Stream]
+
+
+class DRPCServer:
+    """Answers ``POST /drpc/NAME`` with what Spark jobs compute. In the driver, beside its queries.
+
+    A job takes tenths of a second at best: for answers in milliseconds see ``mapstate serve --functions``.
+
+    Args:
+        spark: The session whose jobs compute. Its queries run on.
+        host: The address to listen on. Another one than this machine's own needs a ``token``.
+        port: 0 takes a free one.
+        token: What a caller has to send as ``Authorization: Bearer``.
+        most_waiting: Requests that wait at one time; one more is a 503.
+        timeout: Seconds until a request is a 504. The job ends, too, once nobody waits for it.
+
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        token: str | None = None,
+        most_waiting: int = MOST_WAITING,
+        timeout: float = SECONDS,
+    ) -> None:
+        is_local = host in _LOCAL
+        if token is None and not is_local:
+            raise UsageError(f"on {host} other machines can call all functions: give a token. Nothing was started.")
+        if token is not None and not token.strip():
+            raise UsageError("the token is empty. Nothing was started.")
+        self._spark = spark
+        self._place = host, port
+        self._functions: dict[str, Execute] = {}
+        self._jobs: list[_Jobs] = []
+        calls = Calls(self._functions, most_waiting=most_waiting, seconds=timeout)
+        handlers: Any = {Problem: _of_problem, MapStateError: _of_error, HTTPException: _of_http}
+        self._app = Starlette(routes=[calls.route()], exception_handlers=handlers)
+        self._app.add_middleware(Guard, token=token, local_only=is_local and token is None, metrics=None)
+        self._open = ExitStack()
+        self.address = ""
+
+    def function(self, name: str, steps: Steps) -> Self:
+        """One more function. ``steps`` takes a stream of ``request_id`` and ``args`` to rows with ``request_id``.
+
+        It is called on the driver once per job, with all requests that wait. The rows of a request, without its
+        ``request_id``, are its result; a request without rows gets an empty list. Raises ConfigurationError.
+        """
+        check_state_name(name)
+        if name in self._functions:
+            raise ConfigurationError(f"there is a function {name!r} already")
+        jobs = _Jobs(self._spark, name, steps)
+        self._jobs.append(jobs)
+        self._functions[name] = jobs.execute
+        return self
+
+    def start(self) -> Self:
+        """Takes requests, in threads of its own. Raises ConfigurationError where the address cannot be bound."""
+        if self.address:
+            raise UsageError(f"it runs already: {self.address}")
+        bound, self.address = self._open.enter_context(listening(*self._place))
+        server = server_of(self._app)
+        thread = threading.Thread(target=lambda: server.run(sockets=[bound]), name="mapstate-drpc", daemon=True)
+        thread.start()
+
+        def end() -> None:
+            server.should_exit = True
+            thread.join()
+
+        self._open.callback(end)
+        return self
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.address.rstrip("/").rpartition(":")[2])
+
+    def stop(self) -> None:
+        """Ends it; requests under way have five seconds."""
+        self._open.close()
+        for jobs in self._jobs:
+            jobs.stop()
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        return self if self.address else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class _Request(NamedTuple):
+    args: str
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+
+    def set(self, result: Any, error: Exception | None = None) -> None:
+        """Answers, from any thread, unless nobody waits any more."""
+        if isinstance(error, StopIteration):  # which no future can hold
+            error = RuntimeError(repr(error))
+
+        def done() -> None:
+            if not self.answer.done():
+                if error is None:
+                    self.answer.set_result(result)
+                else:
+                    self.answer.set_exception(error)
+
+        with suppress(RuntimeError):  # the server has stopped
+            self.loop.call_soon_threadsafe(done)
+
+
+class _Jobs:
+    """The jobs of one function: one at a time, in a thread of its own."""
+
+    def __init__(self, spark: SparkSession, name: str, steps: Steps) -> None:
+        self._spark, self._name, self._steps = spark, name, steps
+        self._changed = threading.Condition()
+        self._waiting: list[_Request] = []
+        self._running: tuple[str, list[_Request]] | None = None
+        self._has_ended = False
+        self._thread: threading.Thread | None = None
+
+    async def execute(self, args: str) -> Any:
+        """The rows of one request. Raises what the job raises."""
+        loop = asyncio.get_running_loop()
+        request = _Request(args, loop, loop.create_future())
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=f"mapstate-drpc-{self._name}", daemon=True)
+                self._thread.start()
+            self._waiting.append(request)
+            self._changed.notify()
+        try:
+            return await request.answer
+        finally:
+            if request.answer.cancelled():
+                loop.run_in_executor(None, self._abandon)
+
+    def stop(self) -> None:
+        """Ends behind the job that runs."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify()
+
+    def _abandon(self) -> None:
+        """Ends the job that runs if nobody waits for it any more."""
+        with self._changed:
+            running = self._running
+            if running is None or not all(request.answer.cancelled() for request in running[1]):
+                return
+            self._spark.interruptTag(running[0])
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._has_ended)
+                if self._has_ended:
+                    return
+                taken, self._waiting = self._waiting[:_MOST_OF_A_JOB], self._waiting[_MOST_OF_A_JOB:]
+            self._run([request for request in taken if not request.answer.cancelled()])
+
+    def _run(self, requests: list[_Request]) -> None:
+        """One job for all; if it fails, one for each half, so that a request fails for its own arguments only."""
+        if not requests:
+            return
+        tag = f"mapstate-drpc-{secrets.token_hex(8)}"
+        with self._changed:
+            self._running = tag, requests
+        try:
+            self._spark.addTag(tag)
+            try:
+                results = self._computed([request.args for request in requests])
+            finally:
+                self._spark.removeTag(tag)
+                with self._changed:
+                    self._running = None
+        except Exception as error:  # noqa: BLE001  anybody's function
+            wanted = [request for request in requests if not request.answer.cancelled()]
+            if len(requests) == 1:
+                requests[0].set(None, error)
+            else:
+                half = (len(wanted) + 1) // 2
+                self._run(wanted[:half])
+                self._run(wanted[half:])
+            return
+        for request, result in zip(requests, results, strict=True):
+            request.set(result)
+
+    def _computed(self, args: Sequence[str]) -> list[list[Any]]:
+        import pyarrow as pa
+
+        ids = [str(at) for at in range(len(args))]
+        requests = self._spark.createDataFrame(pa.table({"request_id": ids, "args": list(args)}))
+        rows = self._steps(newStream(self._name, requests)).toDF()
+        if "request_id" not in rows.columns:
+            raise ConfigurationError(
+                f"the rows of the function {self._name!r} have no column request_id, but {', '.join(rows.columns)}"
+            )
+        found: dict[str, list[Any]] = defaultdict(list)
+        for row in rows.collect():
+            values = row.asDict(recursive=True)
+            found[str(values.pop("request_id"))].append(plain(values))
+        return [found[one] for one in ids]
+
+
+async def _of_problem(_: Any, error: Any) -> Any:
+    return error.response()
+
+
+async def _of_error(_: Any, error: Any) -> Any:
+    return problem_of(error).response()
+
+
+async def _of_http(_: Any, error: Any) -> Any:
+    return Problem(error.status_code, "There is one call: POST /drpc/NAME.").response()
