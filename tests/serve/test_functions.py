@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from openapi_spec_validator import validate
 from service import serving
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -104,6 +105,10 @@ def test_a_function_reads_states(url, module):
         assert client.post("/drpc/total", content=b"a" * (5 << 20)).status_code == 413
         assert asked(client, "total", "nobody")[1]["error"] == "TypeError"
         assert client.get("/states/s/values?k=a").json()["value"] == {"n": 1}
+        document = client.get("/openapi.json").json()
+        validate(document)
+        described = {path.rpartition("/")[2] for path in document["paths"] if path.startswith("/drpc/")}
+        assert described == {"total", "twice", "swallows", "always", "fails", "waits"}
 
 
 def test_a_state_that_is_not_there_is_not_found(url, module):

@@ -44,7 +44,7 @@ from mapstate.serve.answers import (
     state_document,
 )
 from mapstate.serve.commits import Commits
-from mapstate.serve.drpc import Calls, Functions
+from mapstate.serve.drpc import Calls, Execute, Functions
 from mapstate.serve.guard import Guard
 from mapstate.serve.metrics import Metrics
 from mapstate.serve.openapi import openapi
@@ -91,8 +91,8 @@ def make_app(
     """
     if token is not None and not token.strip():
         raise UsageError("the token is empty. Nothing was started.")
-    service = _Service(States(store, aggregators=aggregators))
     own = None if functions is None else Functions(store, functions)
+    service = _Service(States(store, aggregators=aggregators), {} if own is None else own.functions)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -103,15 +103,15 @@ def make_app(
 
     handlers: Any = {Problem: _of_problem, MapStateError: service.failed, HTTPException: _of_http}
     handlers |= {ClientDisconnect: _of_disconnect, Exception: _of_defect}
-    calls = [] if own is None else [Calls(own.functions).route()]
-    app = Starlette(routes=[*service.routes(), *calls], lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
     app.add_middleware(Guard, token=token, local_only=local_only, metrics=service.metrics)
     return app
 
 
 class _Service:
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: States, functions: Mapping[str, Execute]) -> None:
         self._states = states
+        self._functions = functions
         self._commits = Commits(states)
         self.metrics = Metrics(states)
         self._scans = 0
@@ -128,7 +128,7 @@ class _Service:
             Route("/states/{state}/windows/{end}", self.window, methods=["GET"]),
             Route("/events", self.events, methods=["GET"]),  # like scan and window, without HEAD: see below
             Route("/metrics", self.measured, methods=["GET"]),
-            Route("/openapi.json", _document, methods=["GET"]),
+            Route("/openapi.json", self.document, methods=["GET"]),
             Route("/health", _health, methods=["GET"]),
             Route("/", _page_file("page.html", "text/html"), methods=["GET"]),
             Route("/page.css", _page_file("page.css", "text/css"), methods=["GET"]),
@@ -137,7 +137,7 @@ class _Service:
         for route in routes:
             if route.endpoint in (self.scan, self.window, self.events) and route.methods is not None:
                 route.methods.discard("HEAD")  # it would read all, and send nothing
-        return routes
+        return [*routes, Calls(self._functions).route()] if self._functions else routes
 
     async def close(self) -> None:
         await self._commits.close()
@@ -267,6 +267,10 @@ class _Service:
 
         return _Stream(sent(), "text/event-stream")
 
+    async def document(self, _: Request) -> Response:
+        """The description of all calls."""
+        return Response(line(openapi(self._functions)), media_type="application/json")
+
     async def measured(self, _: Request) -> Response:
         """What Prometheus asks for."""
         return Response(await self.metrics.text(), media_type=self.metrics.media_type)
@@ -346,10 +350,6 @@ class _Stream(StreamingResponse):
                 await super().__call__(scope, receive, send)
         finally:
             self._ended()
-
-
-async def _document(_: Request) -> Response:
-    return Response(line(openapi()), media_type="application/json")
 
 
 async def _health(_: Request) -> Response:

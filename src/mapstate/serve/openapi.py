@@ -1,7 +1,8 @@
-"""The description of all calls, as OpenAPI 3.1. It is the same for every store."""
+"""The description of all calls, as OpenAPI 3.1. It is the same for every store, but for functions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mapstate.version import VERSION
@@ -70,8 +71,9 @@ def _object(required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": required.split(), "properties": properties}
 
 
-def openapi() -> dict[str, Any]:
-    """The document."""
+def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
+    """The document; ``functions`` are those of ``--functions``."""
+    computed = {f"/drpc/{name}": {"post": _function(name)} for name in functions}
     same = _answer("the client has it")
     values = "/states/{state}/values"
     get = _call(
@@ -142,6 +144,7 @@ def openapi() -> dict[str, Any]:
             "/health": {
                 "get": _call("health", "Whether the service answers", {"200": _answer("it does", _ref("Health"))})
             },
+            **computed,
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -154,6 +157,11 @@ def openapi() -> dict[str, Any]:
             "schemas": _schemas(),
         },
     }
+
+
+def _function(name: str) -> dict[str, Any]:
+    call = _call(f"drpc_{name}", f"The function {name}", {"200": _answer("its result", _object("result", result={}))})
+    return {**call, "requestBody": {"content": {"text/plain": {"schema": _TEXT}}}}
 
 
 def _schemas() -> dict[str, Any]:
