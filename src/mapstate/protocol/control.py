@@ -245,9 +245,9 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ControlRecord)
 
 
-def is_control(data: bytes) -> bool:
-    """Whether this is a control record, where a ledger may be."""
-    return data.startswith(CONTROL_MARK)
+def is_control(data: object) -> bool:
+    """Whether this is a control record, where a ledger may be, or what another program wrote."""
+    return isinstance(data, bytes) and data.startswith(CONTROL_MARK)
 
 
 def encode_control(record: ControlRecord) -> bytes:

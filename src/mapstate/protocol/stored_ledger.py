@@ -51,7 +51,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
     try:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        if data.startswith(CONTROL_MARK):
+        if isinstance(error, msgspec.ValidationError) and data.startswith(CONTROL_MARK):
             found = f"{state!r} is no state but the control record of a topology: mapstate list. Nothing was written."
             raise CorruptLedgerError(found, state=state) from None
         raise _corrupt(state, cut(error)) from error
