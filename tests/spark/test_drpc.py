@@ -208,6 +208,8 @@ def test_wrong_declarations_are_refused(spark):
             assert client.execute("same", "ü") == [{"args": "ü"}]
             with pytest.raises(DRPCError, match="no column request_id"):
                 client.execute("bare")
+    with pytest.raises(UsageError, match="it has run"):
+        server.start()
     with DRPCClient("127.0.0.1", 1) as client, pytest.raises(DRPCError) as caught:
         client.execute("same")
     assert caught.value.status is None

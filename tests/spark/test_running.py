@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 from spark_fixtures import contents
 from visits_job import SCHEMA
 
@@ -36,6 +37,7 @@ class Run:
         self.held = threading.Event()
         self.entered = threading.Event()
         self.held.set()
+        self.fails = False
         self.error: BaseException | None = None
 
     def put(self, users: str) -> None:
@@ -53,6 +55,8 @@ class Run:
             if threading.current_thread() is not threading.main_thread():  # a batch, and no declaration
                 self.entered.set()
                 self.held.wait(60)
+                if self.fails:
+                    raise ValueError("a function of the user's")
             return frame
 
         stream = topology.newStream("visits", rows)
@@ -185,6 +189,70 @@ def test_a_kill_gives_up_the_batch_that_takes_too_long(run: Run):
     thread = run.start()
     with ended(run, thread):
         run.until({"a": 1})
+
+
+def test_a_batch_that_fails_while_a_kill_waits_is_the_end_of_it(run: Run):
+    run.held.clear()
+    run.put("a")
+    thread = run.start()
+    with ended(run, thread):
+        assert run.entered.wait(60)
+        assert not control.kill(run.url, "site", wait=30, timeout=-29.5).is_obeyed
+        run.fails = True
+        run.held.set()
+        thread.join(60)
+    assert run.error is None
+    assert list_topologies(run.url) == []
+    assert run.counts() == {}
+
+
+def test_a_query_that_spark_gives_up_to_stop_is_stopped_once_more(spark, tmp_path: Path, monkeypatch):
+    """Nothing is obeyed before it has stopped."""
+    run = Run(spark, tmp_path, f"sqlite:///{tmp_path}/state.db")
+    run.put("a")
+    tries: list[bool] = []
+    stop = StreamingQuery.stop
+
+    def gives_up_once(query: StreamingQuery) -> None:
+        tries.append(query.isActive)
+        if len(tries) == 1:
+            raise TimeoutError
+        stop(query)
+
+    monkeypatch.setattr(StreamingQuery, "stop", gives_up_once)
+    thread = run.start()
+    with ended(run, thread):
+        run.until({"a": 1})
+        assert control.deactivate(run.url, "site").is_obeyed
+        assert run.streams() == []
+        assert tries[:2] == [True, True]
+
+
+def test_several_streams_stop_and_go_on_together(run: Run):
+    """Each has a checkpoint of its own."""
+    topology = run.topology()
+    more = topology.newStream("more", topology.queries["visits"].df)
+    more.groupBy("bytes").persistentAggregate(opaque(run.url, name="by_bytes"), visits=Count())
+    places = {name: str(run.folder / name) for name in ("visits", "more")}
+    run.put("ab")
+    thread = threading.Thread(target=lambda: topology.run(places, store=run.url, poll=POLL))
+    thread.start()
+
+    def both(rows: int) -> bool:
+        try:
+            return contents(run.url, "by_bytes") == {(1,): {"visits": rows}} and sum(run.counts().values()) == rows
+        except LookupError:
+            return False
+
+    with ended(run, thread):
+        wait_for(lambda: both(2), "both states", 60)
+        assert control.topology(run.url, "site").states == ("visits", "by_bytes")
+        assert len(run.streams()) == 2
+        assert control.deactivate(run.url, "site").is_obeyed
+        assert run.streams() == []
+        run.put("c")
+        assert control.activate(run.url, "site").is_obeyed
+        wait_for(lambda: both(3), "both states", 60)
 
 
 def test_other_partitions_from_the_next_batch_on(run: Run):

@@ -81,6 +81,7 @@ class DRPCServer:
         self._app = Starlette(routes=[calls.route()], exception_handlers=handlers)
         self._app.add_middleware(Guard, token=token, local_only=is_local and token is None, metrics=None)
         self._open = ExitStack()
+        self._has_ended = False
         self.address = ""
 
     def function(self, name: str, steps: Steps) -> Self:
@@ -98,9 +99,12 @@ class DRPCServer:
         return self
 
     def start(self) -> Self:
-        """Takes requests, in threads of its own. Raises ConfigurationError where the address cannot be bound."""
-        if self.address:
-            raise UsageError(f"it runs already: {self.address}")
+        """Takes requests, in threads of its own, once.
+
+        Raises ConfigurationError where the address cannot be bound, UsageError where it was started before.
+        """
+        if self.address or self._has_ended:
+            raise UsageError(f"it runs already: {self.address}" if self.address else "it has run: make another one")
         bound, self.address = self._open.enter_context(listening(*self._place))
         server = server_of(self._app)
         thread = threading.Thread(target=lambda: server.run(sockets=[bound]), name="mapstate-drpc", daemon=True)
@@ -123,7 +127,7 @@ class DRPCServer:
         self._open.close()
         for jobs in self._jobs:
             jobs.stop()
-        self.address = ""
+        self.address, self._has_ended = "", True
 
     def __enter__(self) -> Self:
         return self if self.address else self.start()

@@ -172,7 +172,8 @@ class Running:
 
     def _step(self, record: ControlRecord) -> bool:
         """Does what the record asks for, as far as that is possible now. True at the end of the run."""
-        self._check_failures()
+        if record.status != "KILLED":  # where it has ended, whatever became of its last batch
+            self._check_failures()
         self._partitions = record.partitions
         is_done = self._go_on() if record.status == "ACTIVE" else self._hold(record)
         if is_done and record.status == "KILLED":
@@ -184,11 +185,8 @@ class Running:
         return not any(query.isActive for query in self._started.values())
 
     def _go_on(self) -> bool:
-        if self._stopping is not None:
-            if self._stopping.is_alive():
-                return False
-            self._stopping = None
-            self._started.clear()
+        if self._stopping is not None and not self._have_stopped(self._stopping):
+            return False
         if not self._started:
             self._gate.open()
             for name, query in self._queries.items():
@@ -209,16 +207,25 @@ class Running:
             self._gate.end()
             self._stopping = threading.Thread(target=self._stop_all, name="mapstate-stop", daemon=True)
             self._stopping.start()
-        self._stopping.join(self._poll)
-        if self._stopping.is_alive():
+        return self._have_stopped(self._stopping)
+
+    def _have_stopped(self, stopping: threading.Thread) -> bool:
+        """Whether no query runs any more. Where Spark gave up to wait for one, the next step stops it once more."""
+        stopping.join(self._poll)
+        if stopping.is_alive():
             return False
         self._stopping = None
+        if not self._gate.is_empty or any(query.isActive for query in self._started.values()):
+            return False
         self._started.clear()
         return True
 
     def _stop_all(self) -> None:
-        for query in self._started.values():
-            query.stop()
+        for name, query in self._started.items():
+            try:
+                query.stop()
+            except Exception:  # noqa: BLE001  Spark has waited for its stopTimeout, or has gone
+                _log.exception("the query of %s could not be stopped", name)
 
     def _check_failures(self) -> None:
         """Raises the error of a query that has failed by itself."""
@@ -240,10 +247,7 @@ class Running:
         self._gate.end()
         if self._stopping is not None:
             self._stopping.join()
-        try:
-            self._stop_all()
-        except Exception:  # noqa: BLE001  Spark may have gone, and the error that ended the run is the one to raise
-            _log.exception("a query of %s could not be stopped", self._topology)
+        self._stop_all()
         for query in self._queries.values():
             query.around = lambda _: nullcontext()
 
