@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import resource
@@ -9,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
@@ -160,6 +162,56 @@ def test_thousands_of_connections_are_held_or_refused(url):
             stack.close()
             wait_until(lambda: asked_any(served)[0] == 200, "connections are free again")
             assert psutil.Process(served.process.pid).memory_info().rss < 400 << 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.redis
+def test_ten_times_the_clients_are_answered_or_refused(redis_url):
+    """Two thousand clients, each with one connection, that ask without a pause while batches are committed."""
+    job = Job(redis_url)
+    job.batch(a=1, b=1)
+    clients, seconds = 2_000, 6.0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(clients + 500, hard)), hard))
+    statuses, values = Counter[int](), Counter[int]()
+    body = b'{"keys":[{"k":"a"},{"k":"b"}]}'
+    request = b"POST /states/s/values HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def client(port, end):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            while asyncio.get_running_loop().time() < end:
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                answer = await reader.readexactly(length)
+                statuses[int(head[9:12])] += 1
+                if head[9:12] == b"200":
+                    first, second = (value["n"] for value in json.loads(answer)["values"])
+                    assert first == second  # of one batch
+                    values[first] += 1
+        finally:
+            writer.close()
+
+    async def load(port):
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        asking = asyncio.gather(*(client(port, end) for _ in range(clients)))
+        number = 1
+        while not asking.done():
+            number += 1
+            await asyncio.to_thread(job.batch, a=number, b=number)
+        await asking
+
+    try:
+        with serving(redis_url) as served:
+            asyncio.run(load(served.port))
+            assert set(statuses) <= {200, 503}
+            assert statuses[200] > 1_000
+            assert len(values) > 1
+            assert psutil.Process(served.process.pid).memory_info().rss < 250 << 20
+            assert asked(served, "/states/s/values?k=a")[1]["value"]["n"] >= max(values)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
