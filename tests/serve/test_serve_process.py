@@ -208,7 +208,7 @@ def test_ten_times_the_clients_are_answered_or_refused(redis_url):
         with serving(redis_url) as served:
             asyncio.run(load(served.port))
             assert set(statuses) <= {200, 503}
-            assert statuses[200] > 1_000
+            assert statuses[200] > 200
             assert len(values) > 1
             assert psutil.Process(served.process.pid).memory_info().rss < 250 << 20
             assert asked(served, "/states/s/values?k=a")[1]["value"]["n"] >= max(values)
