@@ -41,6 +41,7 @@ QUESTIONS = (
     "reader_cost",
     "serving",
     "drpc",
+    "dataframes",
     "starting",
 )
 KEPT = ROOT / "bench" / "answers.json"

@@ -394,7 +394,7 @@ class Reader:
             return
         store = opened(state.stored, actor)
         since = len(state.versions) - 1
-        reads = WindowReads(CommittedReads(store, WINDOWS, "committed", {}, None))
+        reads = WindowReads(CommittedReads(store, WINDOWS, "committed", {}))
         if self._user is not None:
             windows, _ = reads.of_key(self._user, None, None)
             found = [(one.end, tuple(one.value["rows"]), one.final) for one in windows]
@@ -476,7 +476,7 @@ def _request(name: str, setting: Setting) -> OpenRequest:
 
 def values_of(state: State, actor: Actor, users: str) -> list[Any]:
     """The values of users in the state of late rows."""
-    reads = CommittedReads(opened(state.stored, actor), state.name, "committed", {}, None)
+    reads = CommittedReads(opened(state.stored, actor), state.name, "committed", {})
     _, values = reads.read(KeyCodec(_KEYS[LATE]).encode_all([(user,) for user in users]))
     return [None if value is None else list(value[0]) for value in values]
 

@@ -28,7 +28,16 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     """Which tests run with which server: a name, the environment that they take it from, and their modules."""
     redis = ("contract_redis", "redis", "redis_shapes", "redis_foreign", "adopt", "vacuum", "drop", "batch_report")
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
-    redis += ("cluster", "other_languages", "tutorial", "serve_calls", "serve_process", "live_page")
+    redis += (
+        "scan_parts",
+        "dataframes",
+        "cluster",
+        "other_languages",
+        "tutorial",
+        "serve_calls",
+        "serve_process",
+        "live_page",
+    )
     return [
         ("redis", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_REDIS_PORT']}/0"}, redis),
         ("valkey", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_VALKEY_PORT']}/0"}, redis),

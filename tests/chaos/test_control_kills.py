@@ -17,6 +17,7 @@ import pytest
 from processes import FIXTURES, job
 
 from mapstate import errors, open_reader
+from mapstate.batch_report import BatchReport
 from mapstate.operations import control
 from mapstate.protocol.control import ControlRecord
 from mapstate.testing import wait_for
@@ -91,6 +92,18 @@ class Site:
             return self.check() == len(self.files)
         except errors.StateNotFoundError:
             return False
+
+    def last_report(self, process: Any) -> BatchReport:
+        """The report of the last batch. The driver keeps it after the commit."""
+
+        def is_kept() -> bool:
+            last = reader.ledger().last_commit
+            return last is not None and reader.reports()[0].batch_id == last.batch_id
+
+        with open_reader(self.url, "visits") as reader:
+            wait_for(lambda: process.poll() is not None or is_kept(), "its report", 60)
+            assert is_kept(), said(process)
+            return reader.reports()[0]
 
     def record(self) -> ControlRecord | None:
         with control.Control(self.url, "site") as own:
@@ -173,8 +186,7 @@ def _die_at(site: Site, step: str) -> None:
             site.put()
         site.until_counted(process)
         if command == "rebalance":
-            with open_reader(site.url, "visits") as reader:
-                assert reader.reports()[0].partitions == 5
+            assert site.last_report(process).partitions == 5
         assert control.kill(site.url, "site").is_obeyed
         assert process.wait(60) == 0, said(process)
 

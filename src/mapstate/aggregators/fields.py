@@ -111,9 +111,21 @@ class Fields:
 
     def shown_all(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """Each value as `shown` gives it; none of them is an absent key's. One pass."""
-        if self._converts() or any(field.type == "any" for field in self.fields):
+        if any(field.type == "any" for field in self.fields):
             return [self.shown(value) for value in values]
+        return self.results(values)
+
+    def results(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """The `result` of each value; none of them is an absent key's. One pass."""
+        if self._converts():
+            return [self.result(value) or () for value in values]
         return [(_bare(value),) for value in values] if self._single else values
+
+    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """`results`, as a column for each field."""
+        if self._single and not self._converts():
+            return [[_bare(value) for value in values] if NULL in values else values]
+        return [*zip(*self.results(values), strict=True)] or [()] * len(self.fields)
 
     def _converts(self) -> bool:
         return any(type(aggregator).result is not Aggregator.result for aggregator in self.aggregators)

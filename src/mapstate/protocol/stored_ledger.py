@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -174,6 +175,9 @@ def record_pages(store: Scan, page_size: int, *, index: bool = False) -> Iterato
 
 def records_in(page: list[Any], *, index: bool = False) -> list[Any]:
     """The keys of a page that are those of records. With ``index``, also those of a pane index."""
+    with suppress(TypeError):  # keys that are no text
+        if "\n\\" not in "\n".join(["", *page]):  # LEDGER_KEY and those of an index begin with a backslash
+            return page
     return [key for key in page if key != LEDGER_KEY and (index or not is_index_key(key))]
 
 

@@ -1,4 +1,4 @@
-"""What a store may declare for the readers of a service, beside `mapstate.capabilities`."""
+"""What a store may declare for readers, beside `mapstate.capabilities`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from mapstate.backing_map import Backend
 
-__all__ = ["EventLoops", "ScansFrom", "ThreadSafe"]
+__all__ = ["EventLoops", "ScansFrom", "ScansParts", "ThreadSafe"]
 
 
 @runtime_checkable
@@ -40,5 +40,29 @@ class ScansFrom(Protocol):
         may be empty, and a name that is no key of the state is reported behind the last page of the listing that met
         it. Raises UsageError for a text that is no cursor of this store, and StoreUnavailableError where the store has
         another incarnation than the one that the cursor is of, and cursors end with it.
+        """
+        ...
+
+
+@runtime_checkable
+class ScansParts(Protocol):
+    """Lists all records of a state like `mapstate.capabilities.Scan`, in parts that several processes list at one time.
+
+    For ``spark.read.format("mapstate")``.
+    """
+
+    def scan_parts(self, most: int) -> list[str]:
+        """Divide the listing into at most ``most`` parts of about equal size. On the driver, once per query.
+
+        Each part is a text for `scan_part`. There is one at least.
+        """
+        ...
+
+    def scan_part(self, part: str, page_size: int) -> Iterator[list[Any]]:
+        """Yield the pages of one part. On executors.
+
+        All parts together list what one `Scan.scan` does, which starts when the first of them does and ends with the
+        last one; no key comes twice. Raises what `Scan.scan` raises, each part of its own names; and
+        StoreUnavailableError where the parts do not fit the store any more: then divide it anew.
         """
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import RLock
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -27,7 +27,7 @@ from mapstate.protocol.stored_ledger import (
     record_pages,
     records_in,
 )
-from mapstate.reader.capabilities import ScansFrom, ThreadSafe
+from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 
@@ -58,7 +58,7 @@ class CommittedReads:
     A call reads from a ledger to its result with its own variables. What calls share is the last ledger with its
     codecs, which is replaced as a whole. A store that is not `ThreadSafe` is called from one thread at a time.
 
-    ``before`` is that of `StateReader`.
+    ``before`` and ``as_of`` are those of `StateReader`.
     """
 
     def __init__(
@@ -67,11 +67,14 @@ class CommittedReads:
         state: str,
         consistency: Consistency,
         aggregators: Mapping[str, Aggregator],
-        before: tuple[str, int] | None,
+        *,
+        before: tuple[str, int] | None = None,
+        as_of: LedgerRecord | None = None,
     ) -> None:
         self.state = state
         self.store = store
-        self.compares = consistency == "committed" and before is None
+        self._as_of = as_of
+        self.compares = consistency == "committed" and before is None and as_of is None
         """Whether the number of keys can be compared with the ledger's."""
         self._in_one_call = isinstance(store, LedgerReads)  # once: an isinstance of a protocol is slow
         self._turn: AbstractContextManager[Any] = nullcontext() if isinstance(store, ThreadSafe) else RLock()
@@ -108,6 +111,23 @@ class CommittedReads:
         if not isinstance(store, Scan):
             raise UsageError(f"the store of state {self.state!r} cannot list its keys, so it cannot be scanned")
         return self._in_turn((page, None) for page in record_pages(store, page_size))
+
+    def parts(self, most: int) -> list[str]:
+        """Divide a listing of the store's keys; see `ScansParts.scan_parts`. One part where the store cannot."""
+        with self._turn:
+            return self.store.scan_parts(most) if isinstance(self.store, ScansParts) else [""]
+
+    def part(self, part: str, page_size: int) -> Iterator[tuple[list[StoreKey], None]]:
+        """List the store's keys of one of `parts`. Errors as of `pages`."""
+        if not isinstance(self.store, ScansParts):
+            return ((page, None) for page, _ in self.pages(page_size))
+        check_page_size(page_size)
+        return self._in_turn((records_in(page), None) for page in self.store.scan_part(part, page_size))
+
+    def check_scanned(self) -> None:
+        """Call this behind the last page: raises StaleBatchError if keys may have gone that were there `as_of`."""
+        if self._as_of is not None:
+            _check_as_of(self._as_of, self.ledger(), [], [])
 
     def close(self) -> None:
         """Close the store."""
@@ -156,6 +176,8 @@ class CommittedReads:
                 if self._changed(opened):
                     continue  # the record may have a field that was added meanwhile
                 raise
+            if self._as_of is not None:
+                _check_as_of(self._as_of, opened.ledger, texts, records)
             if (
                 not contains_none(data)
                 or before == after
@@ -182,6 +204,8 @@ class CommittedReads:
     def _view(self, ledger: LedgerRecord) -> CommitView:
         """The ledger's view, without the last batch if the state is to be read as it was before that batch."""
         last = ledger.last_commit
+        if self._as_of is not None:
+            return CommitView(self._as_of.last_txid, ledger.dead, ledger.floor, ledger.first_txid)
         if self._before is None or ledger.type != "opaque" or last is None:
             return ledger.view()
         query_id, batch_id = self._before
@@ -254,6 +278,38 @@ class CommittedReads:
             if page is None:
                 return
             yield page
+
+
+def _check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey], records: Sequence[Any]) -> None:
+    """Raise StaleBatchError where records of the ledger ``now`` do not have the values of the last batch of ``was``.
+
+    A record keeps one value before the current one. So a record tells its value as of that batch if it was written
+    before the second commit since began; and no vacuum, purge, reset or rollback came in between.
+    """
+    at_work = now.type != "opaque" and (was.in_flight is not None or now.in_flight is not None)
+    if was.contents() == now.contents() and not at_work:
+        return
+    same = was.first_txid, was.floor, _purged(was)
+    is_on = was.last_txid is None or was.last_txid in now.view()
+    late: list[StoreKey] = []
+    if now.type == "opaque" and same == (now.first_txid, now.floor, _purged(now)) and is_on:
+        since = [one.txid for one in (now.previous, now.last_commit) if one and one.last_txid_before == was.last_txid]
+        newest = since[0] if since else -1 if was.last_txid is None else was.last_txid
+        pairs = zip(texts, records, strict=True)
+        late = [text for text, record in pairs if record is not None and record[0] > newest]
+        if not late:
+            return
+    batch = "its start" if was.last_commit is None else f"batch {was.last_commit.batch_id}"
+    why = (
+        f"key {str(late[0])[:100]!r} was written by two batches since"
+        if late
+        else "its values of then are gone since: the state is not opaque, or was vacuumed, purged, reset or rolled back"
+    )
+    raise StaleBatchError(
+        f"state {now.state!r} cannot be read as of {batch} any more: {why}. Nothing was written. Read it anew, in less "
+        "time; or page by page, each as of one batch.",
+        state=now.state,
+    )
 
 
 def _schema(ledger: LedgerRecord) -> tuple[object, ...]:

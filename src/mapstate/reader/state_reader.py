@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
-from mapstate.errors import ConfigurationError, KeyEncodingError, UnknownColumnError, UsageError, missing_driver
+from mapstate.errors import (
+    ConfigurationError,
+    KeyEncodingError,
+    UnknownColumnError,
+    UsageError,
+    missing_driver,
+)
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import without_gone
+from mapstate.protocol.records import contains_none
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
@@ -91,6 +99,10 @@ class StateReader:
 
     ``before`` is a query id and a batch of that query, its last or its next. An opaque state is then read as it was
     before that batch, even if the batch is committed.
+
+    ``as_of`` is a ledger of the state. All is then read as of its last batch, by whatever process and however long that
+    takes; or StaleBatchError says that the values of then are gone. An opaque state keeps them until the second batch
+    after it writes the same keys; a state of another type, until the next batch begins.
     """
 
     def __init__(
@@ -101,9 +113,10 @@ class StateReader:
         aggregators: Mapping[str, Aggregator],
         *,
         before: tuple[str, int] | None = None,
+        as_of: LedgerRecord | None = None,
     ) -> None:
         self._state = check_state_name(state)
-        self._reads = CommittedReads(backend.open(state), state, consistency, aggregators, before)
+        self._reads = CommittedReads(backend.open(state), state, consistency, aggregators, before=before, as_of=as_of)
 
     def ledger(self) -> LedgerRecord:
         """The current ledger: owner, last and previous commit, the attempt in flight."""
@@ -174,6 +187,16 @@ class StateReader:
             raise UsageError("multi_get takes a list of keys; for one key there is get")
         if not keys:
             return [], self.ledger()
+        opened, values = self._values(keys)
+        return opened.fields.named(values), opened.ledger
+
+    def found(self, keys: Sequence[Any]) -> tuple[Fields, list[Key], list[Any]]:
+        """What `part` yields, of those of the keys that are there. Errors as of `multi_get`."""
+        opened, values = self._values(keys)
+        there = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+        return opened.fields, [key for key, _ in there], [value for _, value in there]
+
+    def _values(self, keys: Sequence[Any]) -> tuple[Opened, list[Any]]:
         known = self._reads.opened()
         while True:
             try:
@@ -186,7 +209,7 @@ class StateReader:
                 continue
             opened, values = self._reads.read(texts)
             if opened.keys is known.keys:
-                return opened.fields.named(values), opened.ledger
+                return opened, values
             known = opened
 
     def scan(
@@ -299,9 +322,24 @@ class StateReader:
 
         chosen = None if columns is None else self._chosen(columns)
         opened = self._reads.opened(newest=True)
-        made = Columns(opened.keys.fields, opened.fields, chosen)
-        names = [field.name for field in opened.ledger.fields] if chosen is None else chosen
-        return made.table([made.batch(page) for page in self.pages(page_size, columns=names)])
+        names = None if chosen is None else [*(key.name for key in opened.keys.fields), *chosen]
+        made = Columns(opened.keys.fields, opened.fields, names)
+        count = self._start_count()
+        pages = self._found(self._reads.pages(page_size), count if count.held is not None else None)
+        return made.table(made.batch(keys, now.fields, values) for now, keys, values, _ in pages)
+
+    def parts(self, most: int) -> list[str]:
+        """Divide a scan into at most ``most`` parts of about equal size, for `part` of any process. One at least."""
+        return self._reads.parts(most)
+
+    def part(self, part: str, page_size: int = 10_000) -> Iterator[tuple[Fields, list[Key], list[Any]]]:
+        """The pages of one of `parts`: the fields of the values, the keys, and a value for each. All of one batch.
+
+        Raises the errors of `scan`, and StoreUnavailableError where the store has moved its keys about: then divide
+        anew. The number of keys is not compared with the ledger's.
+        """
+        for opened, keys, values, _ in self._found(self._reads.part(part, page_size), None):
+            yield opened.fields, keys, values
 
     def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame. Needs pandas, too. Integers beside nulls are Python's objects."""
@@ -327,20 +365,28 @@ class StateReader:
     def _scanned(
         self, pages: Iterator[_Listed], count: KeyCount | None, columns: list[str] | None, cursor: str | None
     ) -> Iterator[ScanPage]:
+        for opened, keys, values, behind in self._found(pages, count, cursor):
+            named: Iterable[Any] = opened.fields.named(values)
+            if columns is not None:
+                named = ({name: fields.get(name) for name in columns} for fields in named)
+            yield ScanPage(list(zip(keys, named, strict=True)), opened.ledger, behind)
+
+    def _found(
+        self, pages: Iterator[_Listed], count: KeyCount | None, cursor: str | None = None
+    ) -> Iterator[tuple[Opened, list[Key], list[Any], str | None]]:
+        """The keys of each page that are there, and their values. Errors as of `scan`, behind the last page."""
         unreadable = Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
-            rows = [
-                (text, fields)
-                for text, fields in zip(texts, opened.fields.named(values), strict=True)
-                if fields is not None
-            ]
-            keys = _decoded(opened.keys, [text for text, _ in rows], unreadable)
-            page = [
-                (key, fields if columns is None else {name: fields.get(name) for name in columns})
-                for key, (_, fields) in zip(keys, rows, strict=True)
-                if key is not None
-            ]
-            yield ScanPage(page, opened.ledger, behind)
+            keys = _decoded(opened.keys, texts, unreadable)
+            if contains_none(values) or contains_none(keys):
+                there = [
+                    (key, value)
+                    for key, value in zip(keys, values, strict=True)
+                    if key is not None and value is not None
+                ]
+                keys, values = [key for key, _ in there], [value for _, value in there]  # noqa: PLW2901
+            yield opened, keys, values, behind
+        self._reads.check_scanned()
         if unreadable.count:
             raise unreadable.error()
         if count is not None:
@@ -391,7 +437,7 @@ class StateReader:
         self.close()
 
 
-def _decoded(codec: KeyCodec, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Key | None]:
+def _decoded(codec: KeyCodec, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Any]:
     """The keys, None for what is none."""
     try:
         return [*codec.decode_all(texts)]

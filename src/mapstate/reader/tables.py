@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.fields import Fields, shown_as
@@ -14,45 +14,51 @@ from mapstate.serializers.value_types import struct_fields
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Columns", "array_of"]
+__all__ = ["Columns", "array_of", "types_of"]
 
 
 class Columns:
-    """The columns of a state: those of its keys, then its fields, or the ``chosen`` ones of them.
+    """The ``names`` of a state's columns, None for all: those of its keys, then its fields.
 
     Raises MissingDriverError without pyarrow, and UnsupportedTypeError for a type that Arrow lacks.
     """
 
-    def __init__(self, keys: Sequence[KeyField], fields: Fields, chosen: Sequence[str] | None) -> None:
+    def __init__(self, keys: Sequence[KeyField], fields: Fields, names: Sequence[str] | None = None) -> None:
         self._arrow = _pyarrow()
-        shown = {
-            field.name: aggregator.result_type(field.type)
-            for field, aggregator in zip(fields.fields, fields.aggregators, strict=True)
-        }
-        self._names = list(shown if chosen is None else chosen)
-        self._json = {name for name in self._names if shown[name] == "any"}
-        types = [(key.name, key.type) for key in keys]
-        types += [(name, "string" if name in self._json else shown[name]) for name in self._names]
-        self.schema = self._arrow.schema([(name, _arrow_type(self._arrow, kind)) for name, kind in types])
+        types = types_of(keys, fields)
+        names = list(types) if names is None else names
+        at = {key.name: place for place, key in enumerate(keys)}
+        self._from_keys = [at.get(name) for name in names]
+        self._json = {name for name in names if types[name] == "any"}
+        shown = [(name, "string" if name in self._json else types[name]) for name in names]
+        self.schema = self._arrow.schema([(name, _arrow_type(self._arrow, kind)) for name, kind in shown])
 
-    def batch(self, page: Sequence[tuple[Key, dict[str, Any]]]) -> pa.RecordBatch:
-        """One page of a scan."""
-        keys = zip(*(key for key, _ in page), strict=True)
-        fields = ([self._shown(name, own[name]) for _, own in page] for name in self._names)
-        arrays = [
-            array_of(self._arrow, field, list(values))
-            for values, field in zip((*keys, *fields), self.schema, strict=True)
-        ]
+    def batch(self, keys: Sequence[Key], fields: Fields, values: Sequence[Any]) -> pa.RecordBatch:
+        """Some keys with their values, which have the ``fields``: those of the state, or more."""
+        of_keys = list(zip(*keys, strict=True))
+        names = [field.name for field in fields.fields]
+        of_fields = dict(zip(names, fields.columns(values), strict=True))
+        arrays: list[Any] = []
+        for field, place in zip(self.schema, self._from_keys, strict=True):
+            column: Any = of_fields.get(field.name, ()) if place is None else of_keys[place] if keys else ()
+            if field.name in self._json:
+                column = [shown_as(value, is_json=True) for value in column]
+            arrays.append(array_of(self._arrow, field, column))
         if not arrays:  # an ungrouped state without its fields
-            return self._arrow.RecordBatch.from_pylist([{}] * len(page), self.schema)
+            return self._arrow.RecordBatch.from_pylist([{}] * len(keys), self.schema)
         return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-        """All pages, without a copy."""
+    def table(self, batches: Iterable[pa.RecordBatch]) -> pa.Table:
+        """All of them, without a copy."""
         return self._arrow.Table.from_batches(batches, self.schema)
 
-    def _shown(self, name: str, value: Any) -> Any:
-        return shown_as(value, is_json=name in self._json)
+
+def types_of(keys: Sequence[KeyField], fields: Fields) -> dict[str, str]:
+    """The Spark type of each column, "any" for the result of an aggregator without one."""
+    results = zip(fields.fields, fields.aggregators, strict=True)
+    return {key.name: key.type for key in keys} | {
+        field.name: aggregator.result_type(field.type) for field, aggregator in results
+    }
 
 
 def array_of(pa: Any, field: Any, values: Any) -> Any:

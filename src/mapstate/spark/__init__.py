@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StateFactory,
         StateUpdater,
     )
+    from mapstate.spark.source import MapStateDataSource
     from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
     from mapstate.spark.streams.chained_aggregate import ChainedAggregate
     from mapstate.spark.streams.counted import CountedAggregate, CountedStream
@@ -38,6 +39,7 @@ __all__ = [
     "DRPCServer",
     "GroupedStream",
     "MapGet",
+    "MapStateDataSource",
     "NewValuesStream",
     "PartitionPersist",
     "PersistentAggregate",
@@ -63,6 +65,7 @@ _HOMES = {
     "BatchAggregator": "interfaces",
     "Collector": "interfaces",
     "MapGet": "interfaces",
+    "MapStateDataSource": "source",
     "QueryFunction": "interfaces",
     "SnapshotGet": "interfaces",
     "State": "interfaces",

@@ -37,6 +37,8 @@ LEDGER = "\\ledger"
 
 _REPORTS = "\\reports"
 
+_PARTITIONS = 4096  # of every namespace
+
 
 class AerospikeStore:
     """One state in Aerospike. Cheap to make; the client is the process's and stays open.
@@ -120,6 +122,22 @@ class AerospikeStore:
 
     def scan(self, page_size: int) -> Iterator[list[StoreKey]]:
         """See `Scan.scan`: a query over the set, without the records' values. Needs user keys, and a server 6.0."""
+        return self._listed({"total_timeout": 0}, page_size)
+
+    def scan_parts(self, most: int) -> list[str]:
+        """See `ScansParts.scan_parts`: ranges of the namespace's partitions."""
+        count = min(most, _PARTITIONS)
+        starts = [number * _PARTITIONS // count for number in range(count)]
+        ends = [*starts[1:], _PARTITIONS]
+        return [f"{start} {end}" for start, end in zip(starts, ends, strict=True)]
+
+    def scan_part(self, part: str, page_size: int) -> Iterator[list[StoreKey]]:
+        """See `ScansParts.scan_part`."""
+        start, end = map(int, part.split(" "))
+        part_filter = {"begin": start, "count": end - start}
+        return self._listed({"total_timeout": 0, "partition_filter": part_filter}, page_size)
+
+    def _listed(self, policy: dict[str, Any], page_size: int) -> Iterator[list[StoreKey]]:
         connection, records = self._connection, self._records
         query = connection.retrying(lambda: connection.client.query(records.namespace, records.set_name))
         query.max_records = page_size
@@ -127,7 +145,7 @@ class AerospikeStore:
         unlisted: list[str] = []
         while True:
             # With values, the client silently leaves out records that it cannot convert.
-            found = connection.retrying(lambda: query.results({"total_timeout": 0}, {"nobins": True}), retries=0)
+            found = connection.retrying(lambda: query.results(policy, {"nobins": True}), retries=0)
             keys = [_user_key(one[0], unlisted) for one in found]
             page = [key for key in keys if key is not None and key not in (LEDGER, _REPORTS)]
             if page:

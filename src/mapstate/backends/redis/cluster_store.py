@@ -14,12 +14,13 @@ change instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Any, Literal
 
 from redis.crc import key_slot
 
 from mapstate.backends.redis.checkup import judge
-from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply, Request
+from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply, Request, Shape
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import escaped, not_listed, texts_of
@@ -142,10 +143,25 @@ class RedisClusterStore:
 
         Raises StoreUnavailableError where a slot moved or a node failed over meanwhile: the scan may have missed keys.
         """
+        return self._listed(self._cluster.shape(), page_size)
+
+    def scan_parts(self, most: int) -> list[str]:  # noqa: ARG002  no master's scan is divided
+        """See `ScansParts.scan_parts`: the masters."""
         shape = self._cluster.shape()
+        return [f"{number} {_digest(shape)}" for number in range(len(shape.masters))]
+
+    def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
+        """See `ScansParts.scan_part`. Errors as of `scan`."""
+        number, digest = part.split(" ")
+        shape = self._cluster.shape()
+        if _digest(shape) != digest:
+            raise self._moved()
+        return self._listed(shape, page_size, only=int(number))
+
+    def _listed(self, shape: Shape, page_size: int, *, only: int | None = None) -> Iterator[list[str]]:
         pattern = escaped(self._name) + b":{*}:*"
         unlisted = list[str]()
-        for node in shape.masters:
+        for node in [*shape.masters][slice(only, None if only is None else only + 1)]:
             cursor, page = b"0", list[str]()
             while True:
                 scan = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % page_size)
@@ -157,14 +173,17 @@ class RedisClusterStore:
                 if cursor == b"0":
                     break
         if shape.moving or self._cluster.shape() != shape:
-            raise StoreUnavailableError(
-                f"state {self._state!r}: slots of the cluster at {self._access.address} moved, or a node failed over, "
-                "during the scan, which may have missed keys: scan again",
-                state=self._state,
-                store=self._access.address,
-            )
+            raise self._moved()
         if unlisted:
             raise not_listed(self._state, unlisted)
+
+    def _moved(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"state {self._state!r}: slots of the cluster at {self._access.address} moved, or a node failed over, "
+            "during the scan, which may have missed keys: scan again",
+            state=self._state,
+            store=self._access.address,
+        )
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`."""
@@ -296,3 +315,8 @@ class RedisClusterStore:
 
     def _allowed(self, node: tuple[str, int], asked: bytes) -> Any:
         return allowed(lambda: self._cluster.ask_node(node, [asked]).found[0])
+
+
+def _digest(shape: Shape) -> str:
+    """Equal for equal shapes, also in another process."""
+    return blake2b(repr((shape.owners, shape.masters, sorted(shape.moving))).encode(), digest_size=8).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import compress
 from typing import ClassVar
 
@@ -75,7 +76,11 @@ class Layout(ABC):
 
     @abstractmethod
     def scan(self, cursor: bytes, page_size: int) -> bytes:
-        """One command. Its reply is the next cursor, b"0" at the end, and the argument of `scanned`."""
+        """One command. Its reply: the next cursor, b"0" at the end, and the argument of `scanned`."""
+
+    def step(self, before: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:  # noqa: ARG002
+        """The next cursor, None at the end, and the argument of `scanned`, behind a `scan` from cursor to cursor."""
+        return (None if after == b"0" else after), found
 
     @abstractmethod
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
@@ -153,17 +158,18 @@ class Layout(ABC):
 
 
 def texts_of(found: list[bytes], unlisted: list[str], head: bytes = b"") -> list[str]:
-    """The keys as text. A key that is not UTF-8 goes to ``unlisted``, as the repr of it and its ``head``."""
-    try:
-        return [key.decode() for key in found]
-    except UnicodeDecodeError:
-        texts = []
-        for key in found:
-            try:
-                texts.append(key.decode())
-            except UnicodeDecodeError:
-                unlisted.append(repr(head + key))
-        return texts
+    """The names without their ``head``, as text. One that is not UTF-8 goes to ``unlisted``, as its repr."""
+    lines = b"\n".join([b"", *found])
+    if lines.count(b"\n") == len(found):  # no name has a line break, like the keys that mapstate encodes
+        with suppress(UnicodeDecodeError):
+            return lines.replace(b"\n" + head, b"\n").decode().split("\n")[1:]
+    texts = []
+    for key in found:
+        try:
+            texts.append(key[len(head) :].decode())
+        except UnicodeDecodeError:
+            unlisted.append(repr(key))
+    return texts
 
 
 def not_listed(state: str, names: Sequence[str]) -> CorruptRecordError:
@@ -245,7 +251,7 @@ class StringLayout(Layout):
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """The names without ``head``, but for reserved ones."""
-        texts = texts_of([key[len(self._head) :] for key in found], unlisted, self._head)
+        texts = texts_of(found, unlisted, self._head)
         return [text for text in texts if text not in self._reserved] if self._reserved else texts
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:

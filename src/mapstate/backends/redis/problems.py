@@ -6,9 +6,9 @@ import re
 
 from redis import exceptions as driver
 
-from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUnavailableError
+from mapstate.errors import ConfigurationError, StoreAuthError, StoreError, StoreFullError, StoreUnavailableError
 
-__all__ = ["DRIVER_ERRORS", "NOT_DONE", "problem_of"]
+__all__ = ["DRIVER_ERRORS", "NOT_DONE", "another_layout", "problem_of"]
 
 DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
 """All that a connection can raise."""
@@ -75,3 +75,19 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
     if isinstance(error, _CLUSTER):
         return StoreError, "belongs to a cluster, and redis:// speaks to one server: use redis+cluster://.", False
     return StoreError, "refused a command; something else may use the state's Redis keys.", False
+
+
+def another_layout(state: str, kept_in: bytes, found: bytes | None, asked: bytes) -> ConfigurationError:
+    """The error for a state with another layout: every record would seem absent, and be counted from nothing."""
+    if found is None:
+        name = kept_in.decode(errors="backslashreplace")
+        return ConfigurationError(
+            f"state {state!r}: the key {name!r}, the layout of its records, was deleted or evicted. Nothing was "
+            "written. If the URL has the layout that the state was made with, set it again: "
+            f"redis-cli SET {name!r} '{asked.decode()}'. Then run mapstate doctor, because other keys may be gone, too."
+        )
+    return ConfigurationError(
+        f"state {state!r} was made with layout {found.decode(errors='replace')}, and the URL says {asked.decode()}: "
+        "its records would not be found. Nothing was written. Put the state's own layout into the URL: layout=..., "
+        "buckets=..., records=..."
+    )

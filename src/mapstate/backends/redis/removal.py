@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.wire import EXEC, MULTI, command
 from mapstate.capabilities import FenceToken, close_if_possible
 from mapstate.errors import FencedError
 from mapstate.findings import Unreadable
 
-__all__ = ["overtaken", "removed"]
+__all__ = ["dropped", "overtaken", "removed"]
 
 _REMOVED = 1000  # records on a page of a state that is dropped
 
@@ -26,6 +28,25 @@ def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, U
     finally:
         close_if_possible(writer)
     return foreign
+
+
+def dropped(
+    store: Any, server: Server, state: str, token: FenceToken, *, ledger: bytes, names: Sequence[bytes]
+) -> Iterator[int]:
+    """See `Drops.drop`: page by page of records, through the fence; then the ``names`` in one transaction.
+
+    The first of them is the Redis key of the ``ledger``.
+    """
+    foreign = yield from removed(store, state, token)
+    conn, replies = server.retrying(lambda: server.watch(server.take(), names[0], b"", 0))
+    if replies[0] != ledger:
+        server.unwatch(conn)
+        raise overtaken(state, token)
+    done = server.retrying(lambda: server.finish(conn, MULTI + command(b"DEL", *names) + EXEC, 3), retries=0)[-1]
+    if done is None:
+        raise overtaken(state, token)
+    if foreign.count:
+        raise foreign.error()
 
 
 def overtaken(state: str, token: FenceToken) -> FencedError:

@@ -10,7 +10,9 @@ from mapstate.backends.redis.checkup import judge
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import Layout, not_listed
-from mapstate.backends.redis.removal import overtaken, removed
+from mapstate.backends.redis.problems import another_layout
+from mapstate.backends.redis.removal import dropped
+from mapstate.backends.redis.scan_parts import cursor_of, once_each, part_of, parts_of, position_of
 from mapstate.backends.redis.wire import (
     EXEC,
     INFO,
@@ -19,7 +21,6 @@ from mapstate.backends.redis.wire import (
     command,
     incarnation_of,
     name_of,
-    position_of,
     token_text,
 )
 from mapstate.backends.redis.writer import Writer
@@ -162,17 +163,33 @@ class RedisStore:
         Raises StoreUnavailableError at the end where the server restarted or failed over meanwhile: a cursor means
         nothing to another process, so the scan may have missed keys.
         """
-        return (page for page, _ in self.scan_from("", page_size) if page)
+        return (page for page, _ in self._listed(self._layout, ScanPosition(b"0", None), page_size) if page)
 
     def scan_from(self, cursor: str, page_size: int) -> Iterator[tuple[list[str], str]]:
         """See `ScansFrom.scan_from`. Errors as of `scan`."""
-        at, began_in = position_of(cursor, self._state)
+        pages = self._listed(self._layout, position_of(cursor, self._state), page_size)
+        return ((page, cursor_of(behind)) for page, behind in pages)
+
+    def scan_parts(self, most: int) -> list[str]:
+        """See `ScansParts.scan_parts`: ranges of SCAN, or of hash shards. One part for a hash, or without INFO."""
+        keys, *info = self._server.ask(command(b"DBSIZE") + INFO, 3, optional=2)
+        return parts_of(self._layout, most, keys, name_of(incarnation_of(*info)))
+
+    def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
+        """See `ScansParts.scan_part`. Keeps 8 bytes per key. Errors as of `scan`."""
+        return once_each(self._state, self._listed(*part_of(part, self._layout, self._state), page_size))
+
+    def _listed(
+        self, layout: Layout, position: ScanPosition, page_size: int
+    ) -> Iterator[tuple[list[str], ScanPosition]]:
+        """Yield the pages behind a position, each with the position behind it."""
+        at, began_in = position
         page, unlisted = list[str](), list[str]()
         asks_info = True
         while at is not None:
-            asked = self._layout.scan(at, page_size) + (INFO if asks_info else b"")
-            (at, found, *other), *info = self._server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
-            at = None if at == b"0" else at
+            asked = layout.scan(at, page_size) + (INFO if asks_info else b"")
+            (after, found, *other), *info = self._server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
+            at, found = layout.step(at, after, found)
             if asks_info or at is None:
                 server = name_of(incarnation_of(*(info or self._server.ask(INFO, 2, optional=2))))
                 if began_in not in (None, server):
@@ -182,11 +199,11 @@ class RedisStore:
                         state=self._state,
                     )
                 began_in, asks_info = server, False
-            page += self._layout.scanned(found, unlisted)
+            page += layout.scanned(found, unlisted)
             if other:
                 unlisted += [repr(name.decode()) for name in other[0]]
             if at is None or len(page) >= page_size:
-                yield page, str(ScanPosition(at, began_in))
+                yield page, ScanPosition(at, began_in)
                 page = []
         if unlisted:
             raise not_listed(self._state, unlisted)
@@ -202,19 +219,9 @@ class RedisStore:
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`: page by page of records, through the fence; then all other keys in one transaction."""
-        foreign = yield from removed(self, self._state, token)
-        server = self._server
-        conn, replies = server.retrying(lambda: server.watch(server.take(), self._ledger, b"", 0))
-        if replies[0] != expected[0]:
-            server.unwatch(conn)
-            raise overtaken(self._state, token)
+        """See `Drops.drop`."""
         names = (self._ledger, self._fence, self._claims, self._reports, self._kept_layout)
-        done = server.retrying(lambda: server.finish(conn, MULTI + command(b"DEL", *names) + EXEC, 3), retries=0)[-1]
-        if done is None:
-            raise overtaken(self._state, token)
-        if foreign.count:
-            raise foreign.error()
+        return dropped(self, self._server, self._state, token, ledger=expected[0], names=names)
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. Says what the user may not ask for."""
@@ -253,21 +260,7 @@ class RedisStore:
             raise self._layout.foreign(list(other), list(other.values()))
 
     def _elsewhere(self, found: bytes | None) -> ConfigurationError:
-        """The error for a state with another layout: every record would seem absent, and be counted from nothing."""
-        if found is None:
-            name = self._kept_layout.decode(errors="backslashreplace")
-            return ConfigurationError(
-                f"state {self._state!r}: the key {name!r}, the layout of its records, was deleted or evicted. Nothing "
-                "was written. If the URL has the layout that the state was made with, set it again: "
-                f"redis-cli SET {name!r} '{self._layout_text.decode()}'. Then run mapstate doctor, because other keys "
-                "may be gone, too."
-            )
-        there = f"layout {found.decode(errors='replace')}"
-        return ConfigurationError(
-            f"state {self._state!r} was made with {there}, and the URL says {self._layout_text.decode()}: its records "
-            "would not be found. Nothing was written. Put the state's own layout into the URL: layout=..., "
-            "buckets=..., records=..."
-        )
+        return another_layout(self._state, self._kept_layout, found, self._layout_text)
 
     def _allowed(self, asked: bytes) -> Any:
         """The reply, None where this user may not run the command or the server lacks it."""

@@ -14,7 +14,6 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from mapstate.capabilities import FenceToken
-from mapstate.errors import UsageError
 
 __all__ = [
     "DISCARD",
@@ -29,14 +28,11 @@ __all__ = [
     "interleaved",
     "name_of",
     "packed_keys",
-    "position_of",
     "raise_first",
     "sizes",
     "token_of",
     "token_text",
 ]
-
-_CURSOR = re.compile(r"(end|\d{1,20})-([0-9a-f]*)", re.ASCII)
 
 
 def command(*words: bytes) -> bytes:
@@ -136,19 +132,6 @@ class ScanPosition(NamedTuple):
 
     at: bytes | None
     server: str | None
-
-    def __str__(self) -> str:
-        return f"{'end' if self.at is None else self.at.decode()}-{self.server}"
-
-
-def position_of(cursor: str, state: str) -> ScanPosition:
-    """The position of a cursor. Raises UsageError."""
-    if not cursor:
-        return ScanPosition(b"0", None)
-    found = _CURSOR.fullmatch(cursor)
-    if found is None or (found[1] != "end" and int(found[1]) >= 1 << 64):
-        raise UsageError(f"this is no cursor of a scan of state {state!r}. Nothing was read.")
-    return ScanPosition(None if found[1] == "end" else found[1].encode(), found[2])
 
 
 def name_of(incarnation: bytes | None) -> str:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from mapstate.findings import Finding
 
-__all__ = ["judge"]
+__all__ = ["judge", "verified"]
 
 _MOUNTS = Path("/proc/mounts")
 _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse")
+
+
+def verified(db: sqlite3.Connection) -> tuple[str, list[str]]:
+    """What SQLite says of a file: its journal mode, and the result of an integrity check."""
+    journal = str(db.execute("PRAGMA journal_mode").fetchone()[0])
+    return journal, [str(line) for (line,) in db.execute("PRAGMA integrity_check(5)")]
 
 
 def judge(path: str, synchronous: str, journal: str, integrity: list[str]) -> Iterator[Finding]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
 
-from mapstate.backends.sqlite.checkup import judge
+from mapstate.backends.sqlite.checkup import judge, verified
 from mapstate.backends.sqlite.connection import Connection, Database
+from mapstate.backends.sqlite.listing import ends_of_parts
 from mapstate.backends.sqlite.problems import in_order
+from mapstate.backends.sqlite.removal import HAS_REPORTS, removed
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import CorruptRecordError, FencedError, TooLargeError, UsageError, shown
@@ -30,7 +33,6 @@ _MAX_VARIABLES = 30_000  # of one statement; SQLite's own limit is 32,766
 _REPORTS_TABLE = """
 CREATE TABLE IF NOT EXISTS mapstate_reports (number INTEGER PRIMARY KEY, state TEXT NOT NULL, report BLOB NOT NULL)
 """
-_HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"
 _DROP_REPORTS = """
 DELETE FROM mapstate_reports WHERE state = ? AND number NOT IN
     (SELECT number FROM mapstate_reports WHERE state = ? ORDER BY number DESC LIMIT ?)
@@ -131,14 +133,26 @@ class SqliteStore:
         """See `ScansFrom.scan_from`. A cursor has the last key, and outlives every process."""
         if cursor and not cursor.startswith(_AFTER):
             raise UsageError(f"this is no cursor of a scan of state {self._state!r}. Nothing was read.")
-        page: list[Any] = self._page(cursor.removeprefix(_AFTER) if cursor else None, page_size)
+        return self._listed(page_size, cursor.removeprefix(_AFTER) if cursor else None, None)
+
+    def scan_parts(self, most: int) -> list[str]:
+        """See `ScansParts.scan_parts`: ranges of keys. SQLite walks through the rows once to find their ends."""
+        ends = self._database.transaction("BEGIN", lambda db: ends_of_parts(db, self._state, most)) or []
+        return [json.dumps(part) for part in zip([None, *ends], [*ends, None], strict=True)]
+
+    def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
+        """See `ScansParts.scan_part`."""
+        return (page for page, _ in self._listed(page_size, *json.loads(part)))
+
+    def _listed(self, page_size: int, after: str | None, until: str | None) -> Iterator[tuple[list[str], str]]:
+        page: list[Any] = self._page(after, until, page_size)
         foreign: list[str] = []
         while page:
             keys = [key for key in page if isinstance(key, str)]
             if keys:
                 yield keys, _AFTER + keys[-1]
             foreign += [repr(key) for key in page if not isinstance(key, str)]
-            page = self._page(page[-1], page_size)
+            page = self._page(page[-1], until, page_size)
         if foreign:
             raise CorruptRecordError(
                 f"state {self._state!r}: the row with the key {foreign[0][:100]} is no record, its key is no text: "
@@ -163,7 +177,7 @@ class SqliteStore:
         """See `Reports.reports`."""
 
         def newest_first(db: sqlite3.Connection) -> list[bytes]:
-            if db.execute(_HAS_REPORTS).fetchone() is None:
+            if db.execute(HAS_REPORTS).fetchone() is None:
                 return []
             ask = "SELECT report FROM mapstate_reports WHERE state = ? ORDER BY number DESC"
             return [report for (report,) in db.execute(ask, (self._state,))]
@@ -172,35 +186,11 @@ class SqliteStore:
 
     def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: one transaction."""
-        state = (self._state,)
-
-        def remove(db: Connection) -> int | None:
-            if self._version(db) != expected:
-                return None
-            count: int = db.execute("DELETE FROM mapstate_records WHERE state = ?", state).rowcount
-            db.execute("DELETE FROM mapstate_claims WHERE state = ?", state)
-            if db.execute(_HAS_REPORTS).fetchone() is not None:
-                db.execute("DELETE FROM mapstate_reports WHERE state = ?", state)
-            db.execute("DELETE FROM mapstate_ledgers WHERE state = ?", state)
-            return count
-
-        count = self._database.transaction("BEGIN IMMEDIATE", remove)
-        if count is None:
-            raise FencedError(
-                f"the ledger of state {self._state!r} has changed: the removal with txid {token.txid} ends here",
-                state=self._state,
-                txid=token.txid,
-            )
-        yield count
+        yield removed(self._database, self._state, token, lambda db: self._version(db) == expected)
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`. Reads the whole file."""
-
-        def verify(db: sqlite3.Connection) -> tuple[str, list[str]]:
-            journal = str(db.execute("PRAGMA journal_mode").fetchone()[0])
-            return journal, [str(line) for (line,) in db.execute("PRAGMA integrity_check(5)")]
-
-        found = self._database.transaction("BEGIN", verify)
+        found = self._database.transaction("BEGIN", verified)
         return [] if found is None else list(judge(self._database.path, self._database.synchronous, *found))
 
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
@@ -282,10 +272,11 @@ class SqliteStore:
         state, last = self._state, dict(zip(keys, values, strict=True))
         return [(state, key, last[key]) for key in sorted(last)]
 
-    def _page(self, after: str | None, page_size: int) -> list[str]:
-        where, known = ("", (self._state,)) if after is None else (" AND key > ?", (self._state, after))
+    def _page(self, after: str | None, until: str | None, page_size: int) -> list[str]:
+        bounds = [(" AND key > ?", after), (" AND key <= ?", until)]
+        where = "".join(text for text, bound in bounds if bound is not None)
+        values = (self._state, *(bound for _, bound in bounds if bound is not None), page_size)
         ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
-        values = (*known, page_size)
         return self._database.transaction("BEGIN", lambda db: in_order(after, db, ask, values)) or []
 
 

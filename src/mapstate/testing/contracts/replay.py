@@ -14,7 +14,7 @@ from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, St
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
 from mapstate.reader import open_reader
-from mapstate.reader.capabilities import ScansFrom
+from mapstate.reader.capabilities import ScansFrom, ScansParts
 from mapstate.schema import StateType
 from mapstate.testing.contracts.backend import BackendContract
 from mapstate.testing.contracts.capabilities import instead_of, needs
@@ -193,6 +193,26 @@ class ReplayContract(BackendContract):
             for cursor in ("x", "-1", "1e3", "999999999999999999999-", "end", "\0"):
                 with pytest.raises(UsageError, match="cursor"):
                     list(reader.pages_as_of(7, cursor=cursor))
+
+    @needs("scan")
+    @pytest.mark.parametrize("most", [1, 2, 7, 1000])
+    def test_the_parts_of_a_scan_have_every_key_once_in_any_order(
+        self, backend: Backend, store: Any, most: int
+    ) -> None:
+        keys = [f"k{at:03d}" for at in range(50)]
+        self.query(store).run(0, {key: at for at, key in enumerate(keys)})
+        found: list[Any] = []
+        with open_reader(backend, self.state) as reader:
+            parts = reader.parts(most)
+        assert all(type(part) is str for part in parts)
+        assert parts
+        for part in reversed(parts):
+            with open_reader(backend, self.state) as reader:
+                for fields, own, values in reader.part(part, 7):
+                    found += zip(own, fields.named(values), strict=True)
+        assert len(found) == len(keys)
+        assert dict(found) == {(key,): {"n": at} for at, key in enumerate(keys)}
+        assert isinstance(store, ScansParts) or parts == [""]
 
     @needs("scan")
     def test_the_ledger_knows_how_many_keys_a_scan_finds(self, backend: Backend, store: Any, other: Any) -> None:
