@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo check test test-containers cluster-test newcomer chaos model bench docs lint clean
+.PHONY: help venv wheel demo check test test-containers kafka cluster-test newcomer chaos model bench docs lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -15,6 +15,7 @@ help:
 	@echo "               WORKERS=4 runs as many files at one time; else two, or one where a server is given"
 	@echo "make check    lint, types and the tests that need no server and no JVM, without the model"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
+	@echo "make kafka    the example of docs/kafka.md on a real broker, killed; needs Maven for the jars"
 	@echo "make cluster-test      the ways of docs/cluster.md, on a master and two workers; takes some minutes"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes an hour or so"
@@ -92,6 +93,9 @@ check: lint
 test-containers: $(STAMP)
 	docker compose up --wait
 	scripts/run python scripts/test_containers.py $(ARGS)
+
+kafka: $(STAMP)
+	scripts/run python -m pytest tests/spark/test_kafka.py $(ARGS)
 
 cluster-test: $(STAMP)
 	scripts/run python -m pytest tests/cluster tests/spark/test_executors.py --chaos full $(ARGS)

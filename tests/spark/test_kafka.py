@@ -1,0 +1,214 @@
+"""examples/kafka_orders on a real broker: driver and broker killed, a checkpoint lost, records gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing, contextmanager
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from kafka_broker import EXAMPLE, KafkaBroker, jars
+
+from mapstate import open_reader
+from mapstate.backends import resolve
+from mapstate.errors import StateNotFoundError
+from mapstate.operations.checkpoint import rewind
+from mapstate.protocol.ledger import Ledger
+from mapstate.testing import wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
+
+NEEDED = ("commons-pool2", "kafka-clients", "spark-sql-kafka", "spark-token-provider")
+
+
+@pytest.fixture(scope="module")
+def broker():
+    if jars("broker") is None or jars("connector") is None:
+        pytest.skip("Kafka's jars cannot be had here: they need Maven, see examples/kafka_orders")
+    with KafkaBroker() as one:
+        yield one
+
+
+class Orders:
+    """One job with its state and its checkpoint, and all that was sent to the broker so far."""
+
+    def __init__(self, broker, url, folder):
+        self.broker, self.url, self.folder = broker, url, folder
+        self.sent = {name: Counter() for name in ("orders", "revenue", "by_minute")}
+        self.first = self.runs = 0
+        self.checkpoint = folder / "checkpoint"
+
+    @contextmanager
+    def producing(self, number, rate=20_000):
+        """A producer in a process of its own, which has sent all at the end."""
+        counts = self.folder / f"counts-{self.first}.json"
+        options = {"kafka": self.broker.address, "orders": number, "first": self.first, "rate": rate, "counts": counts}
+        words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+        with subprocess.Popen([sys.executable, str(EXAMPLE / "producer.py"), *words]) as process:
+            yield
+            assert process.wait(240) == 0
+        for name, found in json.loads(counts.read_text()).items():
+            self.sent[name].update(found)
+        self.first += number
+
+    @contextmanager
+    def job(self, *options):
+        """The job in a process group of its own, killed at the end if it still runs."""
+        self.runs += 1
+        log = self.folder / f"job-{self.runs}.log"
+        connector = jars("connector")
+        needed = [str(jar) for jar in sorted(connector.iterdir()) if jar.name.startswith(NEEDED)]
+        assert len(needed) == len(NEEDED)
+        conf = {"spark.driver.extraClassPath": ":".join(needed), "spark.ui.enabled": "false"}
+        conf |= {"spark.sql.shuffle.partitions": "2", "spark.master": "local[2]"}
+        words = [f"--conf {shlex.quote(f'{name}={value}')}" for name, value in conf.items()]
+        given = ["--kafka", self.broker.address, "--store", self.url, "--checkpoint", str(self.checkpoint), *options]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, str(EXAMPLE / "job.py"), *given],
+                stdout=out,
+                stderr=out,
+                env=os.environ | {"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"])},
+                start_new_session=True,
+            )
+        process.log = log  # type: ignore[attr-defined]
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def run(self, *options):
+        """The job to the end of what is there."""
+        with self.job("--once", *options) as process:
+            assert process.wait(180) == 0, process.log.read_text()[-4000:]
+
+    def counted(self):
+        """How many orders count."""
+        try:
+            with open_reader(self.url, "orders") as reader:
+                return sum(value["orders"] for _, value in reader.scan())
+        except StateNotFoundError:
+            return 0
+
+    def until(self, process, number):
+        """At least so many orders count, while the job lives."""
+        wait_for(lambda: process.poll() is not None or self.counted() >= number, f"{number} orders", 180)
+        assert process.poll() is None, process.log.read_text()[-4000:]
+
+    def check(self):
+        """All that was sent counts, each once, in both states, in the topic of the totals, and in the offsets."""
+        with open_reader(self.url, "orders") as reader:
+            found = {"|".join(key): value for key, value in reader.scan()}
+            ledger = reader.ledger()
+        assert {key: value["orders"] for key, value in found.items()} == self.sent["orders"]
+        assert {key: value["revenue"] for key, value in found.items()} == self.sent["revenue"]
+        with open_reader(self.url, "orders_by_minute") as reader:
+            by_minute = {f"{key[1]}|{key[0].isoformat()}": value["orders"] for key, value in reader.scan()}
+            late = sum(report.rows_late for report in reader.reports())
+        assert late == 0
+        assert by_minute == self.sent["by_minute"]
+        assert self.last_totals() == found
+        assert json.loads(ledger.last_commit.offsets) == [{"orders": self.ends("orders")}]
+
+    def ends(self, topic):
+        """The end of each partition, as Kafka says it."""
+        with closing(self.consumer()) as consumer:
+            names = consumer.list_topics(topic, timeout=60).topics[topic].partitions
+            return {str(at): consumer.get_watermark_offsets(TopicPartition(topic, at), 60)[1] for at in names}
+
+    def last_totals(self):
+        """The last total of each key."""
+        ends = {int(at): end for at, end in self.ends("totals").items() if end}
+        newest = {}
+        with closing(self.consumer()) as consumer:
+            consumer.assign([TopicPartition("totals", at, OFFSET_BEGINNING) for at in ends])
+            left = sum(ends.values())
+            while left:
+                for record in consumer.consume(left, 10):
+                    assert record.error() is None
+                    newest[record.key().decode()] = json.loads(record.value())
+                    left -= 1
+        return newest
+
+    def consumer(self):
+        return Consumer({"bootstrap.servers": self.broker.address, "group.id": "test", "enable.auto.commit": False})
+
+
+@pytest.fixture
+def orders(broker, redis_url, tmp_path):
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    there = [name for name in admin.list_topics(timeout=60).topics if name in ("orders", "totals")]
+    for done in (admin.delete_topics(there) if there else {}).values():
+        done.result()
+    wait_for(lambda: not {"orders", "totals"} & admin.list_topics(timeout=60).topics.keys(), "no topics", 60)
+    return Orders(broker, redis_url, tmp_path)
+
+
+def test_orders_count_once_though_driver_and_broker_are_killed(orders):
+    with orders.producing(30_000, rate=1_500):
+        for number in (2_000, 8_000):
+            with orders.job("--most", "3000") as process:
+                orders.until(process, number)
+        with orders.job("--most", "3000") as process:
+            orders.until(process, 12_000)
+            orders.broker.kill()
+            orders.broker.start()
+            orders.until(process, 20_000)
+    orders.run()
+    orders.check()
+
+
+def test_a_new_checkpoint_goes_on_at_the_offsets_of_the_state(orders):
+    with orders.producing(5_000):
+        pass
+    orders.run("--most", "2000")
+    orders.check()
+    orders.checkpoint = orders.folder / "another"
+    with orders.producing(3_000):
+        pass
+    with orders.job("--once") as process:
+        assert process.wait(180) != 0
+    assert "StateOwnershipError" in process.log.read_text()
+    assert orders.counted() == 5_000
+    orders.checkpoint = orders.folder / "third"
+    orders.run("--where-the-state-ends")
+    orders.check()
+
+
+def test_a_batch_that_is_taken_back_is_read_again_from_its_own_offsets(orders):
+    with orders.producing(5_000):
+        pass
+    orders.run("--most", "2000")
+    for state in ("orders", "orders_by_minute"):
+        Ledger(resolve(orders.url).open(state), state).rollback()
+    assert orders.counted() < 5_000
+    rewind(orders.url, "orders", orders.checkpoint)
+    orders.run()
+    orders.check()
+
+
+def test_records_that_kafka_has_removed_end_the_job_and_nothing_of_the_batch_counts(orders):
+    with orders.producing(2_000):
+        pass
+    orders.run()
+    with orders.producing(2_000):
+        pass
+    ends = [TopicPartition("orders", int(at), end) for at, end in orders.ends("orders").items()]
+    admin = AdminClient({"bootstrap.servers": orders.broker.address})
+    for done in admin.delete_records(ends).values():
+        done.result()
+    with orders.producing(1_000):
+        pass
+    with orders.job("--once") as process:
+        assert process.wait(180) != 0
+    assert "Some data may have been lost" in process.log.read_text()
+    assert orders.counted() == 2_000
