@@ -14,7 +14,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from mapstate.aggregators.aggregator import Aggregator
@@ -29,6 +28,7 @@ from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
+from mapstate.spark.executor.arrow import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,7 +136,7 @@ class StateScan(DataSourceReader):
         assert isinstance(partition, Part)  # noqa: S101  for the type checker
         source = self._source
         as_of = None if partition.ledger is None else decode_ledger(partition.ledger, source.state)
-        shape = to_arrow_schema(self._schema, timezone="UTC")
+        shape = arrow_schema(self._schema)
         fields = results_of(self._ledger.fields, source.aggregators())
         columns = Columns(self._ledger.keys, fields, self._schema.fieldNames())
         with closing(source.reader(as_of)) as reader:
@@ -153,7 +153,7 @@ class _PushedFilters:
     its own by ``__func__``.
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
+    __func__ = property(lambda _: getattr(DataSourceReader, "pushFilters", None))  # PySpark 4.0 has none
 
     def __init__(self, scan: StateScan) -> None:
         self._scan = scan

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mapstate.backends.sqlite.connection import Connection, Database
+from mapstate.errors import CorruptRecordError
+from mapstate.findings import MOST_NAMED
 
-__all__ = ["ends_of_parts", "states_in"]
+__all__ = ["ends_of_parts", "not_listed", "states_in"]
 
 
 def states_in(database: Database) -> Iterator[list[tuple[str, bytes]]]:
@@ -31,3 +33,14 @@ def ends_of_parts(db: Connection, state: str, most: int) -> list[str]:
         after = found[0]
         ends.append(after)
     return ends
+
+
+def not_listed(state: str, foreign: list[str]) -> CorruptRecordError:
+    """The error that ends a listing with ``foreign`` keys, which are no text."""
+    return CorruptRecordError(
+        f"state {state!r}: the row with the key {foreign[0][:100]} is no record, its key is no text: something else "
+        "writes into this table. It was left as it is. Delete it.",
+        state=state,
+        keys=foreign[:MOST_NAMED],
+        count=len(foreign),
+    )

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from mapstate.backends.sqlite.checkup import judge, verified
 from mapstate.backends.sqlite.connection import Connection, Database
-from mapstate.backends.sqlite.listing import ends_of_parts
+from mapstate.backends.sqlite.listing import ends_of_parts, not_listed
 from mapstate.backends.sqlite.problems import in_order
 from mapstate.backends.sqlite.removal import HAS_REPORTS, removed
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
-from mapstate.errors import CorruptRecordError, FencedError, TooLargeError, UsageError, shown
-from mapstate.findings import MOST_NAMED, Finding
+from mapstate.errors import FencedError, TooLargeError, UsageError, shown
+from mapstate.findings import Finding
 
 __all__ = ["SqliteStore"]
 
@@ -154,13 +154,7 @@ class SqliteStore:
             foreign += [repr(key) for key in page if not isinstance(key, str)]
             page = self._page(page[-1], until, page_size)
         if foreign:
-            raise CorruptRecordError(
-                f"state {self._state!r}: the row with the key {foreign[0][:100]} is no record, its key is no text: "
-                "something else writes into this table. It was left as it is. Delete it.",
-                state=self._state,
-                keys=foreign[:MOST_NAMED],
-                count=len(foreign),
-            )
+            raise not_listed(self._state, foreign)
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`."""

@@ -19,7 +19,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """A Spark schema as PySpark sends it through Arrow; timestamps in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema, timezone="UTC")
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # an older PySpark, which knows no other time zone
+        return to_arrow_schema(schema)
 
 
 def slices(batch: pa.RecordBatch, most_rows: Callable[[], int], most_bytes: int) -> Iterator[pa.RecordBatch]:
