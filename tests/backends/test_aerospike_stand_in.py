@@ -230,6 +230,21 @@ def test_a_paginated_query_carries_on_where_it_ended(place):
     assert all(len(page) <= 10 for page in pages)
 
 
+def test_a_query_of_some_partitions_has_their_records_and_no_others(place):
+    write(place, {at: [at] for at in range(200)}, SEND)
+    found = []
+    for begin, count in [(0, 1000), (1000, 3095), (4095, 1)]:
+        query = place.client.query(place.namespace, place.set)
+        query.max_records = 10
+        query.paginate()
+        while not query.is_done():
+            page = query.results({"partition_filter": {"begin": begin, "count": count}}, {"nobins": True})
+            numbers = [int.from_bytes(one[0][3][:2], "little") % 4096 for one in page]
+            assert all(begin <= number < begin + count for number in numbers)
+            found += [one[0][2] for one in page]
+    assert sorted(found) == list(range(200))
+
+
 def test_the_client_does_not_pickle(place):
     with pytest.raises(TypeError):
         pickle.dumps(place.client)
