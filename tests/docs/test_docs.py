@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "mapstate-postgresql" / "README.md"]
 FOLDERS = ("bench", "compose", "docs", "examples", "model", "scripts", "src", "tests")
-IN_PROCESSES = [ROOT / "docs" / "tutorial.md"]  # test_tutorial.py runs it
+IN_PROCESSES = [ROOT / "docs" / name for name in ("tutorial.md", "connect.md")]  # test_tutorial.py, test_connect.py
 NO_MODULES = {"mapstate.backends": "an entry point group too", "mapstate.claims": "a set in Aerospike"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -61,6 +61,7 @@ FOREIGN = {
     "_make": "a named tuple's public method",
     "_replace": "a named tuple's public method",
     "_2": "half of a Scala tuple, through py4j",
+    "_expr": "the same under Spark Connect as _jc",
     "_jc": "PySpark has no public way to compare two expressions",
     "_jdf": "PySpark has no public way to a frame's plan",
     "_jsc": "PySpark has no public way to ask whether Spark is local",

@@ -15,6 +15,7 @@ from test_partition_persist import Files
 
 from mapstate import Count, Sum, Topology, errors, newStream, opaque, open_reader
 from mapstate.spark import Collector, StateUpdater
+from mapstate.spark.driver.classic import ClassicAccess
 
 pytestmark = pytest.mark.spark
 
@@ -102,10 +103,8 @@ def test_totals_of_a_query_that_runs_are_refused_at_its_first_batch(mode, make, 
 
 
 def test_a_query_that_runs_is_asked_for_its_mode_once(spark, three, url, monkeypatch):
-    from mapstate.spark.driver import batch as driver
-
     asked = []
-    monkeypatch.setattr(driver, "check_running_increments", asked.append)
+    monkeypatch.setattr(ClassicAccess, "check_running_increments", lambda access: asked.append(access))  # noqa: PLW0108  bound
     frame = three.stream(spark)
     job = newStream("by_user", frame).groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
     finish(job.start(three.checkpoint, trigger=AVAILABLE))

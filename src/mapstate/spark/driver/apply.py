@@ -21,9 +21,9 @@ from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.schema import KeyField
+from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
 from mapstate.spark.driver.new_values import new_values_frame
-from mapstate.spark.driver.query import configured
 from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.task import BatchTask
 from mapstate.spec import StateSpec
@@ -46,7 +46,7 @@ class Plan:
     def __init__(self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str]) -> None:
         from pyspark.sql import functions as F
 
-        self._jvm = _jvm(batch_df)
+        self._origin = access_of(batch_df).origin
         self._fields = fields.fields
         self._keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(keys)]
         self.places = [F.col(f"key{at}") for at in range(len(keys))]
@@ -66,7 +66,7 @@ class Plan:
 
     def fits(self, batch_df: DataFrame, fields: Fields) -> bool:
         """Whether this is the plan of such a batch: columns belong to the JVM that they were made in."""
-        return self._jvm is _jvm(batch_df) and self._fields == fields.fields
+        return self._origin is access_of(batch_df).origin and self._fields == fields.fields
 
     def of(self, batch_df: DataFrame) -> DataFrame:
         """A batch's rows as tasks take them."""
@@ -76,10 +76,6 @@ class Plan:
         if not self._keys:
             return rows.repartition(1)
         return rows.repartition(*self.places).sortWithinPartitions(*self.places)
-
-
-def _jvm(batch_df: DataFrame) -> Any:
-    return batch_df.sparkSession.sparkContext._jvm
 
 
 class AttemptResult:
@@ -182,7 +178,7 @@ def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
         with configured(rows, ONE_DRAW):
             # Planned and begun here: toArrow does it in a thread of its own, for which it waits for ever where an Error
             # ends it, such as NoSuchMethodError of a source that is compiled for another Spark.
-            rows._jdf.queryExecution().toRdd()
+            access_of(rows).plan_rows()
             batches: list[pa.RecordBatch] = rows.toArrow().to_batches()
             return batches
     except (PySparkException, Py4JError) as error:
@@ -195,7 +191,7 @@ def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
 def _by_partition(rows: DataFrame) -> Iterator[Iterator[pa.RecordBatch]]:
     """All rows, a job for each partition, so where there are executors to lose all are computed by one job before."""
     packed, release = rows.mapInArrow(_to_ipc, "batch binary"), _nothing
-    if not rows.sparkSession.sparkContext._jsc.isLocal():
+    if not access_of(rows).is_local():
         with configured(rows, ONE_DRAW):
             packed, release = computed_once(packed)
     try:
@@ -227,6 +223,6 @@ def _fixed_partitions(batch_df: DataFrame, spec: StateSpec) -> Iterator[None]:
 
 def _spread_of(plan: DataFrame) -> str | None:
     """How a plan spreads keys over partitions, if it does so alike for every batch; else None. Driver."""
-    found = plan._jdf.queryExecution().executedPlan().outputPartitioning().toString()
+    found = access_of(plan).partitioning() or ""
     fixed = found.startswith("hashpartitioning(") or found == "SinglePartition"
     return re.sub(r"#\d+L?", "", found) if fixed else None

@@ -15,13 +15,14 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mapstate.batch_report import BatchReport, FinishedBatch
 from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
+from mapstate.spark.driver.access import access_of
+from mapstate.spark.driver.access_interface import QueryRun
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
@@ -29,7 +30,6 @@ from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_of
 from mapstate.spark.driver.quarantine import Quarantine
-from mapstate.spark.driver.query import QueryRun, check_running_increments
 from mapstate.spark.driver.repeats import emit_again, emit_fired_again, emit_nothing
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
@@ -70,9 +70,9 @@ class BatchDriver:
             state.start_clock()
             if not state.branch.steps:
                 state.check_columns(batch_df)
-        run = QueryRun.of(batch_df, default=self._plan.stream)
-        is_wanted = partial(QueryRun.may_go_on, batch_df)
-        policy = RetryPolicy(self._specs, is_wanted, sets_aside=self._quarantine is not None)
+        access = access_of(batch_df)
+        run = access.run(self._plan.stream)
+        policy = RetryPolicy(self._specs, access.may_go_on, sets_aside=self._quarantine is not None)
         batch = _Batch(batch_df, batch_id, run, policy)
         try:
             if self._states:
@@ -115,8 +115,8 @@ class BatchDriver:
             is_new_run = run.run_id is None  # called by hand, where another try of a batch is no other run
         else:
             if self._of_stream:
-                check_running_increments(batch.df)
-                if not batch.df.sparkSession.sparkContext._jsc.isLocal():
+                access_of(batch.df).check_running_increments()
+                if not access_of(batch.df).is_local():
                     check_executors(batch.df, self._plan.branches)
             stores = [state.open() for state in self._states]
             for branch in self._plan.branches:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.errors import ExecutorEnvironmentError, cut
+from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.job import Branch, Follower
 from mapstate.version import VERSION
 
@@ -25,7 +27,7 @@ _CANNOT_IMPORT = re.compile(
 
 
 class _Found(NamedTuple):
-    """What one task of the probe found, as a plain tuple of it comes back."""
+    """What one task of the probe found, as the JSON of it comes back."""
 
     host: str
     python: str
@@ -46,14 +48,9 @@ def check_executors(batch_df: DataFrame, branches: Iterable[Branch]) -> None:
     needed = [branch for branch in _with_followers(branches) if _runs_python(branch)]
     if not needed:
         return
-    context = batch_df.sparkSession.sparkContext
     parts = [(branch.job.spec, dict(branch.job.aggregators)) for branch in needed]
-    # Spark gives each executor one task before it gives any of them a second one. The driver is in the count.
-    executors = max(context._jsc.sc().getExecutorMemoryStatus().size() - 1, 1)
     probe = _probe(dumps(parts))  # type: ignore[no-untyped-call]
-    found = [
-        _Found(*answer) for answer in context.parallelize(range(executors), executors).mapPartitions(probe).collect()
-    ]
+    found = [_Found(*json.loads(answer)) for answer in access_of(batch_df).on_executors(probe)]
     unfit = [one for one in found if one.version != VERSION or one.error is not None]
     if not unfit:
         return
@@ -100,10 +97,11 @@ def _runs_python(branch: Branch) -> bool:
     return not branch.job.spec.is_applied_on_driver or bool(branch.steps) or not is_native
 
 
-def _probe(parts: bytes) -> Callable[[Iterable[int]], list[tuple[str, str, str | None, str | None]]]:
+def _probe(parts: bytes) -> Callable[[], str]:
     """The task. It is a nested function, so it is pickled by value: an executor without mapstate can run it, too."""
 
-    def verified(_: Iterable[int]) -> list[tuple[str, str, str | None, str | None]]:
+    def verified() -> str:
+        import json
         import pickle
         import socket
         import sys
@@ -119,6 +117,6 @@ def _probe(parts: bytes) -> Callable[[Iterable[int]], list[tuple[str, str, str |
             pickle.loads(parts)  # noqa: S301  the driver of this job has sent it, as it sends its tasks
         except Exception as caught:  # noqa: BLE001  unpickling runs anybody's code
             error = f"{type(caught).__name__}: {caught}"
-        return [(socket.gethostname(), sys.executable, version, error)]
+        return json.dumps((socket.gethostname(), sys.executable, version, error))
 
     return verified

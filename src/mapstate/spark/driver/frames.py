@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import DataError, MapStateError, cut
+from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.causes import Cause, cause_of
 from mapstate.spark.driver.job import Step, StreamPlan
-from mapstate.spark.driver.query import QueryRun, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,7 +43,7 @@ def computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
     from pyspark import StorageLevel
 
     kept = frame.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
-    return kept, lambda: kept._jdf.queryExecution().logical().rdd().unpersist(False)
+    return kept, access_of(kept).release
 
 
 class Frames:
@@ -81,7 +81,7 @@ class Frames:
             except Exception as error:
                 if attempt == max_attempts or cause_of(error) is not Cause.LOST_ATTEMPT:
                     raise
-                if not QueryRun.may_go_on(batch_df):
+                if not access_of(batch_df).may_go_on():
                     raise
                 _log.warning(
                     "a batch of %s could not be computed (%s); once more", self._plan.stream, type(error).__name__

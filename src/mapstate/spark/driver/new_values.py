@@ -17,7 +17,7 @@ from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.driver.query import configured
+from mapstate.spark.driver.access import configured
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.report import REPORT_COLUMN
 from mapstate.spec import StateSpec

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mapstate.spark.driver.access import access_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,23 +39,19 @@ class Quarantine:
         A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Driver,
         as a run begins.
         """
-        files, place = self._files(batch_df, query_id, batch_id)
-        if not files.exists(place.getParent()):
+        files = access_of(batch_df).files
+        kept = files(f"{self._path}/query_id={query_id}")
+        if not kept.exists():
             return
-        for found in files.listStatus(place.getParent()):
-            name, _, number = found.getPath().getName().partition("=")
+        for found in kept.names():
+            name, _, number = found.partition("=")
             if name == "batch_id" and number.isdecimal() and int(number) >= batch_id:
-                files.delete(found.getPath(), True)
+                files(self._place(query_id, int(number))).delete()
 
     def kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> str | None:
         """Where the rows of a batch are that counts already; None where it was none that failed. Driver."""
-        files, place = self._files(batch_df, query_id, batch_id)
-        return self._place(query_id, batch_id) if files.exists(place) else None
-
-    def _files(self, batch_df: DataFrame, query_id: str, batch_id: int) -> tuple[Any, Any]:
-        session: Any = batch_df.sparkSession
-        place = session.sparkContext._jvm.org.apache.hadoop.fs.Path(self._place(query_id, batch_id))
-        return place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()), place
+        place = self._place(query_id, batch_id)
+        return place if access_of(batch_df).files(place).exists() else None
 
     def _place(self, query_id: str, batch_id: int) -> str:
         return f"{self._path}/query_id={query_id}/batch_id={batch_id}"

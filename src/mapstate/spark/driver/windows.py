@@ -22,11 +22,11 @@ from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, L
 from mapstate.protocol.pane_index import Slice, slices
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import Input, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
+from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.apply import AttemptResult, Plan
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job, Windows
 from mapstate.spark.driver.new_values import arrow_frame, shown_type
-from mapstate.spark.driver.query import configured
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.window_task import (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError
+from mapstate.spark.driver.access import are_same
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -68,10 +69,10 @@ def expressions_of(
         if _CHANGES.search(text):
             text = spark_name(column)
         taken = [name for name in names if name.casefold() == text.casefold()]  # as Spark compares them
-        if taken and column._jc.equals(column_of(text)._jc):
+        if taken and are_same(column, column_of(text)):
             return text if text in taken else taken[0]
         same = columns.setdefault(text, column)
-        if taken or not (same is column or same._jc.equals(column._jc)):
+        if taken or not (same is column or are_same(same, column)):
             raise DuplicateNameError(
                 f"an expression has the name {text!r}, which another expression or a column has, too. Nothing was "
                 "written. Give it another one with alias(...), or use one Column object twice.",

@@ -17,8 +17,8 @@ from mapstate.aggregators.results import results_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError
 from mapstate.reader import Consistency, StateReader
 from mapstate.schema import KeyField
+from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.job import Job, Step
-from mapstate.spark.driver.query import QueryRun
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.query_task import AskedState, QueryTask
 from mapstate.spark.interfaces import MapGet, QueryFunction, SnapshotGet, StateFactory, TupleCollectionGet
@@ -192,7 +192,7 @@ class QueryPlan:
         def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
             if not before or batch_id is None:
                 return self.of_frame(frame, None)
-            return self.of_frame(frame, (QueryRun.of(frame, default=stream).query_id, batch_id))
+            return self.of_frame(frame, (access_of(frame).run(stream).query_id, batch_id))
 
         return step
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, IncompleteBatchError
+from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
 from mapstate.spark.driver.job import Downstream, Step
-from mapstate.spark.driver.query import configured
 from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.update_task import UpdateTask
 from mapstate.spark.interfaces import StateFactory, StateUpdater

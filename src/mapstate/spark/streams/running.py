@@ -18,7 +18,7 @@ from mapstate.operations.control import Control
 from mapstate.protocol import control
 from mapstate.protocol.control import ControlRecord, DriverRecord
 from mapstate.protocol.ledger_record import now
-from mapstate.spark.driver.query import configured
+from mapstate.spark.driver.access import configured
 from mapstate.spark.streams.query import Query
 
 if TYPE_CHECKING:

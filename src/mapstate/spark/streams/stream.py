@@ -47,14 +47,14 @@ def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
     result is only used as a foreachBatch function. With ``ticks`` each trigger brings a batch, also one without rows,
     so that windows fire while the source pauses; give a trigger with an interval. Raises ConfigurationError.
     """
-    if hasattr(name, "_jdf"):
+    from pyspark.sql import DataFrame
+
+    given: Any = name
+    if isinstance(given, DataFrame):
         raise ConfigurationError("newStream takes a name first, and then the DataFrame: newStream('visits', df)")
     check_state_name(name)
-    if not hasattr(df, "_jdf"):
-        raise ConfigurationError(
-            f"newStream takes a DataFrame of classic PySpark, not a {type(df).__module__}.{type(df).__name__}: under "
-            "Spark Connect a foreachBatch function runs apart from its query, and cannot tell which query it serves"
-        )
+    if not isinstance(df, DataFrame):
+        raise ConfigurationError(f"newStream takes a DataFrame, not a {type(df).__module__}.{type(df).__name__}")
     return Stream(name, with_ticks(df) if ticks else df)
 
 

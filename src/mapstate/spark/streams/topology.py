@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
 from mapstate.protocol.ledgers import commit_domains
+from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
 from mapstate.spark.streams.query import Query
@@ -147,6 +148,12 @@ class Topology:
             raise ConfigurationError(
                 f"checkpointLocation names the streams {', '.join(places) or 'none'}, and topology "
                 f"{self.name!r} has {', '.join(self.queries)}: give each its own"
+            )
+        if any(is_connect(query.df) for query in self.queries.values()):
+            raise UsageError(
+                "run holds and spreads batches in the process that calls it, and under Spark Connect they run in a "
+                "process of the server. Nothing was started. Use start, or run with classic PySpark. See "
+                "docs/connect.md#what-is-refused"
             )
         if not poll > 0:
             raise ConfigurationError(f"poll is a number of seconds above 0, not {poll!r}")
