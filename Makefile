@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo check test test-containers kafka cluster-test newcomer chaos model bench docs lint clean
+.PHONY: help venv wheel demo check test test-containers matrix kafka cluster-test newcomer chaos model bench docs lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -15,6 +15,7 @@ help:
 	@echo "               WORKERS=4 runs as many files at one time; else two, or one where a server is given"
 	@echo "make check    lint, types and the tests that need no server and no JVM, without the model"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
+	@echo "make matrix   the tests of what touches Spark, on PySpark 4.0 to 4.3 with Python 3.11 to 3.13; takes hours"
 	@echo "make kafka    the example of docs/kafka.md on a real broker, killed; needs Maven for the jars"
 	@echo "make cluster-test      the ways of docs/cluster.md, on a master and two workers; takes some minutes"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
@@ -72,6 +73,8 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	    echo "no chromium or no chromedriver here: the tests of the live page will be skipped. To have them:" \
 	         "apt-get install chromium chromium-driver." >&2; \
 	fi
+	@.venv/bin/python scripts/matrix.py --fetch --pyspark 4.0 || \
+	    echo "PySpark 4.0 could not be fetched, so the test of it will fail." >&2
 	@scripts/run python tests/fixtures/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
 	@touch $(STAMP)
 
@@ -93,6 +96,9 @@ check: lint
 test-containers: $(STAMP)
 	docker compose up --wait
 	scripts/run python scripts/test_containers.py $(ARGS)
+
+matrix: $(STAMP)
+	.venv/bin/python scripts/matrix.py $(ARGS)
 
 kafka: $(STAMP)
 	scripts/run python -m pytest tests/spark/test_kafka.py $(ARGS)

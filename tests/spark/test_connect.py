@@ -59,6 +59,8 @@ def spark(server: ConnectServer) -> Iterator[SparkSession]:
     session = SparkSession.builder.remote(server.url).create()
     yield session
     session.stop()
+    for name in ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE"):  # left behind, and no classic session starts then
+        os.environ.pop(name, None)
 
 
 @pytest.fixture
