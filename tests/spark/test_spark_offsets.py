@@ -165,22 +165,22 @@ NO_JVM: Any = SimpleNamespace(
 
 
 def test_a_spark_whose_offset_log_is_elsewhere_tells_the_offsets_of_its_progress(monkeypatch):
-    from mapstate.spark.driver import classic as module
+    from mapstate.spark.driver import access as module
 
     start, end = (Listed(Listed(Listed(offset))) for offset in ("3", '{"visits":{"1":7,"0":42}}'))
     query = SimpleNamespace(
         sources=lambda: Listed("a source"), committedOffsets=lambda: start, availableOffsets=lambda: end
     )
-    monkeypatch.setattr(module.ClassicAccess, "_execution", query)
+    monkeypatch.setattr(module._ClassicAccess, "_execution", query)
     plan = plan_of(NO_JVM, 4, None)
     assert plan == BatchPlan("[3]", '[{"visits":{"0":42,"1":7}}]')
     assert plan.digest().fingerprint is None
 
 
 def test_a_spark_that_tells_nothing_of_a_batch_is_warned_of_and_fails_no_batch(monkeypatch, caplog):
-    from mapstate.spark.driver import classic as module
+    from mapstate.spark.driver import access as module
 
-    monkeypatch.setattr(module.ClassicAccess, "_execution", object())
+    monkeypatch.setattr(module._ClassicAccess, "_execution", object())
     assert plan_of(NO_JVM, 0, None) is None
     assert "would be taken for a replay" in caplog.text
     assert offsets_of(NO_JVM, None, "q", Commit(batch_id=0, txid=1, owner="q", offsets="[]")) is None
@@ -188,7 +188,7 @@ def test_a_spark_that_tells_nothing_of_a_batch_is_warned_of_and_fails_no_batch(m
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeypatch, version):
-    from mapstate.spark.driver import classic as module
+    from mapstate.spark.driver import access as module
 
     kafka = '{"visits":{"0":42,"1":7}}'
     lines = [kafka, "-", "no json"] if version == 1 else ["2:no json", f"0:{kafka}", "1:-"]
@@ -196,7 +196,7 @@ def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeyp
     log = SimpleNamespace(get=lambda _: Listed("an entry"), serialize=lambda _, out: out.append(entry))
     source = SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "KafkaMicroBatchStream"))
     query = SimpleNamespace(offsetLog=lambda: log, sources=lambda: Listed(source, source, source))
-    monkeypatch.setattr(module.ClassicAccess, "_execution", query)
+    monkeypatch.setattr(module._ClassicAccess, "_execution", query)
     monkeypatch.setattr(module, "_java_class", lambda *_: Written)
     plan = plan_of(NO_JVM, 1, None)
     assert (plan.planned_at, plan.previous_planned_at) == (17, 17)
@@ -211,7 +211,7 @@ class Written(list[int]):
 
 
 def test_where_the_files_cannot_be_read_the_next_batch_makes_up_for_it(url, spark, visits, monkeypatch):
-    from mapstate.spark.driver import classic as module
+    from mapstate.spark.driver import access as module
 
     put(visits, "0", [("a", 1)], T)
     run(visits.stream(spark), url, visits.checkpoint)

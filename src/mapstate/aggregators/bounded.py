@@ -15,7 +15,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row
-from mapstate.aggregators.columns import column_of, only_where
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.conditions import only_where
 from mapstate.aggregators.extremes import check_ordered, order_of
 from mapstate.errors import ConfigurationError, ValueOverflowError
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of, only_where, unsupported
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.conditions import only_where, unsupported
 from mapstate.aggregators.sums import FLOATS, INTEGERS
 from mapstate.errors import ConfigurationError
 

@@ -13,7 +13,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of, only_where, unsupported
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.conditions import only_where, unsupported
 from mapstate.aggregators.sums import EXACT, FLOATS, INTEGERS, add_all, overflow, scale_of
 
 if TYPE_CHECKING:

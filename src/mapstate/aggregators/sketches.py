@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of, only_where, unsupported
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.conditions import only_where, unsupported
 from mapstate.aggregators.sums import FLOATS, INTEGERS
 from mapstate.errors import ConfigurationError
 from mapstate.serializers.checksums import CHECKED, with_checksum

@@ -16,7 +16,8 @@ from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
-from mapstate.aggregators.columns import column_of, only_where, unsupported
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.conditions import only_where, unsupported
 from mapstate.errors import ValueOverflowError
 
 if TYPE_CHECKING:

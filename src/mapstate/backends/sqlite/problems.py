@@ -79,7 +79,8 @@ def in_order(after: Any, db: sqlite3.Connection, ask: str, values: Sequence[Any]
     encoding.
     """
     keys = [key for (key,) in db.execute(ask, values)]
-    if keys and (keys[-1] is None or not db.execute("SELECT ?1 IS NULL OR ?2 > ?1", (after, keys[-1])).fetchone()[0]):
+    is_in_order = "SELECT ? IS NULL OR ? > ?"
+    if keys and (keys[-1] is None or not db.execute(is_in_order, (after, keys[-1], after)).fetchone()[0]):
         problem = sqlite3.DatabaseError("its keys are out of order")
         problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise problem

@@ -1,20 +1,25 @@
-"""What a batch asks of its Spark beside the DataFrame API: of the JVM itself, or through Spark Connect.
-
-Nothing else in this package touches what only one of the two has. `ClassicAccess` and `ConnectAccess` are the two.
-"""
+"""What a batch asks of its Spark beside the DataFrame API: here of the JVM, in connect.py of a Spark Connect server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, lru_cache, reduce
+from typing import TYPE_CHECKING, Any, cast
 
-from mapstate.spark.driver.access_interface import Access
+from mapstate.spark.driver.access_interface import Access, QueryRun
+from mapstate.spark.driver.increments import check_plan
+from mapstate.spark.driver.uncounted_files import NO_HOST
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
-__all__ = ["access_of", "are_same", "configured", "is_connect"]
+__all__ = ["access_of", "configured", "is_connect"]
+
+_MOST_PATHS = 200  # every reader reads the ledger, so it stays small
+_log = logging.getLogger("mapstate")
 
 
 def access_of(frame: DataFrame) -> Access:
@@ -23,18 +28,7 @@ def access_of(frame: DataFrame) -> Access:
         from mapstate.spark.driver.connect import ConnectAccess
 
         return ConnectAccess(frame)
-    from mapstate.spark.driver.classic import ClassicAccess
-
-    return ClassicAccess(frame)
-
-
-def are_same(one: Column, other: Column) -> bool:
-    """Whether two columns are the same expression."""
-    if is_connect(one):
-        from mapstate.spark.driver.connect import are_same
-    else:
-        from mapstate.spark.driver.classic import are_same
-    return are_same(one, other)
+    return _ClassicAccess(frame)
 
 
 def is_connect(frame: Any) -> bool:
@@ -53,7 +47,161 @@ def configured(batch_df: DataFrame, settings: Mapping[str, str]) -> Iterator[Non
         yield
     finally:
         for name, was in before.items():
-            if was is None:
-                conf.unset(name)
-            else:
-                conf.set(name, was)
+            conf.unset(name) if was is None else conf.set(name, was)
+
+
+class _ClassicAccess:
+    """See `Access` for its methods."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame: Any = frame
+        self._context: Any = frame.sparkSession.sparkContext
+
+    @property
+    def origin(self) -> object:
+        return self._context._jvm
+
+    def run(self, default: str) -> QueryRun:
+        query_id = self._query_id()
+        # A streaming query runs its jobs in a group of its own, named after the run.
+        run_id = self._context.getLocalProperty("spark.jobGroup.id") if query_id else None
+        return QueryRun(query_id or default, run_id)
+
+    def may_go_on(self) -> bool:
+        if self._query_id() is None:
+            return True
+        execution = None if self._context._jvm is None else self._found()  # without one the session was stopped
+        return execution is not None and bool(execution.isActive())
+
+    def check_increments(self, output_mode: str) -> None:
+        check_plan(self._frame._jdf.queryExecution().analyzed(), output_mode)
+
+    def check_running_increments(self) -> None:
+        execution = self._execution
+        mode = "append" if execution is None else str(execution.outputMode().toString())
+        if mode.lower() != "append":
+            check_plan(execution.analyzedPlan(), mode)
+
+    def serves(self, batch_id: int) -> bool:
+        if self._execution is None:
+            return False
+        return self._context.getLocalProperty("streaming.sql.batchId") in (str(batch_id), None)
+
+    def logged(self, batch_id: int) -> str:
+        log, out = self._execution.offsetLog(), _java_class(self._context._jvm, "java.io.ByteArrayOutputStream")()
+        log.serialize(log.get(batch_id).get(), out)  # the whole entry in one call to the JVM
+        return str(out.toString("UTF-8"))
+
+    def initial(self, count: int) -> list[str | None]:  # noqa: ARG002  Spark knows
+        sources, found = self._execution.sources(), list[str | None]()
+        for at in range(sources.size()):
+            try:
+                found.append(str(sources.apply(at).initialOffset().json()))
+            except Exception:  # noqa: BLE001  a source of the older kind, which starts with all that it has
+                found.append(None)
+        return found
+
+    def progress(self) -> tuple[list[str | None], list[str | None]]:
+        query = self._execution
+        every = [query.sources().apply(at) for at in range(query.sources().size())]
+        known = ([of.get(one) for one in every] for of in (query.committedOffsets(), query.availableOffsets()))
+        start, end = ([str(one.get().json()) if one.isDefined() else None for one in offsets] for offsets in known)
+        return start, end
+
+    def with_files(self, entries: list[Any], before: list[Any], *, same_log: bool) -> list[Any]:
+        query, jvm = self._execution, self._context._jvm
+        sources = None if query is None else query.sources()
+        if sources is None or sources.size() != len(entries):
+            return entries
+        for at, entry in enumerate(entries):
+            if sources.apply(at).getClass().getSimpleName() == "FileStreamSource":
+                known = before[at] if at < len(before) else None
+                entries[at] = _with_files(jvm, sources.apply(at), entry, known, same_log=same_log)
+        return entries
+
+    def is_local(self) -> bool:
+        return bool(self._context._jsc.isLocal())
+
+    def on_executors(self, ask: Callable[[], str]) -> list[str]:
+        # Spark gives each executor one task before it gives any of them a second one. The driver is in the count.
+        executors = max(self._context._jsc.sc().getExecutorMemoryStatus().size() - 1, 1)
+        return list(self._context.parallelize(range(executors), executors).map(lambda _: ask()).collect())
+
+    def plan_rows(self) -> None:
+        self._frame._jdf.queryExecution().toRdd()
+
+    def partitioning(self) -> str | None:
+        return str(self._frame._jdf.queryExecution().executedPlan().outputPartitioning().toString())
+
+    def release(self) -> None:
+        self._frame._jdf.queryExecution().logical().rdd().unpersist(False)
+
+    def _query_id(self) -> str | None:
+        return cast("str | None", self._context.getLocalProperty("sql.streaming.queryId"))
+
+    @cached_property
+    def _execution(self) -> Any:
+        """The JVM's StreamExecution that calls; None where the function is called by hand."""
+        return self._found()
+
+    def _found(self) -> Any:
+        """The same, as it is now: None too once it has ended."""
+        query_id = self._query_id()
+        if query_id is None:
+            return None
+        uuid = _java_class(self._context._jvm, "java.util.UUID").fromString(query_id)
+        return self._frame.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+
+
+@lru_cache(maxsize=16)
+def _java_class(jvm: Any, name: str) -> Any:
+    """A class of the JVM by its whole name, looked up once: each dot is a call to the JVM."""
+    return reduce(getattr, name.split("."), jvm)
+
+
+def _with_files(jvm: Any, source: Any, entry: Any, old: Any, *, same_log: bool) -> Any:
+    """A file source's entry with what can start another checkpoint.
+
+    Builds on the entry of the last commit that knew: ``newest`` never goes down, also where a new owner's
+    log begins with files that the state has counted long ago.
+    """
+    name = source.toString()
+    known = old.get("before", old) if isinstance(old, dict) and old.get("source") == name else None
+    try:
+        start = known["logOffset"] + 1 if known is not None and same_log else None
+        files = [] if start == entry["logOffset"] + 1 else _files(jvm, source, start, entry["logOffset"])
+    except Exception as error:  # noqa: BLE001  reads what is private to Spark
+        _log.debug("the files of %s are not known: %s", name, error)
+        return {**entry, "source": name} | ({} if known is None else {"before": known})
+    times = [time for _, time in files] + ([] if known is None else [known["newest"]])
+    if not times:
+        return {**entry, "source": name}
+    newest = max(times)
+    paths = {path for path, time in files if time == newest}
+    if known is not None and known["newest"] == newest:
+        paths.update(known["paths"])
+    if len(paths) > _MOST_PATHS:
+        return {**entry, "source": name} | ({} if known is None else {"before": known})
+    return {**entry, "source": name, "newest": newest, "paths": sorted(paths)}
+
+
+def _files(jvm: Any, source: Any, start: int | None, end: int) -> list[tuple[str, int]]:
+    """Path and modification time of the files from log entry ``start`` to ``end``, from the source's own log."""
+    field = source.getClass().getDeclaredField("metadataLog")
+    field.setAccessible(True)
+    log = field.get(source)
+    found = []
+    last = _option(jvm, end)
+    for pair in log.get(last if start == end else _option(jvm, start), last):
+        out = _java_class(jvm, "java.io.ByteArrayOutputStream")()
+        log.serialize(pair._2(), out)  # all of them in one call to the JVM
+        entries = map(json.loads, out.toString("UTF-8").splitlines()[1:])
+        found += [(NO_HOST.sub(r"\1/", entry["path"]), entry["timestamp"]) for entry in entries]
+    return found
+
+
+def _option(jvm: Any, number: int | None) -> Any:
+    """A Scala Option of a Long; a Long by itself would come back as a Python int."""
+    longs = _java_class(jvm, "java.util.stream.LongStream")
+    boxed = (longs.empty() if number is None else longs.of(number)).boxed().findFirst()
+    return _java_class(jvm, "scala.jdk.javaapi.OptionConverters").toScala(boxed)

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from mapstate.errors import UsageError
-from mapstate.spark.driver.access_interface import LoggedBatch, QueryRun, logged_batch
+from mapstate.errors import ConfigurationError, UsageError
+from mapstate.spark.driver.access_interface import QueryRun
+from mapstate.spark.driver.job import Branch, Follower
+from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
-__all__ = ["ConnectAccess", "Served", "are_same"]
+__all__ = ["ConnectAccess", "Served", "local_path", "served_by"]
 
 _URL = "SPARK_CONNECT_LOCAL_URL"  # in the environment of a worker: its server's
 _UNKNOWN = (
@@ -34,10 +35,24 @@ _UNKNOWN = (
 
 
 class Served(NamedTuple):
-    """The query that a worker serves: its checkpoint, and the session that has started it."""
+    """The query that a worker serves: its checkpoint, and the session that has started it.
+
+    A worker unpickles it with the function of its query, once, and knows from then on.
+    """
 
     checkpoint: str
     session_id: str
+
+    def __reduce__(self) -> Any:
+        """See the class."""
+        return _serve, tuple(self)
+
+
+def _serve(checkpoint: str, session_id: str) -> Served:
+    served = Served(checkpoint, session_id)
+    if _URL in os.environ:
+        ConnectAccess.served = served
+    return served
 
 
 class ConnectAccess:
@@ -49,12 +64,6 @@ class ConnectAccess:
     def __init__(self, frame: DataFrame) -> None:
         self._frame: Any = frame
         self._session: Any = frame.sparkSession
-
-    @classmethod
-    def serve(cls, served: Served | None) -> None:
-        """A worker has unpickled the function of the query that it serves."""
-        if _URL in os.environ:
-            cls.served, cls._run = served, None
 
     @property
     def origin(self) -> object:
@@ -89,13 +98,12 @@ class ConnectAccess:
             return False
 
     def check_increments(self, output_mode: str) -> None:
-        """See `Access.check_increments`. The plan is on the server, so any other mode than append is refused."""
-        if output_mode.lower() != "append":
-            raise UsageError(
-                f"outputMode={output_mode.lower()!r}: under Spark Connect nobody can tell whether this stream sends "
-                "increments or totals, which a state would add up. Nothing was written. Use outputMode='append', which "
-                "sends the same rows unless the stream is aggregated in front of the state. See docs/connect.md"
-            )
+        """See `Access.check_increments`. The plan is on the server, so such a mode is refused."""
+        raise UsageError(
+            f"outputMode={output_mode.lower()!r}: under Spark Connect nobody can tell whether this stream sends "
+            "increments or totals, which a state would add up. Nothing was written. Use outputMode='append', which "
+            "sends the same rows unless the stream is aggregated in front of the state. See docs/connect.md"
+        )
 
     def check_running_increments(self) -> None:
         """See `Access.check_running_increments`: `Query.start` has checked it, and nothing else starts a query."""
@@ -104,15 +112,15 @@ class ConnectAccess:
         """See `Access.serves`."""
         return _URL in os.environ
 
-    def logged(self, batch_id: int) -> LoggedBatch:
+    def logged(self, batch_id: int) -> str:
         """See `Access.logged`: the file in the checkpoint."""
-        return logged_batch(self._text(f"{self._served().checkpoint}/offsets/{batch_id}"))
+        return self._text(f"{self._served().checkpoint}/offsets/{batch_id}")
 
-    def initial(self, count: int) -> list[Any]:
+    def initial(self, count: int) -> list[str | None]:
         """See `Access.initial`: the sources' own files have as many forms as there are sources."""
         return [None] * count
 
-    def progress(self) -> tuple[list[Any], list[Any]]:
+    def progress(self) -> tuple[list[str | None], list[str | None]]:
         """See `Access.progress`."""
         raise LookupError("Spark Connect has no other place for them than the checkpoint")
 
@@ -143,10 +151,6 @@ class ConnectAccess:
     def release(self) -> None:
         """See `Access.release`: the server does it when the frame has gone."""
 
-    def files(self, place: str) -> _LocalFiles:
-        """See `Access.files`."""
-        return _LocalFiles(_local(place))
-
     def _served(self) -> Served:
         if self.served is None:
             raise UsageError(_UNKNOWN)
@@ -163,55 +167,38 @@ class ConnectAccess:
 
     def _text(self, place: str) -> str:
         """A file of the checkpoint. A local one is here: the worker runs beside the server."""
-        path = _local(place)
+        path = local_path(place)
         if path is not None:
             return path.read_text("utf-8")
         return str(self._session.read.format("text").option("wholetext", True).load(place).collect()[0][0])
 
 
-class _LocalFiles:
-    """See `Files`."""
-
-    def __init__(self, path: Path | None) -> None:
-        if path is None:
-            raise UsageError(
-                "under Spark Connect a quarantine has to be a local directory of the server: nothing else can be "
-                "looked into from there. Nothing was written. See docs/connect.md"
+def served_by(df: Any, branches: Iterable[Branch], checkpoint: str | None, options: Mapping[str, str] | None) -> Served:
+    """What the worker of a query has to know of it. Driver, before it starts. Raises UsageError, ConfigurationError."""
+    checkpoint = checkpoint or (options or {}).get("checkpointLocation")
+    if checkpoint is None:
+        raise UsageError(
+            "under Spark Connect start needs a checkpointLocation: a batch finds in it which query it is of. "
+            "Nothing was started. See docs/connect.md#how-a-query-is-started"
+        )
+    for spec in _specs_of(branches):
+        if not spec.backend.shared_between_processes:
+            raise ConfigurationError(
+                f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
+                "server: nothing could read it. Nothing was started. Give a store that processes share"
             )
-        self._path = path
-
-    def exists(self) -> bool:
-        """See `Files.exists`."""
-        return self._path.exists()
-
-    def names(self) -> list[str]:
-        """See `Files.names`."""
-        return [found.name for found in self._path.iterdir()]
-
-    def delete(self) -> None:
-        """See `Files.delete`."""
-        rmtree(self._path)
+    return Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id)
 
 
-def are_same(one: Column, other: Column) -> bool:
-    """Whether two columns are the same expression, wherever in the program they were written."""
-    left: Any = one
-    right: Any = other
-    return _are_equal(left._expr, right._expr)
+def _specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:
+    """Those of the states, and of all that follow them."""
+    for branch in branches:
+        yield branch.job.spec
+        following = [one.branch for one in (*branch.downstream, *branch.fired) if isinstance(one, Follower)]
+        yield from _specs_of(follower for follower in following if follower is not None)
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    if type(one).__module__ == "pyspark.sql.connect.expressions":
-        mine, others = ({name: value for name, value in vars(of).items() if name != "origin"} for of in (one, other))
-        return mine.keys() == others.keys() and all(_are_equal(value, others[name]) for name, value in mine.items())
-    return bool(one == other)
-
-
-def _local(place: str) -> Path | None:
+def local_path(place: str) -> Path | None:
     """The path, None where it is none of this machine."""
     parts = urlsplit(place)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.access import access_of
-from mapstate.spark.driver.access_interface import LoggedBatch, QueryRun
+from mapstate.spark.driver.access_interface import QueryRun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,16 +55,18 @@ def plan_of(batch_df: DataFrame, batch_id: int, before: BatchPlan | None) -> Bat
     if not access.serves(batch_id):
         return None
     try:
-        logged = access.logged(batch_id)
+        planned_at, end = _logged(access.logged(batch_id))
         if before is not None:
-            return BatchPlan(before.end, _json(logged.ends), logged.planned_at, before.planned_at)
-        previous = access.logged(batch_id - 1) if batch_id > 0 else LoggedBatch(None, access.initial(len(logged.ends)))
-        return BatchPlan(_json(previous.ends), _json(logged.ends), logged.planned_at, previous.planned_at)
+            return BatchPlan(before.end, _json(end), planned_at, before.planned_at)
+        if batch_id == 0:
+            return BatchPlan(_json(map(_parsed, access.initial(len(end)))), _json(end), planned_at)
+        previous_planned_at, start = _logged(access.logged(batch_id - 1))
+        return BatchPlan(_json(start), _json(end), planned_at, previous_planned_at)
     except Exception as error:  # noqa: BLE001  whatever another Spark raises
         _log.debug("the entry of batch %d in the offset log cannot be read: %s", batch_id, error)
     try:
-        start, end = access.progress()
-        return BatchPlan(_json(start), _json(end))
+        start, now = access.progress()
+        return BatchPlan(_json(map(_parsed, start)), _json(map(_parsed, now)))
     except Exception as error:  # noqa: BLE001  the same
         _log.warning(
             "the source offsets of batch %d are not known, so a batch that Spark plans anew, from an older checkpoint, "
@@ -94,5 +96,30 @@ def offsets_of(batch_df: DataFrame, plan: BatchPlan | None, owner: str, before: 
         return plan.end
 
 
+def _logged(text: str) -> tuple[int, Any]:
+    """When a batch was planned, and where it ends in each source, by an entry of the offset log. Two forms are known.
+
+    A list in the order of the plan; by name, where the user has named the sources. Raises ValueError for other forms.
+    """
+    version, metadata, *lines = text.splitlines()
+    planned_at = json.loads(metadata)["batchTimestampMs"]
+    if version == "v2":  # with the name of each source; it is its place unless the user has named it
+        named = dict(line.partition(":")[::2] for line in lines)
+        if set(named) != set(map(str, range(len(named)))):
+            return planned_at, {name: _parsed(line) for name, line in named.items()}
+        lines = [named[str(at)] for at in range(len(named))]
+    elif version != "v1":
+        raise ValueError(f"an offset log of form {version}")
+    return planned_at, list(map(_parsed, lines))
+
+
+def _parsed(text: str | None) -> Any:
+    """An offset as Spark writes it: JSON, other text, or a dash for none."""
+    try:
+        return None if text in (None, "-") else json.loads(text)
+    except ValueError:
+        return text
+
+
 def _json(entries: Any) -> str:
-    return json.dumps(entries, sort_keys=True, separators=(",", ":"))
+    return json.dumps(entries if isinstance(entries, dict) else list(entries), sort_keys=True, separators=(",", ":"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mapstate.spark.driver.access import access_of
+from mapstate.spark.driver.spark_files import files_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,19 +39,18 @@ class Quarantine:
         A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Driver,
         as a run begins.
         """
-        files = access_of(batch_df).files
-        kept = files(f"{self._path}/query_id={query_id}")
+        kept = files_at(batch_df, f"{self._path}/query_id={query_id}")
         if not kept.exists():
             return
         for found in kept.names():
             name, _, number = found.partition("=")
             if name == "batch_id" and number.isdecimal() and int(number) >= batch_id:
-                files(self._place(query_id, int(number))).delete()
+                files_at(batch_df, self._place(query_id, int(number))).delete()
 
     def kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> str | None:
         """Where the rows of a batch are that counts already; None where it was none that failed. Driver."""
         place = self._place(query_id, batch_id)
-        return place if access_of(batch_df).files(place).exists() else None
+        return place if files_at(batch_df, place).exists() else None
 
     def _place(self, query_id: str, batch_id: int) -> str:
         return f"{self._path}/query_id={query_id}/batch_id={batch_id}"

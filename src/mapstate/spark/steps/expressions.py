@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError
-from mapstate.spark.driver.access import are_same
+from mapstate.spark.driver.access import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -69,10 +69,10 @@ def expressions_of(
         if _CHANGES.search(text):
             text = spark_name(column)
         taken = [name for name in names if name.casefold() == text.casefold()]  # as Spark compares them
-        if taken and are_same(column, column_of(text)):
+        if taken and _are_same(column, column_of(text)):
             return text if text in taken else taken[0]
         same = columns.setdefault(text, column)
-        if taken or not (same is column or are_same(same, column)):
+        if taken or not (same is column or _are_same(same, column)):
             raise DuplicateNameError(
                 f"an expression has the name {text!r}, which another expression or a column has, too. Nothing was "
                 "written. Give it another one with alias(...), or use one Column object twice.",
@@ -105,3 +105,19 @@ def is_column(value: Any) -> bool:
     from pyspark.sql import Column
 
     return isinstance(value, Column)
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two columns are the same expression, wherever in the program they were written."""
+    return _are_equal(one._expr, other._expr) if is_connect(one) else bool(one._jc.equals(other._jc))
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    if type(one).__module__ == "pyspark.sql.connect.expressions":
+        mine, others = ({name: value for name, value in vars(of).items() if name != "origin"} for of in (one, other))
+        return mine.keys() == others.keys() and all(_are_equal(value, others[name]) for name, value in mine.items())
+    return bool(one == other)

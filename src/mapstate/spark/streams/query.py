@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
 from mapstate.spark.driver.access import access_of, is_connect
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
-from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,14 +52,6 @@ class Query:
         """What goes to the worker of Spark Connect that will call the query: all but what the client keeps."""
         left: dict[str, Any] = {"df": None, "_admit": None, "_siblings": {}, "_driver": None, "last_error": None}
         return self.__dict__ | left
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In the worker, which serves this query alone."""
-        self.__dict__.update(state)
-        if self._served is not None:
-            from mapstate.spark.driver.connect import ConnectAccess
-
-            ConnectAccess.serve(self._served)
 
     def add(self, branch: Branch) -> None:
         """One more state. Raises ConfigurationError."""
@@ -148,10 +139,12 @@ class Query:
         """See `Startable.start`."""
         if not self.df.isStreaming:
             raise UsageError("this DataFrame is no stream: read it with spark.readStream")
-        if self.plan.branches:
+        if self.plan.branches and outputMode.lower() != "append":
             access_of(self.df).check_increments(outputMode)
         if is_connect(self.df):
-            self._served = self._to_serve(checkpointLocation or (options or {}).get("checkpointLocation"))
+            from mapstate.spark.driver.connect import served_by
+
+            self._served = served_by(self.df, self.plan.branches, checkpointLocation, options)
         writer = self.df.writeStream.foreachBatch(self).outputMode(outputMode)
         if trigger is not None:
             if not isinstance(trigger, (str, Mapping)):
@@ -166,32 +159,6 @@ class Query:
             writer = writer.option("checkpointLocation", str(checkpointLocation))
         self.last_error = None
         return writer.options(**(options or {})).start()
-
-    def _to_serve(self, checkpoint: str | None) -> Any:
-        """What the worker of Spark Connect has to know of its query. Raises UsageError."""
-        from mapstate.spark.driver.connect import Served
-
-        if checkpoint is None:
-            raise UsageError(
-                "under Spark Connect start needs a checkpointLocation: a batch finds in it which query it is of. "
-                "Nothing was started. See docs/connect.md#how-a-query-is-started"
-            )
-        for spec in self._specs():
-            if not spec.backend.shared_between_processes:
-                raise ConfigurationError(
-                    f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
-                    "server: nothing could read it. Nothing was started. Give a store that processes share"
-                )
-        return Served(str(checkpoint).rstrip("/"), cast("Any", self.df).sparkSession.session_id)
-
-    def _specs(self) -> Iterator[StateSpec]:
-        """Those of all states that the query writes, also of those that follow others."""
-        due = [*self.plan.branches]
-        while due:
-            branch = due.pop()
-            yield branch.job.spec
-            functions = (*branch.downstream, *branch.fired)
-            due += [one.branch for one in functions if isinstance(one, Follower) and one.branch is not None]
 
     def __repr__(self) -> str:
         return f"<stream {self.name}: {', '.join(branch.job.spec.state for branch in self.plan.branches)}>"

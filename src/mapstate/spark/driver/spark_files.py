@@ -1,0 +1,75 @@
+"""Places in Spark's file system: what a quarantine looks into."""
+
+from __future__ import annotations
+
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mapstate.errors import UsageError
+from mapstate.spark.driver.access import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["SparkFiles", "files_at"]
+
+
+def files_at(frame: DataFrame, place: str) -> SparkFiles:
+    """A file or directory that Spark has written. Raises UsageError where it cannot be reached."""
+    if is_connect(frame):
+        return _LocalFiles(place)
+    return _HadoopFiles(frame.sparkSession, place)
+
+
+class SparkFiles(Protocol):
+    """A place in Spark's file system."""
+
+    def exists(self) -> bool:
+        """Whether something is there."""
+
+    def names(self) -> list[str]:
+        """The names in a directory."""
+
+    def delete(self) -> None:
+        """Remove it, and all below it."""
+
+
+class _HadoopFiles:
+    """By the JVM."""
+
+    def __init__(self, session: Any, place: str) -> None:
+        self._path = session.sparkContext._jvm.org.apache.hadoop.fs.Path(place)
+        self._system = self._path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+    def exists(self) -> bool:
+        return bool(self._system.exists(self._path))
+
+    def names(self) -> list[str]:
+        return [str(found.getPath().getName()) for found in self._system.listStatus(self._path)]
+
+    def delete(self) -> None:
+        self._system.delete(self._path, True)
+
+
+class _LocalFiles:
+    """Of the server's machine, beside which the workers of Spark Connect run."""
+
+    def __init__(self, place: str) -> None:
+        from mapstate.spark.driver.connect import local_path
+
+        path = local_path(place)
+        if path is None:
+            raise UsageError(
+                "under Spark Connect a quarantine has to be a local directory of the server: nothing else can be "
+                "looked into from there. Nothing was written. See docs/connect.md"
+            )
+        self._path = path
+
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def names(self) -> list[str]:
+        return [found.name for found in self._path.iterdir()]
+
+    def delete(self) -> None:
+        rmtree(self._path)
