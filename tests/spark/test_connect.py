@@ -299,6 +299,12 @@ def test_what_cannot_hold_is_refused_before_anything_is_written(spark, visits, t
         counts.start(visits.checkpoint, trigger=AVAILABLE, outputMode="update")
     with pytest.raises(errors.ConfigurationError, match="lives in one process"):
         counts_of(visits, spark, "memory://").start(visits.checkpoint, trigger=AVAILABLE)
+    query = counts_of(visits, spark, f"sqlite:///{tmp_path}/other.db")
+    finish(query.start(tmp_path / "other", trigger=AVAILABLE))  # after which it is of no checkpoint again
+    elsewhere = visits.stream(spark).writeStream.foreachBatch(query)
+    elsewhere = elsewhere.option("checkpointLocation", str(tmp_path / "third")).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="cannot tell which query it serves"):
+        elsewhere.start().awaitTermination(120)
     by_hand = visits.stream(spark).writeStream.foreachBatch(counts).option("checkpointLocation", str(visits.checkpoint))
     with pytest.raises(StreamingQueryException, match="cannot tell which query it serves"):
         by_hand.trigger(availableNow=True).start().awaitTermination(120)

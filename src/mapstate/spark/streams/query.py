@@ -50,8 +50,7 @@ class Query:
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to the worker of Spark Connect that will call the query: all but what the client keeps."""
-        left: dict[str, Any] = {"df": None, "_admit": None, "_siblings": {}, "_driver": None, "last_error": None}
-        return self.__dict__ | left
+        return self.__dict__ | {"df": None, "_admit": None, "_siblings": {}, "_driver": None, "last_error": None}
 
     def add(self, branch: Branch) -> None:
         """One more state. Raises ConfigurationError."""
@@ -145,7 +144,8 @@ class Query:
             from mapstate.spark.driver.connect import served_by
 
             self._served = served_by(self.df, self.plan.branches, checkpointLocation, options)
-        writer = self.df.writeStream.foreachBatch(self).outputMode(outputMode)
+        writer = self.df.writeStream.foreachBatch(self).outputMode(outputMode)  # which pickles it under Spark Connect
+        self._served = None
         if trigger is not None:
             if not isinstance(trigger, (str, Mapping)):
                 raise ConfigurationError(
