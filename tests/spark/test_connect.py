@@ -33,6 +33,7 @@ from test_spark_stream import (  # noqa: F401
 )
 
 from mapstate import Count, Max, Sum, Topology, errors, newStream, opaque, open_reader
+from mapstate.spark.source import MapStateDataSource
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
@@ -251,6 +252,15 @@ def test_two_different_expressions_of_one_name_are_refused_and_equal_ones_are_on
             a=Max(F.concat(F.lit("user_id"), F.col("user_id"))),
             b=Max(F.concat(F.col("user_id"), F.col("user_id"))),
         )
+
+
+def test_a_state_is_a_dataframe_there_too(url, spark, visits):
+    visits.put("0", rows_of(0))
+    finish(counts_of(visits, spark, url).start(visits.checkpoint, trigger=AVAILABLE))
+    if " " in sys.executable:  # then Spark looks for no data sources: docs/dataframes.md
+        spark.dataSource.register(MapStateDataSource)
+    rows = spark.read.format("mapstate").options(url=url, state="visits").load().collect()
+    assert {(row.user_id,): {"visits": row.visits, "bytes": row.bytes} for row in rows} == visits.truth()
 
 
 def test_functions_behind_a_batch_run_beside_the_server(url, spark, visits, tmp_path):
