@@ -31,6 +31,8 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     redis += (
         "scan_parts",
         "dataframes",
+        "changes",
+        "following",
         "kafka",
         "cluster",
         "other_languages",

@@ -34,6 +34,7 @@
     │   ├── MissingKeysError          the state has fewer keys than its ledger says
     │   ├── StoreLostError            the ledger vanished while the stream was running
     │   ├── StoreRestartedError       the store may have lost writes of the attempt in flight
+    │   ├── ChangesGoneError          the changes since then are not kept any more (LookupError)
     │   ├── WindowGoneError           the window is past its retention (LookupError)
     │   ├── AlreadyAliveError         another driver runs the topology
     │   └── NotAliveError             there is no such topology (LookupError)
@@ -56,6 +57,7 @@ from typing import Any
 __all__ = [
     "AggregatorError",
     "AlreadyAliveError",
+    "ChangesGoneError",
     "CheckpointError",
     "ConfigurationError",
     "CorruptLedgerError",
@@ -265,6 +267,10 @@ class StoreLostError(LedgerError):
 
 class StoreRestartedError(LedgerError):
     """The store was restarted or replaced under an attempt and may have lost its writes; nothing is committed."""
+
+
+class ChangesGoneError(LedgerError, LookupError):
+    """Who follows a state has come too late for its changes, or the state is another one than he followed."""
 
 
 class WindowGoneError(LedgerError, LookupError):

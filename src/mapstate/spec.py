@@ -48,6 +48,8 @@ class StateSpec:
                       to ``spark.driver.maxResultSize``
     ``chunk_size``    keys per read and write, by default the store's own number, mostly 2,000. A chunk ends with its
                       Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
+    ``changes``       transactions whose keys are kept for those who follow the state: of an opaque state without
+                      windows. 0 ends that
     ``chunk_bytes``   bytes of a chunk at most, of its rows as well as of its records: 8 MiB. A chunk of large values
                       has fewer keys, at least one. A task holds several times that
     ``max_attempts``  attempts at a batch in one foreachBatch call, at most
@@ -70,6 +72,7 @@ class StateSpec:
     max_attempts: int = 4
     patience: float = 60
     chunk_bytes: int = CHUNK_BYTES
+    changes: int | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -93,7 +96,10 @@ class StateSpec:
         ):
             if getattr(self, field) not in get_args(kind):
                 raise ConfigurationError(f"{field} is one of {', '.join(get_args(kind))}, not {getattr(self, field)!r}")
-        for field, least in (("cache_size", 0), ("chunk_size", 1), ("max_attempts", 1), ("chunk_bytes", 1)):
+        if self.changes is not None and (self.type != "opaque" or self.ttl is not None):
+            raise ConfigurationError("changes is for opaque states without a ttl: other values go without a batch")
+        least_of = {"cache_size": 0, "chunk_size": 1, "max_attempts": 1, "chunk_bytes": 1}
+        for field, least in (least_of if self.changes is None else least_of | {"changes": 0}).items():
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")
@@ -146,6 +152,7 @@ class StateOptions(TypedDict, total=False):
     on_new_owner: OnNewOwner
     on_gap: OnGap
     apply_on: ApplyOn
+    changes: int | None
     chunk_size: int
     chunk_bytes: int
     max_attempts: int

@@ -110,6 +110,7 @@ BUILT_INS: dict[str, list[type[BaseException]]] = {
     "StateNotFoundError": [LookupError],
     "StoreUnavailableError": [ConnectionError, TimeoutError],
     "StoreAuthError": [PermissionError],
+    "ChangesGoneError": [LookupError],
     "WindowGoneError": [LookupError],
     "NotAliveError": [LookupError],
 }

@@ -22,6 +22,7 @@ from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import StoreKey, is_index_key
 from mapstate.maps.serialized import Room, writer_of
+from mapstate.protocol.change_log import is_of_log, is_removable
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
@@ -263,7 +264,9 @@ def _due(
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)
         if record is not None and record[0] != txid and (everything or value is None or record[0] not in view)
+        if not is_of_log(key)  # which is of one txid for as long as it is kept
     ]
+    due += [(key, None) for key in page if is_of_log(key) and is_removable(codec.ledger, key)]
     present = [key for key, value in zip(page, values, strict=True) if value is not None and not is_index_key(key)]
     return [key for key, _ in due], [value for _, value in due], present
 

@@ -21,6 +21,7 @@ from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OpenRequest, encode_ledger
 from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.refusals import missing_batches
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
 
 __all__ = ["HeldLedger", "VersionedLedger", "change_all"]
@@ -130,7 +131,7 @@ class HeldLedger:
                 return
             due = ledger.owners.get(known.owner, batch_id)
             if due < batch_id:
-                raise transitions.missing_batches(ledger, batch_id, due)
+                raise missing_batches(ledger, batch_id, due)
         raise StoreRestartedError(
             f"the store of state {ledger.state!r} was put back to an older copy under a running driver: its ledger is "
             f"of epoch {ledger.epoch} with next txid {ledger.next_txid}, and this driver had epoch {known.epoch} and "

@@ -14,6 +14,7 @@ from mapstate.protocol import transitions, upkeep
 from mapstate.protocol.held_ledger import HeldLedger, VersionedLedger, change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap
 
 __all__ = ["Ledger"]
@@ -99,8 +100,8 @@ class Ledger:
         self.held.has_begun(result, accept_loss=accept_loss)
         return result
 
-    def commit(self, done: Commit) -> None:
-        """Make the attempt ``done.txid`` count, all of it at once: one small write.
+    def commit(self, done: Commit, panes: PaneChange | None = None) -> None:
+        """Make the attempt ``done.txid`` count, all of it at once: one small write. ``panes`` are as in `Ledgers`.
 
         Raises FencedError where a newer attempt or driver has taken over, and StoreLostError where the ledger is gone.
         Raises StoreRestartedError where the store may have lost records of the attempt: then it can be begun anew.
@@ -109,7 +110,7 @@ class Ledger:
 
         def commit(before: LedgerRecord) -> tuple[LedgerRecord, None]:
             self.held.check_not_put_back(before)
-            return transitions.commit(before, self.held.session, done), None
+            return transitions.commit(before, self.held.session, done, panes), None
 
         self._change(commit, same_incarnation=True)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mapstate.capabilities import FenceToken
+from mapstate.protocol.changes import ChangesRecord
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
@@ -20,6 +21,7 @@ __all__ = [
     "CONTROL_MARK",
     "DROPPER",
     "FORMAT",
+    "FORMAT_WITH_CHANGES",
     "FORMAT_WITH_WINDOWS",
     "AlreadyCommitted",
     "Attempt",
@@ -30,6 +32,7 @@ __all__ = [
     "PlanDigest",
     "clock_txid",
     "encode_ledger",
+    "format_of",
     "is_time",
     "now",
 ]
@@ -37,6 +40,9 @@ __all__ = [
 FORMAT = 1
 FORMAT_WITH_WINDOWS = 2
 """The format of the ledger of a state with windows, which an older mapstate refuses."""
+
+FORMAT_WITH_CHANGES = 3
+"""The format of the ledger of a state with a change log, likewise."""
 
 CONTROL_MARK = b'{"control":'
 """How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
@@ -131,6 +137,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``initial_keys``  the number of keys before the first batch, None if unknown
     ``has_had_ttl``   records may expire, so the number of keys is unknown
     ``windows``       of a state with windows, whose number of keys is unknown
+    ``changes``       of a state with a change log
     """
 
     format: int = FORMAT
@@ -156,6 +163,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     initial_keys: int | None = None
     has_had_ttl: bool = False
     windows: WindowsRecord | None = None
+    changes: ChangesRecord | None = None
 
     def keys_held(self) -> int | None:
         """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
@@ -195,8 +203,9 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:
-    """Encode a ledger as JSON, which can be read in the store's own shell. Without windows it names none."""
-    return _encoder.encode(record).replace(b',"windows":null', b"")  # in a string, quotes are escaped
+    """Encode a ledger as JSON, which can be read in the store's own shell. What it lacks it does not name."""
+    data = _encoder.encode(record)  # in a string, quotes are escaped
+    return data.replace(b',"windows":null', b"").replace(b',"changes":null', b"")
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +214,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``clock_txid``  where a new ledger's txids start
     ``has_ttl``     the driver's records have a ttl
     ``windows``     of a state with windows
+    ``changes``     the transactions whose changed keys are kept; 0 ends the change log, None asks for none
     """
 
     state: str
@@ -218,6 +228,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_new_owner: OnNewOwner = "refuse"
     has_ttl: bool = False
     windows: WindowDefinition | None = None
+    changes: int | None = None
 
 
 class Attempt(NamedTuple):
@@ -227,6 +238,13 @@ class Attempt(NamedTuple):
     txid: int
     view: CommitView
     token: FenceToken
+
+
+def format_of(windows: object, changes: object) -> int:
+    """The format of a ledger that has these, or None."""
+    if changes is not None:
+        return FORMAT_WITH_CHANGES
+    return FORMAT if windows is None else FORMAT_WITH_WINDOWS
 
 
 class AlreadyCommitted(NamedTuple):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
-from mapstate.protocol.ledger_record import DROPPER, FORMAT, FORMAT_WITH_WINDOWS, LedgerRecord, OpenRequest
+from mapstate.protocol.changes import ChangesRecord, changes_asked_for
+from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest, format_of
 from mapstate.protocol.transitions import after_failed_attempt
 from mapstate.protocol.windows import WindowsRecord
 from mapstate.schema import Field, KeyField
@@ -24,6 +25,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
     non-transactional state.
     """
     if ledger is None:
+        changes = _changes(None, opening, opening.clock_txid)
         return LedgerRecord(
             state=opening.state,
             type=opening.type,
@@ -40,7 +42,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             initial_keys=0,
             has_had_ttl=opening.has_ttl,
             windows=None if opening.windows is None else WindowsRecord(definition=opening.windows),
-            format=FORMAT if opening.windows is None else FORMAT_WITH_WINDOWS,
+            changes=changes,
+            format=format_of(opening.windows, changes),
         )
     if ledger.owner == DROPPER:
         raise StateOwnershipError(
@@ -52,12 +55,21 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
     windows = ledger.windows
     if opening.windows != (None if windows is None else windows.definition):
         windows = with_definition(ledger.state, windows, opening.windows, (ledger.keys, opening.keys))
-    ledger = msgspec.structs.replace(_with_fields(ledger, opening), windows=windows)
+    changes = _changes(ledger.changes, opening, ledger.next_txid)
+    ledger = msgspec.structs.replace(
+        _with_fields(ledger, opening), windows=windows, changes=changes, format=format_of(windows, changes)
+    )
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
     return msgspec.structs.replace(
         ledger, epoch=ledger.epoch + 1, session=opening.session, has_had_ttl=ledger.has_had_ttl or opening.has_ttl
     )
+
+
+def _changes(kept: ChangesRecord | None, opening: OpenRequest, next_txid: int) -> ChangesRecord | None:
+    if kept is None and opening.changes is None:
+        return None
+    return changes_asked_for(opening.state, kept, opening.changes, next_txid)
 
 
 def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
@@ -135,6 +147,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             initial_keys=0,
             has_had_ttl=False,
             windows=None if ledger.windows is None else ledger.windows.emptied(),
+            changes=None if ledger.changes is None else ledger.changes.emptied(ledger.next_txid),
         )
     raise _owned_by_another(ledger, opening)
 

@@ -32,6 +32,7 @@ __all__ = [
     "Slice",
     "index_codec",
     "index_keys",
+    "is_native_integer",
     "key_pages",
     "pane_of",
     "slices",
@@ -73,8 +74,13 @@ def store_key(pane: str, rest: str, *, is_native_integer: bool) -> StoreKey:
     return int(pane) if is_native_integer else pane
 
 
+def is_native_integer(record: LedgerRecord) -> bool:
+    """Whether the store keeps the keys of a state as numbers."""
+    return serializer(record.serializer).native and len(record.keys) == 1 and record.keys[0].type == "bigint"
+
+
 class CodecWithIndex:
-    """The codec of all records of a state: its own, and those of its pane index where it has windows."""
+    """The codec of all records of a state: its own, and those of its pane index or its change log."""
 
     def __init__(self, ledger: LedgerRecord) -> None:
         self.ledger = ledger
@@ -95,7 +101,8 @@ class CodecWithIndex:
         return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
 
     def _has_index(self, keys: Sequence[StoreKey]) -> bool:
-        return self.ledger.windows is not None and any(map(is_index_key, keys))
+        has_any = self.ledger.windows is not None or self.ledger.changes is not None
+        return has_any and any(map(is_index_key, keys))
 
     def _of(self, key: StoreKey) -> RecordCodec:
         return self._index if is_index_key(key) else self._own
@@ -179,14 +186,15 @@ def key_pages(read: Read, part: Slice) -> Iterator[list[str]]:
 class PaneIndex:
     """The new keys of one task: collects and writes them.
 
-    A key is new where the one rule finds no value, also above an orphaned record.
+    A key is new where the one rule finds no value, also above an orphaned record. ``new`` has them by pane.
     """
 
     def __init__(self, writer: Any, codec: RecordCodec, view: CommitView, txid: int, partition: int) -> None:
         self._state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), view, written_once=True)
         self._state.begin_commit(txid)
+        self.txid = txid
         self._partition = partition
-        self._new: dict[str, list[str]] = {}
+        self.new: dict[str, list[str]] = {}
 
     def note(self, keys: Sequence[StoreKey], bases: Sequence[Any]) -> None:
         """The keys of a chunk, with their values before the batch."""
@@ -195,17 +203,17 @@ class PaneIndex:
         for key, base in zip(keys, bases, strict=True):
             if base is None:
                 pane, rest = pane_of(key)
-                self._new.setdefault(pane, []).append(rest)
+                self.new.setdefault(pane, []).append(rest)
 
     def write(self) -> None:
         """Puts full chunks and heads, each once. At the end of the task."""
-        for panes in _batched(self._new, _HEADS):
+        for panes in _batched(self.new, _HEADS):
             heads = [_head(pane, self._partition) for pane in panes]
             keys: list[str] = []
             values: list[Any] = []
             for pane, head, base in zip(panes, heads, self._state.multi_get(heads), strict=True):
                 full, *rests = base or (0,)
-                for chunk in _chunks([*rests, *self._new[pane]]):
+                for chunk in _chunks([*rests, *self.new[pane]]):
                     if chunk.is_full:
                         keys.append(f"{head}|{full}")
                         values.append(chunk.rests)

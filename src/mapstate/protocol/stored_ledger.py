@@ -21,7 +21,7 @@ from mapstate.errors import (
     shown,
 )
 from mapstate.keys import KeyCodec, is_index_key
-from mapstate.protocol.ledger_record import CONTROL_MARK, FORMAT, FORMAT_WITH_WINDOWS, LedgerRecord, is_time
+from mapstate.protocol.ledger_record import CONTROL_MARK, LedgerRecord, format_of, is_time
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 
@@ -56,7 +56,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             found = f"{state!r} is no state but the control record of a topology: mapstate list. Nothing was written."
             raise CorruptLedgerError(found, state=state) from None
         raise _corrupt(state, cut(error)) from error
-    expected = FORMAT if record.windows is None else FORMAT_WITH_WINDOWS
+    expected = format_of(record.windows, record.changes)
     if record.format != expected or record.state != state:
         raise CorruptLedgerError(
             f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
@@ -101,6 +101,7 @@ def _flaw(record: LedgerRecord) -> str | None:
         (bool(counts) and counts[-1] != len(record.fields), "its last field count differs from the number of fields"),
         (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
         (record.windows is not None and record.windows.has_flaw(record.keys, commits), "its windows are no windows"),
+        (record.changes is not None and record.changes.has_flaw(next_txid), "its change log is none"),
     ):
         if is_flaw:
             return flaw

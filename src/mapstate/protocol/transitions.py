@@ -14,9 +14,7 @@ import msgspec
 
 from mapstate.errors import (
     FencedError,
-    MissingBatchesError,
     RollbackError,
-    StaleBatchError,
     UsageError,
 )
 from mapstate.protocol.ledger_record import (
@@ -28,6 +26,7 @@ from mapstate.protocol.ledger_record import (
     LedgerRecord,
 )
 from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
+from mapstate.protocol.refusals import missing_batches, stale_batch
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
 
@@ -39,7 +38,6 @@ __all__ = [
     "commit",
     "give_up",
     "is_older",
-    "missing_batches",
     "rollback",
 ]
 
@@ -107,6 +105,7 @@ def begin(
             plan=None if plan is None else plan.digest(),
         ),
         windows=None if ledger.windows is None else ledger.windows.begun(ledger.last_windows()),
+        changes=None if ledger.changes is None else ledger.changes.begun(ledger.last_txid),
     )
     return after, Attempt(batch_id, txid, ledger.view(), after.fence())
 
@@ -115,14 +114,7 @@ def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> Already
     last = ledger.last_commit
     own = last is not None and last.owner == ledger.owner
     if batch_id < due - 1 or (own and last is not None and last.batch_id < batch_id):
-        raise StaleBatchError(
-            f"Spark brings batch {batch_id} to state {ledger.state!r}, which waits for batch {due} of this query: the "
-            "checkpoint is older than the state. Nothing was written. Put the newer checkpoint back, or restore the "
-            "store to the checkpoint's moment. See docs/operating.md#after-a-restored-checkpoint",
-            state=ledger.state,
-            found=batch_id,
-            expected=due,
-        )
+        raise stale_batch(ledger, batch_id, due)
     known = own and last is not None and last.txid >= ledger.floor
     return AlreadyCommitted(batch_id, last if known else None, ledger.view())
 
@@ -137,35 +129,12 @@ def is_older(ledger: LedgerRecord, known: LedgerRecord) -> bool:
     return ledger.epoch < known.epoch or (ledger.session == known.session and ledger.next_txid < known.next_txid)
 
 
-def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool = True) -> MissingBatchesError:
-    """The error of a batch that comes before the one that is ``due``."""
-    way_out = " on_gap='accept' goes on without them." if accept else ""
-    if ledger.next_txid == ledger.first_txid:
-        return MissingBatchesError(
-            f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
-            "written. If the store was emptied: restore a copy and run mapstate rewind, or take a new checkpoint. If "
-            "the job is new to the state: run it once with on_gap='accept'. See "
-            "docs/operating.md#a-store-that-was-emptied",
-            state=ledger.state,
-            found=batch_id,
-            expected=due,
-        )
-    return MissingBatchesError(
-        f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of this "
-        "query. The store lost batches, or the job ran without the state for a while. Nothing was written. Rewind the "
-        f"checkpoint (mapstate rewind), or reset the state and replay the source.{way_out} See "
-        "docs/operating.md#after-a-restored-store-mapstate-rewind",
-        state=ledger.state,
-        found=batch_id,
-        expected=due,
-    )
-
-
 def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange | None = None) -> LedgerRecord:
     """Make the attempt ``done.txid`` count, with everything it wrote.
 
-    ``panes`` are those of windows that it wrote and purged. A second call, after a lost reply, changes nothing. Raises
-    FencedError, UsageError for another batch than the attempt's, and DataError for too many panes.
+    ``panes`` are those of windows, or of a change log, that it wrote and purged. A second call, after a lost reply,
+    changes nothing. Raises FencedError, UsageError for another batch than the attempt's, and DataError for too many
+    panes.
     """
     check_session(ledger, session)
     if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
@@ -192,6 +161,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
         last_txid=done.txid,
         dead=_dead_up_to(ledger, done.txid),
         windows=windows,
+        changes=None if ledger.changes is None else ledger.changes.committed(panes or PaneChange()),
     )
 
 
@@ -238,6 +208,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
         last_txid=low,
         dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
         owners=ledger.owners | {last.owner: last.batch_id},
+        changes=None if ledger.changes is None else ledger.changes.rolled_back(last.txid),
     )
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from mapstate.reader.changes import Position
     from mapstate.reader.windows import Time, Watermark, Window
 
 __all__ = ["ScanPage", "StateReader", "check_consistency", "open_reader"]
@@ -340,6 +341,30 @@ class StateReader:
         """
         for opened, keys, values, _ in self._found(self._reads.part(part, page_size), None):
             yield opened.fields, keys, values
+
+    def position(self) -> Position:
+        """How far the state is, for `changed_keys`. One small read. Raises the errors of `changed_keys`."""
+        from mapstate.reader.changes import position
+
+        return position(self._reads)
+
+    def changed_keys(self, start: Position, end: Position) -> list[Key]:
+        """Each key that may have another value at ``end`` than at ``start``, once, without a scan.
+
+        For those who follow a state that keeps its changes: `position`, then the keys since the one before, then their
+        values by `multi_get`, of that batch or a later one. A key that is gone is among them. Some have changed back.
+        Before the first `position`, scan. A few reads, and a hundred keys a record; all keys come at once.
+
+        Raises:
+            ChangesGoneError: The changes since ``start`` are not kept any more, or the state is another one.
+            UsageError: The state keeps no changes.
+            StoreLostError: Records of the log were evicted or deleted.
+            StoreError: The store failed.
+
+        """
+        from mapstate.reader.changes import changed_keys
+
+        return changed_keys(self._reads, start, end)
 
     def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame. Needs pandas, too. Integers beside nulls are Python's objects."""

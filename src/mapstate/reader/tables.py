@@ -48,6 +48,17 @@ class Columns:
             return self._arrow.RecordBatch.from_pylist([{}] * len(keys), self.schema)
         return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def absent(self, keys: Sequence[Key]) -> pa.RecordBatch:
+        """Some keys that are not there, with nulls for the fields."""
+        of_keys = list(zip(*keys, strict=True))
+        arrays = [
+            self._arrow.nulls(len(keys), field.type) if place is None else array_of(self._arrow, field, of_keys[place])
+            for field, place in zip(self.schema, self._from_keys, strict=True)
+        ]
+        if not arrays:
+            return self._arrow.RecordBatch.from_pylist([{}] * len(keys), self.schema)
+        return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+
     def table(self, batches: Iterable[pa.RecordBatch]) -> pa.Table:
         """All of them, without a copy."""
         return self._arrow.Table.from_batches(batches, self.schema)

@@ -1,7 +1,7 @@
-"""A state as a DataFrame of Spark: ``spark.read.format("mapstate")``.
+"""A state as a DataFrame of Spark: ``spark.read.format("mapstate")``, and ``spark.readStream``.
 
 Spark runs all of this in Python processes of its own: `MapStateDataSource` and the planning on the driver's machine,
-once for each query; `StateScan.read` on executors, once for each partition.
+once for each query or micro-batch; the reads on executors, once for each partition.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from msgspec import convert
+from msgspec.structs import asdict
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mapstate.aggregators.aggregator import Aggregator
@@ -21,11 +23,18 @@ from mapstate.aggregators.results import results_of
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Snapshots
-from mapstate.errors import ConfigurationError, KeyEncodingError, UnknownColumnError, UsageError
+from mapstate.errors import (
+    ConfigurationError,
+    KeyEncodingError,
+    StoreUnavailableError,
+    UnknownColumnError,
+    UsageError,
+)
 from mapstate.keys import Key, KeyCodec
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
+from mapstate.reader.changes import Position
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
 from mapstate.spark.executor.arrow import arrow_schema
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
-__all__ = ["MapStateDataSource", "Part", "StateScan"]
+__all__ = ["MapStateDataSource", "Part", "StateChanges", "StateScan"]
 
 _PAGE = 2_000  # keys of a request, and of an Arrow batch
 _MOST_PARTITIONS = 8
@@ -80,14 +89,22 @@ class MapStateDataSource(DataSource):
         """The plan of one query."""
         return StateScan(self._source, schema)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """What follows the state, for one streaming query."""
+        return StateChanges(self._source, schema)
+
 
 class Part(InputPartition):
-    """What one task reads: some keys, or a part of the scan. ``ledger`` is that of the plan, None for any batch."""
+    """What one task reads: some keys, or a part of the scan.
 
-    def __init__(self, ledger: bytes | None, part: str, keys: Sequence[Key] | None) -> None:
+    ``ledger`` is that of the plan, None for any batch; ``txid`` the oldest ledger from which a stream reads.
+    """
+
+    def __init__(self, ledger: bytes | None, part: str, keys: Sequence[Key] | None, txid: int = -1) -> None:
         super().__init__(part)
         self.ledger = ledger
         self.keys = keys
+        self.txid = txid
 
 
 class StateScan(DataSourceReader):
@@ -99,19 +116,9 @@ class StateScan(DataSourceReader):
         self._ledger = source.ledger()
         self._keys: list[Key] | None = None
         self.pushFilters = _PushedFilters(self)  # type: ignore[method-assign]
-        types = source.types(self._ledger)
-        for field in schema:
-            if field.name not in types:
-                raise UnknownColumnError(
-                    f"state {source.state!r} has no column {field.name!r}; it has {', '.join(types)}. Nothing was "
-                    "read.",
-                    column=field.name,
-                )
-            if field.dataType.simpleString() != types[field.name]:
-                raise ConfigurationError(
-                    f"the column {field.name!r} of state {source.state!r} is a {types[field.name]}, and the schema "
-                    f"says {field.dataType.simpleString()}. Nothing was read. Cast it after the read."
-                )
+        source.check_columns(self._ledger, schema)
+        if source.starting_from is not None:
+            raise ConfigurationError("startingFrom is an option of readStream. Nothing was read.")
 
     def look_up(self, filters: Sequence[Filter]) -> Sequence[Filter]:
         """Read only the keys that can pass the filters, where these name them. Spark applies all filters again."""
@@ -122,14 +129,12 @@ class StateScan(DataSourceReader):
     def partitions(self) -> list[Part]:
         """The tasks, all as of one batch unless ``asOf`` is "page"."""
         source, ledger = self._source, self._ledger
-        planned = encode_ledger(ledger) if source.one_batch else None
+        planned = None if source.as_of == "page" else encode_ledger(ledger)
         if self._keys is not None:
             pages = range(0, len(self._keys), _PAGE)
             return [Part(planned, "", self._keys[at : at + _PAGE]) for at in pages] or [Part(planned, "", [])]
-        held = ledger.keys_held()
-        most = _MOST_PARTITIONS if held is None else min(_MOST_PARTITIONS, 1 + held // _KEYS_EACH)
         with closing(source.reader(None)) as reader:
-            return [Part(planned, part, None) for part in reader.parts(source.partitions or most)]
+            return [Part(planned, part, None) for part in reader.parts(source.tasks(ledger.keys_held()))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Errors as of `StateReader.scan`; StaleBatchError where the planned batch is gone."""
@@ -144,6 +149,71 @@ class StateScan(DataSourceReader):
             for now, keys, values in found:
                 batch = columns.batch(keys, now, values)
                 yield batch if batch.schema == shape else batch.cast(shape)
+
+
+class StateChanges(DataSourceStreamReader):
+    """What follows a state that keeps its changes: all keys at first, and then those that each commit has written."""
+
+    def __init__(self, source: _Source, schema: StructType) -> None:
+        self._source = source
+        self._schema = schema
+        source.check_columns(source.ledger(), schema)
+        if source.as_of is not None:
+            raise ConfigurationError("asOf is an option of read, not of readStream. Nothing was read.")
+
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new query begins: before the state, or with ``startingFrom`` "now" behind it."""
+        now = self._position()
+        return asdict(now if self._source.starting_from == "now" else Position(-1, now.origin))
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # PySpark 4.0 and 4.1 call it so, and all may
+        """The last commit. The errors of `StateReader.position`."""
+        return asdict(self._position())
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Part]:
+        """The tasks of one micro-batch. The errors of `StateReader.changed_keys`."""
+        since, until = convert(start, Position), convert(end, Position)
+        source = self._source
+        with closing(source.reader(None)) as reader:
+            if since == until:
+                return []
+            if since.txid < 0:
+                tasks = source.tasks(reader.ledger().keys_held())
+                return [Part(None, part, None, until.txid) for part in reader.parts(tasks)]
+            keys = reader.changed_keys(since, until)
+        each = max(_PAGE, -(-len(keys) // source.tasks(len(keys))))
+        return [Part(None, "", keys[at : at + each], until.txid) for at in range(0, len(keys), each)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, as of the end of the micro-batch or a later commit; nulls for a key that is gone."""
+        assert isinstance(partition, Part)  # noqa: S101  for the type checker
+        source = self._source
+        shape = arrow_schema(self._schema)
+        with closing(source.reader(None)) as reader:
+            ledger = reader.ledger()
+            if ledger.next_txid <= partition.txid:
+                raise StoreUnavailableError(
+                    f"the store answers as before txid {partition.txid} of state {source.state!r}: a replica that is "
+                    "behind, or a restored copy. Nothing was given out. Name the primary in the URL."
+                )
+            fields = results_of(ledger.fields, source.aggregators())
+            columns = Columns(ledger.keys, fields, self._schema.fieldNames())
+            if partition.keys is None:
+                for now, keys, values in reader.part(partition.value, _PAGE):
+                    yield columns.batch(keys, now, values).cast(shape)
+                return
+            for at in range(0, len(partition.keys), _PAGE):
+                asked = partition.keys[at : at + _PAGE]
+                now, keys, values = reader.found(asked)
+                yield columns.batch(keys, now, values).cast(shape)
+                there = set(keys)
+                gone = [key for key in asked if key not in there]
+                if gone:
+                    yield columns.absent(gone).cast(shape)
+
+    def _position(self) -> Position:
+        with closing(self._source.reader(None)) as reader:
+            return reader.position()
 
 
 class _PushedFilters:
@@ -197,28 +267,39 @@ class _Source(NamedTuple):
 
     url: str
     state: str
-    one_batch: bool
+    as_of: str | None
     partitions: int | None
     own: str
+    starting_from: str | None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> _Source:
         """Those of the user; Spark ignores the case of their names. Raises ConfigurationError."""
         given = {name.lower(): value for name, value in options.items()}
-        unknown = given.keys() - {"url", "state", "numpartitions", "asof", "aggregators", "path"}
+        unknown = given.keys() - {"url", "state", "numpartitions", "asof", "aggregators", "startingfrom", "path"}
         if unknown or not given.get("url") or not given.get("state"):
             wrong = f"{min(unknown)!r} is no option" if unknown else 'option("url", ...) and option("state", ...) lack'
             raise ConfigurationError(
-                f"{wrong}. A read of mapstate takes url and state, and may take numPartitions, asOf and aggregators. "
-                "Nothing was read."
+                f"{wrong}. A read of mapstate takes url and state, and may take numPartitions, aggregators, "
+                "asOf (read) and startingFrom (readStream). Nothing was read."
             )
-        number, as_of = given.get("numpartitions"), given.get("asof", "batch")
+        number = given.get("numpartitions")
         if number is not None and not (number.isascii() and number.isdigit() and 0 < int(number) <= 10_000):
             raise ConfigurationError(f"numPartitions is a number from 1 to 10000, not {number!r}. Nothing was read.")
-        if as_of not in ("batch", "page"):
-            raise ConfigurationError(f"asOf is 'batch' or 'page', not {as_of!r}. Nothing was read.")
-        partitions = None if number is None else int(number)
-        return cls(given["url"], given["state"], as_of == "batch", partitions, given.get("aggregators", ""))
+        for name, most in (("asOf", ("batch", "page")), ("startingFrom", ("state", "now"))):
+            if given.get(name.lower()) not in (None, *most):
+                one, other = most
+                raise ConfigurationError(
+                    f"{name} is {one!r} or {other!r}, not {given[name.lower()]!r}. Nothing was read."
+                )
+        return cls(
+            url=given["url"],
+            state=given["state"],
+            as_of=given.get("asof"),
+            partitions=None if number is None else int(number),
+            own=given.get("aggregators", ""),
+            starting_from=given.get("startingfrom"),
+        )
 
     def __repr__(self) -> str:
         return f"_Source({self.state!r})"  # the URL may have a password
@@ -252,6 +333,26 @@ class _Source(NamedTuple):
         """The ledger now."""
         with closing(self.reader(None)) as reader:
             return reader.ledger()
+
+    def tasks(self, keys: int | None) -> int:
+        """How many tasks share some keys, None for unknown ones: as many as the user says, or one per 100,000."""
+        most = _MOST_PARTITIONS if keys is None else min(_MOST_PARTITIONS, 1 + keys // _KEYS_EACH)
+        return self.partitions or most
+
+    def check_columns(self, ledger: LedgerRecord, schema: StructType) -> None:
+        """Raises UnknownColumnError and ConfigurationError where the state has no such columns."""
+        types = self.types(ledger)
+        for field in schema:
+            if field.name not in types:
+                raise UnknownColumnError(
+                    f"state {self.state!r} has no column {field.name!r}; it has {', '.join(types)}. Nothing was read.",
+                    column=field.name,
+                )
+            if field.dataType.simpleString() != types[field.name]:
+                raise ConfigurationError(
+                    f"the column {field.name!r} of state {self.state!r} is a {types[field.name]}, and the schema says "
+                    f"{field.dataType.simpleString()}. Nothing was read. Cast it after the read."
+                )
 
     def types(self, ledger: LedgerRecord) -> dict[str, str]:
         """The Spark type of each column: JSON text where a result has none."""

@@ -18,7 +18,7 @@ from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import Slice, key_pages, slices, store_key
+from mapstate.protocol.pane_index import Slice, is_native_integer, key_pages, slices, store_key
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowsRecord, every_pane
 from mapstate.serializers import RecordCodec, serializer
@@ -28,7 +28,6 @@ from mapstate.spark.executor.window_task import (
     Page,
     PurgeTask,
     Reads,
-    is_native_integer,
 )
 from mapstate.windows import number_of, time_of
 

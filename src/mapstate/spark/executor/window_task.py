@@ -23,7 +23,16 @@ from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import PaneIndex, Slice, index_codec, index_keys, key_pages, slices, store_key
+from mapstate.protocol.pane_index import (
+    PaneIndex,
+    Slice,
+    index_codec,
+    index_keys,
+    is_native_integer,
+    key_pages,
+    slices,
+    store_key,
+)
 from mapstate.protocol.records import CommitView, contains_none
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER
@@ -48,7 +57,6 @@ __all__ = [
     "Reads",
     "WindowReport",
     "WindowTask",
-    "is_native_integer",
     "packing",
 ]
 
@@ -365,8 +373,3 @@ def packing(record: LedgerRecord) -> RecordCodec:
     return RecordCodec(
         serializer("msgpack"), record.state, "non-transactional", record.fields, ((0, len(record.fields)),)
     )
-
-
-def is_native_integer(record: LedgerRecord) -> bool:
-    """Whether the store keeps the keys of a state as numbers."""
-    return serializer(record.serializer).native and len(record.keys) == 1 and record.keys[0].type == "bigint"

@@ -103,6 +103,8 @@ class CountedStream:
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
         """See `Groupable.adapted`."""
+        if state.changes is not None:
+            raise ConfigurationError("a state with windows keeps no change log: follow firedWindowsStream(), or scan")
         if state.type != "opaque":
             raise ConfigurationError(f"windows are kept by opaque states only, and this one is {state.type}")
         for name in (*by, *aggregates):

@@ -17,6 +17,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import SIGN, monotone_columns, retractable
 from mapstate.errors import ConfigurationError, DuplicateNameError
 from mapstate.spark.driver.batch import BatchDriver
+from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
 from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
@@ -238,7 +239,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
     def keep(self, job: Job) -> PersistentAggregate:
         """See `Groupable.keep`. The second state has a driver of its own, which the first one's commit calls."""
         retracts = self.updates is not None and self.kind == "updates"
-        branch = Branch(job, steps=() if retracts else self.steps)
+        branch = Branch(job, steps=() if retracts else self.steps, make_driver=driver_of(job.spec))
         driver = BatchDriver(StreamPlan(job.stream, [branch]), of_stream=False)
         query = self.fed_by.query
         if retracts and self.updates is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, overload
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
+from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import Branch, Downstream, Job, Step
 from mapstate.spark.interfaces import StateFactory, StateUpdater
@@ -223,7 +224,7 @@ class Stream(Rows[PersistentAggregate]):
                 "a state of late rows counts jointly with the windows, so it needs a topology: "
                 "Topology('...').newStream(...), and windows and late rows of that stream"
             )
-        query, branch = self._own_query(), Branch(job, self.steps)
+        query, branch = self._own_query(), Branch(job, self.steps, make_driver=driver_of(job.spec))
         query.add(branch)
         return query, branch
 

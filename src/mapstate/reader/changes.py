@@ -1,0 +1,97 @@
+"""Which keys were written since a commit, for those who follow a state that keeps its changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from mapstate.errors import ChangesGoneError, StoreLostError, UsageError
+from mapstate.keys import Key
+from mapstate.protocol.change_log import logged_keys
+from mapstate.protocol.changes import ChangesRecord
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import is_native_integer
+from mapstate.reader.committed import CommittedReads
+
+__all__ = ["Position", "changed_keys", "position"]
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far somebody has followed a state: ``txid`` is its last commit, ``origin`` where the state's txids begin."""
+
+    txid: int
+    origin: int
+
+
+def position(reads: CommittedReads) -> Position:
+    """See `StateReader.position`."""
+    ledger = reads.ledger()
+    _check_keeps(ledger)
+    origin = _origin(ledger)
+    return Position(origin - 1 if ledger.last_txid is None else ledger.last_txid, origin)
+
+
+def changed_keys(reads: CommittedReads, start: Position, end: Position) -> list[Key]:
+    """See `StateReader.changed_keys`.
+
+    That is the keys of each transaction between, whether it counts or not: its values may have been seen before it was
+    rolled back. Where the one of ``start`` was rolled back, its keys, too.
+    """
+    opened = reads.opened(newest=True)
+    ledger = opened.ledger
+    undone = () if ledger.changes is None else ledger.changes.undone
+    first = start.txid + (start.txid not in undone)
+    _check_kept(ledger, start, first)
+    counts: Counter[int] = Counter()
+    texts: dict[str, None] = {}
+    lost: int | None = None
+    for txid, keys in logged_keys(reads.store, ledger, range(first, max(start.txid, end.txid) + 1)):
+        if keys is None:
+            lost = txid
+            continue
+        counts[txid] += len(keys)
+        texts.update(dict.fromkeys(keys))
+    _check_kept(reads.ledger(), start, first)  # what was removed meanwhile was not kept any more
+    for commit in (ledger.previous, ledger.last_commit):
+        if commit is not None and first <= commit.txid <= end.txid and counts[commit.txid] != commit.keys:
+            lost = commit.txid
+    if lost is not None:
+        raise StoreLostError(
+            f"state {ledger.state!r}: the log of the keys that txid {lost} wrote is not whole: records were evicted, "
+            "expired or deleted. Nothing was given out. Restore the store, or read the whole state anew, with a new "
+            "checkpoint.",
+            state=ledger.state,
+            txid=lost,
+        )
+    own = [int(text) for text in texts] if is_native_integer(ledger) else list(texts)
+    return list(opened.keys.decode_all(own))
+
+
+def _origin(ledger: LedgerRecord) -> int:
+    """Where a new ledger, or a reset, has begun."""
+    return max(ledger.first_txid, ledger.floor)
+
+
+def _check_keeps(ledger: LedgerRecord) -> ChangesRecord:
+    changes = ledger.changes
+    if changes is None or not changes.kept:
+        raise UsageError(
+            f"state {ledger.state!r} keeps no changes, so it cannot be followed. Nothing was read. Its job has to open "
+            "it with changes=1000, say: opaque(url, changes=1000)."
+        )
+    return changes
+
+
+def _check_kept(ledger: LedgerRecord, start: Position, first: int) -> None:
+    changes = _check_keeps(ledger)
+    if start.origin != _origin(ledger) or start.txid >= ledger.next_txid or first < changes.since:
+        why = f"the changes since txid {start.txid} are not kept any more, only those from {changes.since} on"
+        if start.origin != _origin(ledger) or start.txid >= ledger.next_txid:
+            why = f"txid {start.txid} is of another state of that name, or the store was put back"
+        raise ChangesGoneError(
+            f"state {ledger.state!r}: {why}. Nothing was given out. Read the whole state anew, with a new checkpoint; "
+            "and let the state keep the changes of more transactions, if readers fall so far behind.",
+            state=ledger.state,
+            txid=start.txid,
+        )

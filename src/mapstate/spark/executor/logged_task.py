@@ -1,0 +1,20 @@
+"""What runs on an executor for a state with a change log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mapstate.protocol.change_log import ChangeLog
+from mapstate.protocol.pane_index import index_codec
+from mapstate.spark.executor.task import BatchTask
+
+__all__ = ["LoggedTask"]
+
+
+class LoggedTask(BatchTask):
+    """A task that also writes down which keys it has written. Picklable."""
+
+    def pane_index(self, writer: Any, partition: int) -> ChangeLog:
+        """See `BatchTask.pane_index`. In a task's memory until its end: the text of its keys."""
+        codec = index_codec(self.spec.serializer, self.spec.state)
+        return ChangeLog(writer, codec, self.view, self.txid, partition)

@@ -1,0 +1,212 @@
+"""``spark.readStream.format("mapstate")``: a stream follows a state by its change log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from mapstate import Count, Sum, TumblingDurationWindow, newStream, opaque, open_reader
+from mapstate.backends import resolve
+from mapstate.errors import ConfigurationError
+from mapstate.operations.checkpoint import rewind
+from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
+
+pytestmark = [pytest.mark.spark]
+
+NOW = {"availableNow": True}
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def url(request, tmp_path):
+    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+
+
+@pytest.fixture
+def orders(tmp_path):
+    """A state of totals by country, and what runs it."""
+    return Orders(tmp_path)
+
+
+class Orders:
+    def __init__(self, path: Path):
+        self.path = path
+        (path / "in").mkdir()
+        self.files = 0
+
+    def come(self, *rows):
+        (self.path / "in" / f"{self.files:03}.csv").write_text("".join(f"{c},{n}\n" for c, n in rows))
+        self.files += 1
+
+    def count(self, spark, url, *, changes=1000, **options):
+        source = spark.readStream.schema("country string, n int").option("maxFilesPerTrigger", 1)
+        kept = (
+            newStream("totals", source.csv(f"{self.path}/in"))
+            .groupBy("country")
+            .persistentAggregate(opaque(url, changes=changes, **options), total=Sum("n"), orders=Count())
+        )
+        kept.start(self.path / "checkpoint", trigger=NOW).awaitTermination()
+
+
+class Copy:
+    """What follows: keeps the last row of each key, and the rows of each micro-batch."""
+
+    def __init__(self, spark, url, path, **options):
+        self.frame = spark.readStream.format("mapstate").options(url=url, state="totals", **options).load()
+        self.checkpoint = f"{path}/following"
+        self.rows = {}
+        self.batches = []
+
+    def take(self, rows, batch_id):
+        came = {row.country: (row.total, row.orders) for row in rows.collect()}
+        assert len(came) == rows.count(), "a key comes once"
+        self.batches.append(came)
+        self.rows |= came
+
+    def catch_up(self):
+        query = self.frame.writeStream.foreachBatch(self.take).option("checkpointLocation", self.checkpoint)
+        query.trigger(**NOW).start().awaitTermination()
+        return self.batches[-1] if self.batches else None
+
+
+def contents(url):
+    with open_reader(url, "totals") as reader:
+        return {key[0]: (value["total"], value["orders"]) for key, value in reader.scan()}
+
+
+def test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote(spark, url, orders, tmp_path):
+    orders.come(("DE", 1), ("FR", 2))
+    orders.count(spark, url)
+    copy = Copy(spark, url, tmp_path)
+    assert copy.frame.dtypes == [("country", "string"), ("total", "bigint"), ("orders", "bigint")]
+    assert copy.catch_up() == {"DE": (1, 1), "FR": (2, 1)}
+    orders.come(("DE", 10))
+    orders.come(("IT", 3), ("DE", 1))
+    orders.count(spark, url)
+    assert copy.catch_up() == {"DE": (12, 3), "IT": (3, 1)}, "not those that nobody wrote, and each once"
+    done = len(copy.batches)
+    copy.catch_up()
+    assert copy.batches[done:] in ([], [{}]), "nothing was written since"
+    assert copy.rows == contents(url)
+
+
+def test_a_stream_may_begin_with_what_comes(spark, url, orders, tmp_path):
+    orders.come(("DE", 1), ("FR", 2))
+    orders.count(spark, url)
+    copy = Copy(spark, url, tmp_path, startingFrom="now")
+    copy.catch_up()
+    assert copy.rows == {}
+    orders.come(("IT", 3))
+    orders.count(spark, url)
+    assert copy.catch_up() == {"IT": (3, 1)}
+
+
+def test_many_keys_in_many_tasks_and_batches(spark, url, orders, tmp_path):
+    orders.come(*((f"c{at}", at) for at in range(9000)))
+    orders.count(spark, url)
+    copy = Copy(spark, url, tmp_path, numPartitions=3)
+    assert len(copy.catch_up()) == 9000
+    for some in range(3):
+        orders.come(*((f"c{at}", 1) for at in range(some, 9000, 4)))
+    orders.count(spark, url)
+    assert len(copy.catch_up()) == 6750
+    assert copy.rows == contents(url)
+
+
+def test_a_batch_that_was_rolled_back_is_taken_back(spark, url, orders, tmp_path):
+    orders.come(("DE", 1))
+    orders.count(spark, url)
+    copy = Copy(spark, url, tmp_path)
+    copy.catch_up()
+    orders.come(("DE", 5), ("FR", 5))
+    orders.count(spark, url)
+    copy.catch_up()
+    Ledger(resolve(url).open("totals"), "totals").rollback()
+    rewind(url, "totals", f"{tmp_path}/checkpoint")
+    vacuum(url, "totals")
+    assert copy.catch_up() == {"DE": (1, 1), "FR": (None, None)}, "a key that is gone has nulls"
+    orders.count(spark, url)
+    assert copy.catch_up() == {"DE": (6, 2), "FR": (5, 1)}
+
+
+def test_a_running_stream_follows_a_running_stream(spark, url, orders, tmp_path):
+    orders.come(("DE", 1))
+    orders.count(spark, url)
+    copy = Copy(spark, url, tmp_path)
+    query = (
+        copy.frame.writeStream.foreachBatch(copy.take)
+        .option("checkpointLocation", copy.checkpoint)
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        for at in range(5):
+            orders.come((f"c{at}", at), ("DE", at))
+            orders.count(spark, url)
+            query.processAllAvailable()
+            assert copy.rows == contents(url)
+    finally:
+        query.stop()
+
+
+def test_who_comes_too_late_is_told(spark, url, orders, tmp_path):
+    orders.come(("DE", 1))
+    orders.count(spark, url, changes=2)
+    copy = Copy(spark, url, tmp_path)
+    copy.catch_up()
+    for at in range(4):
+        orders.come((f"c{at}", at))
+    orders.count(spark, url, changes=2)
+    with pytest.raises(PySparkException, match="ChangesGoneError"):
+        copy.catch_up()
+
+
+def test_what_cannot_be_followed_is_refused(spark, url, orders, tmp_path):
+    orders.come(("DE", 1))
+    orders.count(spark, url, changes=None)
+    with pytest.raises(PySparkException, match="changes=1000"):
+        Copy(spark, url, tmp_path).catch_up()
+    for wrong in ({"asOf": "page"}, {"startingFrom": "yesterday"}):
+        with pytest.raises(PySparkException, match=next(iter(wrong))):
+            Copy(spark, url, tmp_path, **wrong).catch_up()
+    with pytest.raises(PySparkException, match="readStream"):
+        spark.read.format("mapstate").options(url=url, state="totals", startingFrom="now").load().collect()
+    windowed = spark.readStream.schema("at timestamp").csv(f"{orders.path}/in")
+    with pytest.raises(ConfigurationError, match="no change log"):
+        newStream("w", windowed).window(TumblingDurationWindow.of("1 hour"), timestampField="at").persistentAggregate(
+            opaque(url, changes=5), n=Count()
+        )
+
+
+def test_a_state_applied_on_the_driver_and_one_that_follows_keep_their_changes(spark, url, orders, tmp_path):
+    orders.come(("DE", 1), ("FR", 2))
+    source = spark.readStream.schema("country string, n int").csv(f"{orders.path}/in")
+    first = (
+        newStream("first", source)
+        .groupBy("country")
+        .persistentAggregate(opaque(url, apply_on="driver", changes=10), orders=Count(), n=Sum("n"))
+    )
+    second = (
+        first.newValuesStream().groupBy("orders").persistentAggregate(opaque(url, name="totals", changes=10), k=Count())
+    )
+    second.start(tmp_path / "checkpoint", trigger=NOW).awaitTermination()
+    for state, expected in (("first", {"DE": 1, "FR": 1}), ("totals", {1: 2})):
+        frame = spark.readStream.format("mapstate").options(url=url, state=state).load()
+        found = frame.select(F.col(frame.columns[0]), F.col(frame.columns[1])).writeStream.format("memory")
+        found.queryName(f"found_{state}").trigger(**NOW).start().awaitTermination()
+        assert dict(map(tuple, spark.table(f"found_{state}").collect())) == expected
+
+
+def test_a_cache_beside_a_change_log(spark, url, orders, tmp_path):
+    orders.come(("DE", 1))
+    orders.count(spark, url, cache_size=100)
+    copy = Copy(spark, url, tmp_path)
+    copy.catch_up()
+    for at in range(3):
+        orders.come(("DE", at), ("FR", at))
+    orders.count(spark, url, cache_size=100)
+    copy.catch_up()
+    assert copy.rows == contents(url) == {"DE": (4, 4), "FR": (3, 3)}
