@@ -31,9 +31,13 @@ from mapstate.reader.changes import Position
 KEYS = [f"k{at}" for at in range(8)]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", *(pytest.param(one, marks=pytest.mark.redis) for one in ("redis", "cluster"))])
 def url(request, tmp_path):
-    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+    return (
+        f"sqlite:///{tmp_path}/state.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue(f"{request.param}_url")
+    )
 
 
 class LoggedJob(Job):
