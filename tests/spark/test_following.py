@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from spark_fixtures import run_job
 
 from mapstate import Count, Sum, TumblingDurationWindow, newStream, opaque, open_reader
 from mapstate.backends import resolve
@@ -54,17 +57,20 @@ class Orders:
 class Copy:
     """What follows: keeps the last row of each key, and the rows of each micro-batch."""
 
-    def __init__(self, spark, url, path, **options):
-        self.frame = spark.readStream.format("mapstate").options(url=url, state="totals", **options).load()
+    def __init__(self, spark, url, path, state="totals", **options):
+        self.frame = spark.readStream.format("mapstate").options(url=url, state=state, **options).load()
         self.checkpoint = f"{path}/following"
         self.rows = {}
         self.batches = []
 
     def take(self, rows, batch_id):
-        came = {row.country: (row.total, row.orders) for row in rows.collect()}
+        came = {row[0]: (row[1], row[2]) for row in rows.collect()}
         assert len(came) == rows.count(), "a key comes once"
         self.batches.append(came)
         self.rows |= came
+
+    def there(self):
+        return {key: row for key, row in self.rows.items() if row != (None, None)}
 
     def catch_up(self):
         query = self.frame.writeStream.foreachBatch(self.take).option("checkpointLocation", self.checkpoint)
@@ -72,9 +78,9 @@ class Copy:
         return self.batches[-1] if self.batches else None
 
 
-def contents(url):
-    with open_reader(url, "totals") as reader:
-        return {key[0]: (value["total"], value["orders"]) for key, value in reader.scan()}
+def contents(url, state="totals"):
+    with open_reader(url, state) as reader:
+        return {key[0]: tuple(value.values()) for key, value in reader.scan()}
 
 
 def test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote(spark, url, orders, tmp_path):
@@ -210,3 +216,45 @@ def test_a_cache_beside_a_change_log(spark, url, orders, tmp_path):
     orders.count(spark, url, cache_size=100)
     copy.catch_up()
     assert copy.rows == contents(url) == {"DE": (4, 4), "FR": (3, 3)}
+
+
+KILLS: dict[str, dict[str, Any]] = {
+    "before the log's put": {"method": "multi_put", "call": 2},
+    "after the log's put": {"method": "multi_put", "call": 2, "after": True},
+    "before the removal": {"method": "multi_rewrite"},
+    "after the removal": {"method": "multi_rewrite", "after": True},
+    "before the commit": {"method": "swap", "where": "Commits"},
+    "after the commit": {"method": "swap", "where": "Commits", "after": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.redis
+@pytest.mark.parametrize("steps", [tuple(KILLS)[::2], pytest.param(tuple(KILLS)[1::2], marks=pytest.mark.full)])
+def test_a_copy_is_right_whenever_the_driver_is_killed_and_replays_other_rows(
+    steps, spark, visits, tmp_path, redis_url
+):
+    url = redis_url
+    options = {"url": url, "input": str(visits.input), "checkpoint": str(visits.checkpoint), "changes": 3}
+    for at in range(4):
+        visits.put(f"{at}", [(f"u{at}", at), ("all", 1)])
+    assert run_job(options).returncode == 0
+    copy = Copy(spark, url, tmp_path, state="visits")
+    copy.catch_up()
+    for at, step in enumerate(steps):
+        batch, fields = 4 + at, KILLS[step]
+        where = {"where": ["Commits", batch]} if "where" in fields else {}
+        folder = tmp_path / f"kill-{at}"
+        folder.mkdir()
+        visits.put(f"{batch}", [(f"before-{at}", 1)])
+        fault = ["Kill", {"who": "driver", **fields, **where}]
+        died = run_job(options | {"folder": str(folder), "faults": [fault]})
+        assert died.returncode == -signal.SIGKILL, (step, died.stderr[-2000:])
+        copy.catch_up()
+        assert copy.there() == contents(url, "visits"), step
+        if step != "after the commit":
+            visits.put(f"{batch}", [(f"instead-{at}", 2)])
+        assert run_job(options).returncode == 0, step
+        copy.catch_up()
+        assert copy.there() == contents(url, "visits"), step
+    assert contents(url, "visits") == {key[0]: tuple(value.values()) for key, value in visits.truth().items()}
