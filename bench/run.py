@@ -42,6 +42,7 @@ QUESTIONS = (
     "serving",
     "drpc",
     "dataframes",
+    "following",
     "starting",
 )
 KEPT = ROOT / "bench" / "answers.json"
