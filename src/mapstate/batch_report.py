@@ -6,15 +6,11 @@ counts all the same.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from mapstate.capabilities import Reports
-from mapstate.errors import CorruptRecordError, cut
-from mapstate.protocol.ledger_record import Commit, is_time
+from mapstate.protocol.ledger_record import Commit
 
-__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "encode_report", "read_reports"]
+__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "Span", "encode_report"]
 
 MOST_REPORTS = 100
 """The number of a state's last reports that its store keeps."""
@@ -72,6 +68,19 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a batch's time went on the driver: an ``attempt``, or the ``commit`` at the end of one.
+
+    ``began``, ``ended``  in nanoseconds since 1970, by the driver's clock
+    ``error``             the class of what it raised, None where it succeeded
+    """
+
+    name: str
+    began: int
+    ended: int
+    error: str | None = None
+
+
 class FinishedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One batch that is committed in all states of a topology's stream.
 
@@ -80,42 +89,19 @@ class FinishedBatch(msgspec.Struct, frozen=True, kw_only=True):
     ``quarantined``  where the rows are, if the batch failed each time and counts as an empty one. A repeated batch has
                      it only while the rows still exist
     ``repeated``     an earlier run has committed the batch, and may have called the callback already
+    ``spans``        attempts and commits, in the order of their ends; those of a repeated batch are not known
     """
 
     batch_id: int
     states: dict[str, BatchReport]
     quarantined: str | None = None
     repeated: bool = False
+    spans: tuple[Span, ...] = ()
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(BatchReport)
 
 
 def encode_report(report: BatchReport) -> bytes:
     """Encode a report as JSON, as a store keeps it. Without windows it has no numbers of windows."""
     return _encoder.encode(report).replace(b',"rows_late":0,"rows_between":0,"watermark":null', b"")
-
-
-def read_reports(store: Any, state: str) -> list[BatchReport]:
-    """Read the reports of a state, newest first, for readers and tools. Empty if the store keeps none.
-
-    Raises CorruptRecordError for a report that another program wrote, and StoreError.
-    """
-    if not isinstance(store, Reports):
-        return []
-    try:
-        reports = [_decoder.decode(data) for data in store.reports()]
-        _check_times(reports)
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        raise CorruptRecordError(
-            f"a batch report of state {state!r} cannot be read ({cut(error)}): another program wrote it. The state "
-            "itself is not affected. Delete the reports.",
-            state=state,
-        ) from error
-    return reports
-
-
-def _check_times(reports: list[BatchReport]) -> None:
-    if not all(is_time(report.at) for report in reports):
-        raise ValueError("a time is not ISO 8601 with an offset")

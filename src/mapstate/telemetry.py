@@ -1,12 +1,12 @@
-"""Batches for OpenTelemetry: a span and some metrics per committed batch, from its reports."""
+"""Batches for OpenTelemetry: spans and some metrics per committed batch, from its reports."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.batch_report import BatchReport, FinishedBatch, Span
 from mapstate.errors import missing_driver
 
 __all__ = ["Telemetry"]
@@ -26,11 +26,12 @@ class Telemetry:
     For a state by itself: ``state.on_batch(Telemetry().of_state("visits_by_user"))``. On the driver, once per batch,
     after its commit. Without providers it takes those that the program has set for all its libraries.
 
-    A span ``mapstate.batch`` reaches from the begin of the foreachBatch call to the commit, with a span
-    ``mapstate.state`` in it for each state, and belongs to the span that is current, if there is one. The metrics begin
-    with ``mapstate.`` and have the attribute ``mapstate.state``: counters of batches, rows, keys_written, rows_late and
-    retried_batches, and a histogram ``batch.duration`` in seconds. A batch that a later run reports once more is a
-    span, and is not counted.
+    A span ``mapstate.batch`` reaches from the begin of the foreachBatch call to the commit, and belongs to the span
+    that is current, if there is one. In it are a span ``mapstate.state`` for each state and, of a topology, a span
+    ``mapstate.attempt`` for each attempt with a ``mapstate.commit`` at its end; of one that failed, ``error.type`` is
+    the class of the error. A batch that raised has no spans. The metrics begin with ``mapstate.`` and have the
+    attribute ``mapstate.state``: counters of batches, rows, keys_written, rows_late and retried_batches, and a
+    histogram ``batch.duration`` in seconds. A batch that a later run reports once more is a span, and is not counted.
 
     Raises MissingDriverError where OpenTelemetry's API is not installed.
     """
@@ -41,6 +42,7 @@ class Telemetry:
         except ModuleNotFoundError as error:
             raise missing_driver("Telemetry", error, extra="otel") from error
         self._in_span = trace.set_span_in_context
+        self._failed = trace.StatusCode.ERROR
         self._tracer = trace.get_tracer("mapstate", tracer_provider=tracer_provider)
         meter = metrics.get_meter("mapstate", meter_provider=meter_provider)
         self._counters = {
@@ -63,8 +65,10 @@ class Telemetry:
         span = self._tracer.start_span(
             "mapstate.batch", start_time=min(start for start, _ in spans), attributes=attributes
         )
+        context = self._in_span(span)
+        self._attempts(finished.spans, context)
         for name, report in reports.items():
-            self._state(name, report, self._in_span(span))
+            self._state(name, report, context)
             if not finished.repeated:
                 self._count(name, report)
         span.end(end)
@@ -76,6 +80,27 @@ class Telemetry:
             self(FinishedBatch(batch_id=report.batch_id, states={name: report}, repeated=report.attempt == 0))
 
         return take
+
+    def _attempts(self, spans: Sequence[Span], context: Any) -> None:
+        inner: list[Span] = []
+        for part in spans:  # a commit ends before its attempt; that of a batch that was set aside is in none
+            if part.name == "attempt":
+                outer = self._span(part, context)
+                for own in inner:
+                    self._span(own, self._in_span(outer))
+                inner = []
+            else:
+                inner.append(part)
+        for own in inner:
+            self._span(own, context)
+
+    def _span(self, part: Span, context: Any) -> Any:
+        attributes = {} if part.error is None else {"error.type": part.error}
+        span = self._tracer.start_span(f"mapstate.{part.name}", context, start_time=part.began, attributes=attributes)
+        if part.error is not None:
+            span.set_status(self._failed)
+        span.end(part.ended)
+        return span
 
     def _state(self, name: str, report: BatchReport, context: Any) -> None:
         start, end = _span_of(report)

@@ -12,10 +12,11 @@ import pytest
 
 from mapstate import Count, Sum, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
-from mapstate.batch_report import BatchReport, encode_report, read_reports
+from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import FenceToken, Reports
 from mapstate.errors import CorruptRecordError, FencedError, StoreAuthError, StoreUnavailableError
 from mapstate.protocol.ledgers import Ledgers
+from mapstate.reader.reports import read_reports
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

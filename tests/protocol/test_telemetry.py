@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from service import report
 
-from mapstate.batch_report import FinishedBatch
+from mapstate.batch_report import FinishedBatch, Span
 from mapstate.errors import MissingDriverError
 from mapstate.telemetry import Telemetry
 
@@ -70,6 +70,29 @@ def test_a_batch_of_a_topology_is_a_span_with_one_for_each_state(taken):
         "mapstate.retried_batches": 1,
         "mapstate.batch.duration": 0.1,
     }
+
+
+def test_attempts_are_spans_in_the_batch_and_each_commit_is_in_its_attempt(taken):
+    spans = (
+        Span(name="attempt", began=1_000, ended=2_000, error="DataError"),
+        Span(name="commit", began=3_500, ended=3_700, error="StoreUnavailableError"),
+        Span(name="attempt", began=3_000, ended=3_800, error="StoreUnavailableError"),
+        Span(name="commit", began=4_000, ended=4_500),
+    )
+    taken.telemetry(FinishedBatch(batch_id=3, states={"a": report(3)}, spans=spans))
+    found = {span.start_time: span for span in taken.exporter.get_finished_spans()}
+    batch = taken.spans()["mapstate.batch"]
+    assert [(found[at].name, found[at].end_time) for at in (1_000, 3_500, 3_000, 4_000)] == [
+        (f"mapstate.{span.name}", span.ended) for span in spans
+    ]
+    assert [found[at].parent.span_id for at in (1_000, 3_000, 4_000)] == [batch.context.span_id] * 3
+    assert found[3_500].parent.span_id == found[3_000].context.span_id
+    assert [found[at].attributes.get("error.type") for at in (1_000, 3_500, 4_000)] == [
+        "DataError",
+        "StoreUnavailableError",
+        None,
+    ]
+    assert [found[at].status.is_ok for at in (1_000, 4_000)] == [False, True]
 
 
 def test_a_batch_that_is_reported_again_is_not_counted_again(taken):

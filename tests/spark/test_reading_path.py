@@ -49,7 +49,7 @@ def paths(spark, tracer, traced, each_url):
 def test_the_path_of_a_batch_gets_no_longer(paths):
     store, batches = paths
     for path, (files, hundreds) in zip(batches, MOST[store], strict=True):
-        assert len(path) <= files, [file.name for file in path]
+        assert len(path) <= files, " ".join(file.name for file in path)
         assert sum(file.lines for file in path) <= hundreds * 100, [(file.lines, file.name) for file in path]
 
 

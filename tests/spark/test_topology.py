@@ -230,6 +230,14 @@ def test_a_batch_that_always_fails_goes_to_quarantine_with_its_rows(spark, visit
     assert spark.read.parquet(place).count() == 2
     assert [finished[1].states[name].rows for name in ("by_user", "by_size")] == [0, 0]
     assert finished[1].states["by_user"].attempt == 2
+    assert [(span.name, span.error is None) for span in finished[1].spans] == [
+        ("attempt", False),
+        ("attempt", False),
+        ("commit", True),
+    ]
+    commit, attempt = finished[2].spans
+    assert (commit.name, attempt.name) == ("commit", "attempt")
+    assert attempt.began <= commit.began <= commit.ended <= attempt.ended < attempt.began + 60_000_000_000
 
 
 def test_a_batch_in_quarantine_that_comes_again_fails_nothing_and_goes_nowhere(spark, visits, tmp_path):

@@ -16,13 +16,14 @@ import msgspec
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.batch_report import BatchReport, read_reports
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Scan, close_if_possible
 from mapstate.errors import KeyEncodingError, UsageError, shown
 from mapstate.keys import KeyCodec, is_index_key
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, clock_txid, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
+from mapstate.reader.reports import read_reports
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named

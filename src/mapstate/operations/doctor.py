@@ -9,7 +9,7 @@ from typing import Any
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.batch_report import BatchReport, read_reports
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, close_if_possible
 from mapstate.errors import (
     CorruptRecordError,
@@ -29,6 +29,7 @@ from mapstate.protocol.pane_index import CodecWithIndex
 from mapstate.protocol.records import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.reader import CountedKeys, open_reader
+from mapstate.reader.reports import read_reports
 from mapstate.serializers import serializer
 from mapstate.spec import check_state_name
 

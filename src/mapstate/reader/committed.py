@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import results_of
-from mapstate.batch_report import BatchReport, read_reports
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import LedgerReads, Scan, close_if_possible
 from mapstate.errors import CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.keys import KeyCodec, StoreKey
@@ -28,6 +28,7 @@ from mapstate.protocol.stored_ledger import (
     records_in,
 )
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
+from mapstate.reader.reports import read_reports
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 

@@ -12,12 +12,13 @@ What follows an attempt that failed is `RetryPolicy`'s. A state by itself is a q
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.batch_report import BatchReport, FinishedBatch, Span
 from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
@@ -144,12 +145,13 @@ class BatchDriver:
             for state, record in zip(self._states, ledgers.records, strict=True):
                 state.set_batch(record)
             try:
-                with self._frames.of_branches(rows, batch.batch_id) as frames:
-                    for state, sent, record, attempt in zip(
-                        self._states, frames, ledgers.records, attempts, strict=True
-                    ):
-                        results.append(state.attempt(sent, record, attempt))
-                commits = self._commit(batch, ledgers, attempts, results)
+                with batch.timed("attempt"):
+                    with self._frames.of_branches(rows, batch.batch_id) as frames:
+                        for state, sent, record, attempt in zip(
+                            self._states, frames, ledgers.records, attempts, strict=True
+                        ):
+                            results.append(state.attempt(sent, record, attempt))
+                    commits = self._commit(batch, ledgers, attempts, results)
             except Exception as error:
                 _release(results)
                 decision = batch.policy.after(error)
@@ -164,7 +166,7 @@ class BatchDriver:
                 _release(results)
                 raise
             else:
-                self._report(commits, batch.policy.attempt, results)
+                self._report(batch, commits, results)
                 return results
 
     def _begin_anew(self, batch: _Batch, ledgers: Ledgers) -> list[Attempt]:
@@ -203,7 +205,8 @@ class BatchDriver:
             )
             commits.append(commit)
         panes = [None if result is None or result.windows is None else result.windows.panes for result in results]
-        batch.policy.ask(lambda: ledgers.commit(commits, panes))
+        with batch.timed("commit"):
+            batch.policy.ask(lambda: ledgers.commit(commits, panes))
         return commits
 
     def _set_aside(self, batch: _Batch, rows: DataFrame, ledgers: Ledgers) -> None:
@@ -216,21 +219,22 @@ class BatchDriver:
         )
         nothing = [None] * len(self._states)
         commits = self._commit(batch, ledgers, self._begin_anew(batch, ledgers), nothing)
-        self._report(commits, batch.policy.attempt, nothing, directory)
+        self._report(batch, commits, nothing, directory)
         emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id)
 
     def _report(
         self,
+        batch: _Batch,
         commits: Sequence[Commit],
-        number: int,
         results: Sequence[AttemptResult | None],
         quarantined: str | None = None,
     ) -> None:
         reports = {
-            state.spec.state: state.report(commit, number, result)
+            state.spec.state: state.report(commit, batch.policy.attempt, result)
             for state, commit, result in zip(self._states, commits, results, strict=True)
         }
-        self._finished(FinishedBatch(batch_id=commits[0].batch_id, states=reports, quarantined=quarantined))
+        spans = tuple(batch.spans)
+        self._finished(FinishedBatch(batch_id=batch.batch_id, states=reports, quarantined=quarantined, spans=spans))
 
     def _finished(self, finished: FinishedBatch) -> None:
         for function in self._plan.on_finished:
@@ -295,6 +299,19 @@ class _Batch:
     batch_id: int
     run: QueryRun
     policy: RetryPolicy
+    spans: list[Span] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Notes a span around what is done within."""
+        began, error = time.time_ns(), None
+        try:
+            yield
+        except BaseException as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            self.spans.append(Span(name=name, began=began, ended=time.time_ns(), error=error))
 
 
 def _give_up(ledgers: Ledgers, error: BaseException) -> None:
