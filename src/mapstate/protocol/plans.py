@@ -7,8 +7,8 @@ import hashlib
 import json
 from typing import Any, NamedTuple
 
-from mapstate.errors import FencedError, ReplannedBatchError, cut
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, PlanDigest
+from mapstate.protocol.refusals import batch_elsewhere, batch_of_before, other_replay, overtaken, replanned_batch
 
 __all__ = [
     "BatchPlan",
@@ -36,6 +36,11 @@ class BatchPlan(NamedTuple):
     planned_at: int | None = None
     previous_planned_at: int | None = None
     upstream_txid: int | None = None
+
+    @property
+    def offsets(self) -> tuple[str, str]:
+        """Where the batch starts, and where it ends."""
+        return self.start, self.end
 
     def digest(self) -> PlanDigest:
         """See `PlanDigest`."""
@@ -79,12 +84,7 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
         return
     known = _plan_of(last, ledger.previous)
     if is_overtaken(known, plan.upstream_txid):
-        raise FencedError(
-            f"state {ledger.state!r} counts batch {batch_id} of the state that it follows as of a later commit than "
-            f"txid {plan.upstream_txid}. A newer driver has replaced this one. Nothing was written; this driver stops.",
-            state=ledger.state,
-            txid=plan.upstream_txid,
-        )
+        raise overtaken(ledger, batch_id, plan.upstream_txid)
     if ledger.type != "opaque":
         why = f"the state is {ledger.type}, and only opaque records keep the value before"
     elif known is None or not _start_together(known, plan.digest()):
@@ -93,16 +93,7 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
         why = "a later attempt has begun and may have replaced the values before it"
     else:
         return
-    raise ReplannedBatchError(
-        f"state {ledger.state!r} counts batch {batch_id} {_range(ledger.previous, last)}. Spark planned it anew, from "
-        f"{_cut(plan.start)} to {_cut(plan.end)}: the checkpoint is older than the batch, which cannot be counted "
-        f"anew: {why}. Nothing was written. Put the newer checkpoint back, or restore the store from before the batch. "
-        "See docs/operating.md#after-a-restored-checkpoint",
-        state=ledger.state,
-        batch_id=batch_id,
-        found=plan.end,
-        expected=last.offsets,
-    )
+    raise replanned_batch(ledger, last, batch_id, plan.offsets, why)
 
 
 def check_age(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
@@ -110,32 +101,14 @@ def check_age(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> No
     last = ledger.last_commit
     if plan is None or last is None or last.owner == ledger.owner or not _is_younger(plan, last):
         return
-    raise ReplannedBatchError(
-        f"state {ledger.state!r} counted batch {batch_id} of this query before query {last.owner} took it. Spark has "
-        f"planned that batch anew since, from {_cut(plan.start)} to {_cut(plan.end)}: the checkpoint is older than the "
-        "batch. Nothing was written. Put the newer checkpoint back. See docs/operating.md#after-a-restored-checkpoint",
-        state=ledger.state,
-        batch_id=batch_id,
-        found=plan.end,
-        expected=None,
-    )
+    raise batch_of_before(ledger, last, batch_id, plan.offsets)
 
 
 def check_repeated(ledger: LedgerRecord, repeat: InFlight, plan: BatchPlan | None) -> None:
     """Refuse to repeat a transactional attempt, which keeps its txid, with another plan."""
     if plan is None or repeat.plan is None or _is_same(repeat.plan, plan.digest()):
         return
-    last = ledger.last_commit
-    raise ReplannedBatchError(
-        f"state {ledger.state!r} is transactional and has batch {repeat.batch_id} in flight, which begins at "
-        f"{'the start' if last is None else _cut(last.offsets)}. Spark planned it anew, from {_cut(plan.start)} to "
-        f"{_cut(plan.end)}, but a replay has to be identical: it skips keys that are written. Nothing was written. "
-        "Put the checkpoint with the first plan back. See docs/operating.md#each-refusal-and-what-to-do",
-        state=ledger.state,
-        batch_id=repeat.batch_id,
-        found=plan.end,
-        expected=None,
-    )
+    raise other_replay(ledger, repeat, plan.offsets)
 
 
 def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
@@ -146,16 +119,7 @@ def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -
     known, present = _plan_of(last, ledger.previous), plan.digest()
     if known is None or (known.end == present.start and _may_be_equal(known.fingerprint, present.previous)):
         return
-    raise ReplannedBatchError(
-        f"state {ledger.state!r} counts batch {last.batch_id} {_range(ledger.previous, last)}. Spark's batch "
-        f"{batch_id} goes from {_cut(plan.start)} to {_cut(plan.end)}, so rows would count twice or not at all: "
-        "two copies of one checkpoint were in use, or it was edited. Nothing was written. Put the checkpoint back that "
-        "last wrote this state. See docs/operating.md#each-refusal-and-what-to-do",
-        state=ledger.state,
-        batch_id=batch_id,
-        found=plan.start,
-        expected=last.offsets,
-    )
+    raise batch_elsewhere(ledger, last, batch_id, plan.offsets)
 
 
 def is_overtaken(known: PlanDigest | None, upstream_txid: int | None) -> bool:
@@ -222,14 +186,3 @@ def _own_offset(entry: Any) -> Any:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _range(previous: Commit | None, last: Commit) -> str:
-    """The offsets of the last batch, for a message."""
-    known = previous is not None and (previous.owner, previous.batch_id) == (last.owner, last.batch_id - 1)
-    start = previous.offsets if known and previous is not None else None
-    return f"up to {_cut(last.offsets)}" if start is None else f"from {_cut(start)} to {_cut(last.offsets)}"
-
-
-def _cut(offsets: str | None) -> str:
-    return "unknown offsets" if offsets is None else cut(offsets)

@@ -1,11 +1,25 @@
-"""The errors of batches that come out of order. See `mapstate.protocol.transitions.begin`."""
+"""The errors of batches that come out of order, or with another plan.
+
+See `mapstate.protocol.transitions.begin` and `mapstate.protocol.plans`.
+"""
 
 from __future__ import annotations
 
-from mapstate.errors import MissingBatchesError, StaleBatchError
-from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.errors import FencedError, MissingBatchesError, ReplannedBatchError, StaleBatchError, cut
+from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 
-__all__ = ["missing_batches", "stale_batch"]
+__all__ = [
+    "batch_elsewhere",
+    "batch_of_before",
+    "missing_batches",
+    "other_replay",
+    "overtaken",
+    "replanned_batch",
+    "stale_batch",
+]
+
+Offsets = tuple[str, str]
+"""Of a plan: where it starts, and where it ends."""
 
 
 def stale_batch(ledger: LedgerRecord, batch_id: int, due: int) -> StaleBatchError:
@@ -42,3 +56,80 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
         found=batch_id,
         expected=due,
     )
+
+
+def overtaken(ledger: LedgerRecord, batch_id: int, upstream_txid: int | None) -> FencedError:
+    """The error of a driver that brings an earlier commit of the state that is followed."""
+    return FencedError(
+        f"state {ledger.state!r} counts batch {batch_id} of the state that it follows as of a later commit than "
+        f"txid {upstream_txid}. A newer driver has replaced this one. Nothing was written; this driver stops.",
+        state=ledger.state,
+        txid=upstream_txid,
+    )
+
+
+def replanned_batch(ledger: LedgerRecord, last: Commit, batch_id: int, plan: Offsets, why: str) -> ReplannedBatchError:
+    """The error of the committed batch with another plan, where it cannot be counted anew."""
+    return ReplannedBatchError(
+        f"state {ledger.state!r} counts batch {batch_id} {_range(ledger.previous, last)}. Spark planned it anew, "
+        f"from {_cut(plan[0])} to {_cut(plan[1])}: the checkpoint is older than the batch, which cannot be counted "
+        f"anew: {why}. Nothing was written. Put the newer checkpoint back, or restore the store from before the batch. "
+        "See docs/operating.md#after-a-restored-checkpoint",
+        state=ledger.state,
+        batch_id=batch_id,
+        found=plan[1],
+        expected=last.offsets,
+    )
+
+
+def batch_of_before(ledger: LedgerRecord, last: Commit, batch_id: int, plan: Offsets) -> ReplannedBatchError:
+    """The error of a batch that counts, and was planned anew after another query took the state."""
+    return ReplannedBatchError(
+        f"state {ledger.state!r} counted batch {batch_id} of this query before query {last.owner} took it. Spark has "
+        f"planned that batch anew since, from {_cut(plan[0])} to {_cut(plan[1])}: the checkpoint is older than the "
+        "batch. Nothing was written. Put the newer checkpoint back. See docs/operating.md#after-a-restored-checkpoint",
+        state=ledger.state,
+        batch_id=batch_id,
+        found=plan[1],
+        expected=None,
+    )
+
+
+def other_replay(ledger: LedgerRecord, repeat: InFlight, plan: Offsets) -> ReplannedBatchError:
+    """The error of a transactional batch that is repeated with another plan."""
+    last = ledger.last_commit
+    return ReplannedBatchError(
+        f"state {ledger.state!r} is transactional and has batch {repeat.batch_id} in flight, which begins at "
+        f"{'the start' if last is None else _cut(last.offsets)}. Spark planned it anew, from {_cut(plan[0])} to "
+        f"{_cut(plan[1])}, but a replay has to be identical: it skips keys that are written. Nothing was written. "
+        "Put the checkpoint with the first plan back. See docs/operating.md#each-refusal-and-what-to-do",
+        state=ledger.state,
+        batch_id=repeat.batch_id,
+        found=plan[1],
+        expected=None,
+    )
+
+
+def batch_elsewhere(ledger: LedgerRecord, last: Commit, batch_id: int, plan: Offsets) -> ReplannedBatchError:
+    """The error of a batch that does not start where the last one ended."""
+    return ReplannedBatchError(
+        f"state {ledger.state!r} counts batch {last.batch_id} {_range(ledger.previous, last)}. Spark's batch "
+        f"{batch_id} goes from {_cut(plan[0])} to {_cut(plan[1])}, so rows would count twice or not at all: "
+        "two copies of one checkpoint were in use, or it was edited. Nothing was written. Put the checkpoint back that "
+        "last wrote this state. See docs/operating.md#each-refusal-and-what-to-do",
+        state=ledger.state,
+        batch_id=batch_id,
+        found=plan[0],
+        expected=last.offsets,
+    )
+
+
+def _range(previous: Commit | None, last: Commit) -> str:
+    """The offsets of the last batch, for a message."""
+    known = previous is not None and (previous.owner, previous.batch_id) == (last.owner, last.batch_id - 1)
+    start = previous.offsets if known and previous is not None else None
+    return f"up to {_cut(last.offsets)}" if start is None else f"from {_cut(start)} to {_cut(last.offsets)}"
+
+
+def _cut(offsets: str | None) -> str:
+    return "unknown offsets" if offsets is None else cut(offsets)
