@@ -43,9 +43,9 @@ class StateSpec:
                       "reset" (start empty)
     ``on_gap``        if the store lacks batches that Spark has finished: "refuse" or "accept" (go on without them)
     ``apply_on``      where records are read and written: "executors", "driver" or "auto". "auto" takes the executors if
-                      several processes can reach the store. "driver" is faster for batches of a few thousand keys,
-                      because no Python runs on the executors. The driver then holds all keys of a batch in memory, up
-                      to ``spark.driver.maxResultSize``
+                      several processes can reach the store, and the driver for a batch of at most 5,000 keys behind
+                      three of them: no Python runs on the executors then. With "driver" it holds all keys of any batch
+                      in memory, up to ``spark.driver.maxResultSize``
     ``chunk_size``    keys per read and write, by default the store's own number, mostly 2,000. A chunk ends with its
                       Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
     ``changes``       transactions whose keys are kept for those who follow the state: of an opaque state without
@@ -131,6 +131,11 @@ class StateSpec:
     def is_applied_on_driver(self) -> bool:
         """Whether the driver reads and writes the records, as ``apply_on`` says and the store allows."""
         return self.apply_on == "driver" or not self.backend.shared_between_processes
+
+    @property
+    def may_be_applied_on_driver(self) -> bool:
+        """Whether the driver may take a small batch, and need not."""
+        return self.apply_on == "auto" and not self.cache_size
 
     def open(self) -> Any:
         """Open the store of this state in the calling process. See `Backend.open`."""

@@ -13,20 +13,23 @@ from chain import GOES_ON, Chain
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
 
-# kills of each chain, in the subset and in the full run, which makes 200
-KILLS = {"opaque": (2, 86), "transactional": (1, 14)}
+# kills of each chain, in the subset and in the full run, which makes 240
+KILLS = {("opaque", False): (2, 86), ("opaque", True): (1, 20), ("transactional", False): (1, 14)}
 
 
-@pytest.mark.parametrize("kind", ["opaque", pytest.param("transactional", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("kind", "on_driver"),
+    [("opaque", False), ("opaque", True), pytest.param("transactional", False, marks=pytest.mark.full)],
+)
 def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_dies(
-    kind, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+    kind, on_driver, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
 ):
     """One chain on Redis and one on SQLite at a time: a Spark start leaves a core idle now and then."""
     seed = secrets.randbits(32)
     urls = {"redis": redis_url, "sqlite": f"sqlite:///{tmp_path}/state.db"}
-    kills = rounds(*KILLS[kind])
+    kills = rounds(*KILLS[kind, on_driver])
     chains = {
-        store: Chain(tmp_path / store, url, kind=kind, seed=seed + at, files=2 * kills + 20)
+        store: Chain(tmp_path / store, url, kind=kind, seed=seed + at, files=2 * kills + 20, on_driver=on_driver)
         for at, (store, url) in enumerate(urls.items())
     }
     steps = _steps(chains["redis"].steps(), 2 * kills, random.Random(seed))
@@ -45,7 +48,8 @@ def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_die
     for store, chain in chains.items():
         for step, number in chain.kills.items():
             tally(f"driver killed {step}", kills=number)
-        tally(f"drivers killed on {store}, {kind}", kills=chain.kills.total(), batches=chain.due)
+        where = ", small batches" if on_driver else ""
+        tally(f"drivers killed on {store}, {kind}{where}", kills=chain.kills.total(), batches=chain.due)
         tally(
             "of these, replays", with_other_contents=chain.other_contents, killed_again_in_the_same_batch=chain.repeated
         )

@@ -34,7 +34,11 @@ def count(visits: Any, spark: Any, backend: Any, **options: Any) -> Any:
     return (
         newStream("visits", visits.stream(spark))
         .groupBy("user_id")
-        .persistentAggregate(opaque(backend, **({"chunk_size": 1} | options)), visits=Count(), bytes=Sum("bytes"))
+        .persistentAggregate(
+            opaque(backend, **({"chunk_size": 1, "apply_on": "executors"} | options)),
+            visits=Count(),
+            bytes=Sum("bytes"),
+        )
     )
 
 

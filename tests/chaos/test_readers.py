@@ -347,7 +347,9 @@ def test_readers_see_whole_batches_while_spark_drivers_die(redis_url, spark, vis
 
     def run() -> None:
         counts = newStream(STATE, visits.stream(spark)).groupBy("user_id")
-        aggregate = counts.persistentAggregate(opaque(redis_url, chunk_size=4), visits=Count(), bytes=Sum("bytes"))
+        aggregate = counts.persistentAggregate(
+            opaque(redis_url, chunk_size=4, apply_on="executors"), visits=Count(), bytes=Sum("bytes")
+        )
         query = aggregate.start(visits.checkpoint, trigger={"availableNow": True})
         assert query.awaitTermination(120)
 

@@ -22,6 +22,7 @@ from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of, configured
+from mapstate.spark.driver.by_partition import by_partition
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
 from mapstate.spark.driver.new_values import new_values_frame
 from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
@@ -31,7 +32,12 @@ from mapstate.spec import StateSpec
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["AttemptResult", "Plan", "apply_on_driver", "apply_on_executors"]
+__all__ = ["MOST_SMALL", "AttemptResult", "Plan", "apply_if_small", "apply_on_driver", "apply_on_executors"]
+
+MOST_SMALL = 5_000
+"""Keys of a batch that the driver applies without being asked. More are faster on executors."""
+
+_WIDE = ("binary", "array", "map", "struct")
 
 
 class Plan:
@@ -40,7 +46,8 @@ class Plan:
     Gives one row per key with its partials, and their number of rows last; or, where an aggregator is in plain
     Python, the rows in key order. ``partials`` has the number of columns per field, or None for raw rows;
     ``rows_of`` names their columns. ``at_once`` says whether all rows of a batch go to the driver at once, where it
-    applies them; see `apply_on_driver`.
+    applies them; see `apply_on_driver`. ``is_of_few`` leaves the first rows of each partition, one more than a small
+    batch has.
     """
 
     def __init__(self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str]) -> None:
@@ -63,6 +70,9 @@ class Plan:
         else:
             self.values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
         self.at_once = self.partials is not None
+        place = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))  # within its partition
+        self.is_of_few = place <= MOST_SMALL
+        self.is_narrow: bool | None = None  # once a batch may be small
 
     def fits(self, batch_df: DataFrame, fields: Fields) -> bool:
         """Whether this is the plan of such a batch: columns belong to the JVM that they were made in."""
@@ -158,10 +168,27 @@ def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResu
     batches = _at_once(rows) if plan.at_once else None
     plan.at_once = batches is not None
     if batches is not None:
-        out = list(task(iter(batches)))
-    else:
-        with _by_partition(rows) as later:
-            out = list(task(later))
+        return _applied(rows, task, iter(batches))
+    with by_partition(rows) as later:
+        return _applied(rows, task, later)
+
+
+def apply_if_small(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult | None:
+    """`apply_on_driver`, at once. None, and nothing was written, where a batch has more than `MOST_SMALL` keys.
+
+    Of such a batch no more than so many keys of each partition come to the driver. None also where partials are
+    collections or sketches, of which a few may be large.
+    """
+    if plan.is_narrow is None:
+        plan.is_narrow = not any(field.dataType.typeName() in _WIDE for field in rows.schema)
+    batches = _at_once(rows.where(plan.is_of_few)) if plan.is_narrow else None
+    if batches is None or sum(map(len, batches)) > MOST_SMALL:
+        return None
+    return _applied(rows, task, iter(batches))
+
+
+def _applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch]) -> AttemptResult:
+    out = list(task(batches))
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
     new_values = None
     if task.new_values is not None:
@@ -185,33 +212,6 @@ def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
         if "spark.driver.maxResultSize" not in str(error):
             raise
         return None
-
-
-@contextmanager
-def _by_partition(rows: DataFrame) -> Iterator[Iterator[pa.RecordBatch]]:
-    """All rows, a job for each partition, so where there are executors to lose all are computed by one job before."""
-    packed, release = rows.mapInArrow(_to_ipc, "batch binary"), _nothing
-    if not access_of(rows).is_local():
-        with configured(rows, ONE_DRAW):
-            packed, release = computed_once(packed)
-    try:
-        lines = packed.toLocalIterator(prefetchPartitions=True)
-        yield (batch for row in lines for batch in pa.ipc.open_stream(bytes(row[0])))
-    finally:
-        release()
-
-
-def _nothing() -> None:
-    """There is nothing to release."""
-
-
-def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each Arrow batch as one binary value. Executor."""
-    for batch in batches:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], ["batch"])
 
 
 @contextmanager

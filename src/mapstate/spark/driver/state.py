@@ -12,7 +12,14 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
 from mapstate.errors import IncompleteBatchError, StateSchemaError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
-from mapstate.spark.driver.apply import AttemptResult, Plan, apply_on_driver, apply_on_executors
+from mapstate.spark.driver.apply import (
+    MOST_SMALL,
+    AttemptResult,
+    Plan,
+    apply_if_small,
+    apply_on_driver,
+    apply_on_executors,
+)
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spark.driver.new_values import INSIDE, new_values_type
@@ -21,9 +28,12 @@ from mapstate.spark.executor.task import BatchTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["StateDriver"]
+__all__ = ["SMALL_IN_A_ROW", "StateDriver"]
 
 _log = logging.getLogger("mapstate")
+
+SMALL_IN_A_ROW = 3
+"""Batches of at most `MOST_SMALL` keys, before the driver applies one without being asked."""
 
 
 class StateDriver:
@@ -44,6 +54,7 @@ class StateDriver:
         self._plan: Plan | None = None
         self._cached_attempt: tuple[int, str] | None = None  # the last commit's txid, and its attempt's name
         self._started = 0.0
+        self._small_batches = 0  # in a row, of those that were committed last
 
     def start_clock(self) -> None:
         """A foreachBatch call has begun."""
@@ -104,8 +115,7 @@ class StateDriver:
         frame = self.keyed(frame)
         task, plan = self._task(frame, record, attempt)
         rows = plan.of(frame)
-        on_driver = self.spec.is_applied_on_driver
-        result = apply_on_driver(rows, task, plan) if on_driver else apply_on_executors(rows, task)
+        result = self._applied(rows, task, plan)
         try:
             result.rows_sent = rows_sent
             self._check(result, attempt.batch_id)
@@ -113,6 +123,16 @@ class StateDriver:
             result.release()
             raise
         return result
+
+    def _applied(self, rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult:
+        if self.spec.is_applied_on_driver:
+            return apply_on_driver(rows, task, plan)
+        if self._small_batches >= SMALL_IN_A_ROW and plan.at_once and self.spec.may_be_applied_on_driver:
+            result = apply_if_small(rows, task, plan)
+            if result is not None:
+                return result
+            self._small_batches = 0
+        return apply_on_executors(rows, task)
 
     def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Plan]:
         fields = Fields(record.fields, self.job.aggregators)
@@ -171,6 +191,7 @@ class StateDriver:
         """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
         self.committed_as = commit.txid
         self._cached_attempt = None if result is None else (commit.txid, result.name)
+        self._small_batches = self._small_batches + 1 if commit.keys <= MOST_SMALL else 0
         report = self.make_report(commit, number, result)
         state = self.spec.state
         _log.info(
