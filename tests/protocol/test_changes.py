@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 from states import Job, contents, stored
 
-from mapstate import opaque, open_reader, transactional
+from mapstate import AsyncStateReader, StateReader, opaque, open_async_reader, open_reader, transactional
 from mapstate.errors import (
     ChangesGoneError,
     ConfigurationError,
@@ -168,6 +169,26 @@ def test_the_changes_of_a_batch_are_its_keys_and_no_others(url):
         )
         assert reader.changed_keys(reader.position(), reader.position()) == []
         assert sum(1 for _ in reader.scan()) == 3000, "a scan shows no record of the log"
+
+
+def test_a_state_is_followed_on_an_event_loop_too(url):
+    job = LoggedJob(url)
+    job.batch(a=1, b=1)
+
+    async def follow():
+        async with open_async_reader(url, "s") as reader:
+            before = await reader.position()
+            job.batch(b=2, c=2)
+            return await reader.changed_keys(before, await reader.position())
+
+    assert sorted(asyncio.run(follow())) == [("b",), ("c",)]
+
+
+def test_the_asynchronous_reader_has_all_methods_of_the_other():
+    def public(of):
+        return {name for name in dir(of) if not name.startswith("_") and callable(getattr(of, name))}
+
+    assert public(StateReader) - public(AsyncStateReader) == {"found", "part", "parts"}  # for Spark's partitions
 
 
 def test_only_as_many_transactions_are_kept_and_who_is_later_is_told(url):

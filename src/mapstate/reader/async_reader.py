@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from mapstate.reader.changes import Position
     from mapstate.reader.windows import Time, Watermark, Window
 
 __all__ = ["AsyncStateReader", "open_async_reader"]
@@ -168,6 +169,14 @@ class AsyncStateReader:
         while page := await self._call(lambda _: list(islice(items, _WINDOW_PAGE))):
             for item in page:
                 yield item
+
+    async def position(self) -> Position:
+        """See `StateReader.position`."""
+        return await self._call(StateReader.position)
+
+    async def changed_keys(self, start: Position, end: Position) -> list[Key]:
+        """See `StateReader.changed_keys`."""
+        return await self._call(StateReader.changed_keys, start, end)
 
     async def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pa.Table:
         """See `StateReader.to_arrow`. The loop goes on while a page is read."""
