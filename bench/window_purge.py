@@ -28,7 +28,7 @@ def windows_of(spark: SparkSession, url: str, name: str, *, lag: int = 0) -> Win
     """A state of counts by user in windows of ten, purged one window later."""
     rows = newStream(name, spark.createDataFrame([], SCHEMA))
     windows = rows.tumblingWindow(LENGTH, timestampField="at", lag=lag, retention=LENGTH).groupBy("user_id")
-    return windows.persistentAggregate(opaque(url, name), n=Count())
+    return windows.persistentAggregate(opaque(url, name, apply_on="executors"), n=Count())  # also behind small batches
 
 
 def rows_at(spark: SparkSession, at: int, keys: int = 1) -> DataFrame:

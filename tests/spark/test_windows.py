@@ -32,7 +32,7 @@ from mapstate.protocol.ledger_record import AlreadyCommitted
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
-from mapstate.spark.driver.windows import WindowedState
+from mapstate.spark.driver.windows import WindowedState, _spread
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
@@ -201,6 +201,31 @@ def test_a_window_of_timestamps(spark, url):
             (at("2026-11-22 11:00:00"), True),
             (at("2026-11-22 12:00:00"), False),
         ]
+
+
+def test_spark_takes_fired_windows_for_rows_of_any_number_and_spreads_their_slices(spark, tmp_path):
+    """By the number of their panes it would broadcast all of them in a join."""
+    rows = newStream("rows", frame(spark, []))
+    counts = (
+        rows.tumblingWindow(10, timestampField="at")
+        .groupBy("user")
+        .persistentAggregate(opaque(f"sqlite:///{tmp_path}/s.db", "s"), n=Count())
+    )
+    sizes = []
+
+    def measure(fired: DataFrame, _: int) -> None:
+        sizes.append(int(str(fired._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())))
+        assert fired.count() == 1
+
+    counts.firedWindowsStream().foreachBatch(measure)
+    for batch_id, at in enumerate((1, 20)):
+        counts(spark.createDataFrame([(at, "a", 1)], rows.schema), batch_id)
+    assert len(sizes) == 1
+    assert sizes[0] > 2**40
+    slices = [("pane", at, 0, ["x" * 1000] * 200) for at in range(300)]  # Arrow would make one partition of so much
+    spread = _spread(frame(spark, []), slices, "pane string, partition int, full int, rests array<string>")
+    assert spread.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
+    assert spread.count() == 300
 
 
 def test_a_row_of_the_future_makes_no_other_row_late(spark, tmp_path):

@@ -122,6 +122,9 @@ class _ClassicAccess:
     def is_local(self) -> bool:
         return bool(self._context._jsc.isLocal())
 
+    def parallelism(self) -> int:
+        return int(self._context.defaultParallelism)
+
     def on_executors(self, ask: Callable[[], str]) -> list[str]:
         # Spark gives each executor one task before it gives any of them a second one. The driver is in the count.
         executors = max(self._context._jsc.sc().getExecutorMemoryStatus().size() - 1, 1)

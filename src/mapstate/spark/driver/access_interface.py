@@ -52,6 +52,9 @@ class Access(Protocol):
     def is_local(self) -> bool:
         """Whether tasks run in the process of the driver, so that no executor can be lost."""
 
+    def parallelism(self) -> int:
+        """How many tasks run at one time, as far as anybody can tell."""
+
     def on_executors(self, ask: Callable[[], str]) -> list[str]:
         """What ``ask`` returns on each executor that is there, some of them more than once."""
 

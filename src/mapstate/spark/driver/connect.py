@@ -133,6 +133,10 @@ class ConnectAccess:
         master = str(self._session.conf.get("spark.master", ""))
         return master == "local" or master.startswith("local[")
 
+    def parallelism(self) -> int:
+        """See `Access.parallelism`: the tasks of a shuffle. The server spreads rows by what it knows itself."""
+        return int(self._session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+
     def on_executors(self, ask: Callable[[], str]) -> list[str]:
         """See `Access.on_executors`: a task for each core."""
 

@@ -44,7 +44,9 @@ WAS_THERE = f"{INSIDE}was_there"
 IS_THERE = f"{INSIDE}is_there"
 _PAGE = 5000
 # How PySpark takes a table: 0 records a batch is no bound for Spark, and an error here; instants are in UTC already.
-_AS_ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000", "spark.sql.session.timeZone": "UTC"}
+_MOST_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_MOST_LOCAL = "spark.sql.execution.arrow.localRelationThreshold"  # bytes; above it a batch of Arrow is a partition
+_AS_ARROW = {_MOST_RECORDS: "10000", "spark.sql.session.timeZone": "UTC"}
 
 
 def read_back(
@@ -122,12 +124,18 @@ def new_values_frame(batch_df: DataFrame, schema: StructType, batches: list[pa.R
     return arrow_frame(batch_df, schema, batches).drop(REPORT_COLUMN)
 
 
-def arrow_frame(batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch]) -> DataFrame:
-    """Rows that the driver holds, as a frame. Driver."""
+def arrow_frame(
+    batch_df: DataFrame, schema: StructType, batches: list[pa.RecordBatch], *, rows_of_task: int | None = None
+) -> DataFrame:
+    """Rows that the driver holds, as a frame. Driver.
+
+    With ``rows_of_task`` it has a partition for so many rows, and a size that Spark does not know.
+    """
     form = arrow_schema(schema)
     # PySpark cannot take a table without a chunk if a column is an array.
     table = pa.Table.from_batches(batches, schema=form) if batches else form.empty_table()
-    with configured(batch_df, _AS_ARROW):
+    settings = _AS_ARROW if rows_of_task is None else _AS_ARROW | {_MOST_RECORDS: str(rows_of_task), _MOST_LOCAL: "0"}
+    with configured(batch_df, settings):
         return batch_df.sparkSession.createDataFrame(table, schema=schema)
 
 

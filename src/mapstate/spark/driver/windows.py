@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
@@ -22,12 +22,13 @@ from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, L
 from mapstate.protocol.pane_index import Slice, slices
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import Input, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
-from mapstate.spark.driver.access import configured
+from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult, Plan
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job, Windows
 from mapstate.spark.driver.new_values import arrow_frame, shown_type
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.window_task import (
     PACKED,
@@ -201,9 +202,8 @@ class WindowedState(StateDriver):
         if self.job.spec.is_applied_on_driver or sum(part.most_keys for part in parts) <= _ON_DRIVER:
             task.work(parts)
             return
-        rows = [(part.pane, part.partition, part.full, list(part.rests)) for part in parts]
-        schema = "pane string, partition int, full int, rests array<string>"
-        frame.sparkSession.createDataFrame(rows, schema).mapInArrow(task, "keys bigint").collect()
+        rows = _spread(frame, parts, "pane string, partition int, full int, rests array<string>")
+        rows.mapInArrow(task, "keys bigint").collect()
 
     def fired(self, frame: DataFrame, record: LedgerRecord, done: WindowCommit | None) -> Fired:
         """The windows that a committed batch has fired and that are not gone.
@@ -226,7 +226,7 @@ class WindowedState(StateDriver):
                 ReadAndJoin(read, join)(iter([batch])) if is_whole else _sorted_and_joined(read(iter([batch])), join)
             )
             return Fired(arrow_frame(frame, out, list(shown)), has_windows=True)
-        spread = frame.sparkSession.createDataFrame(places, "pane bigint, partition int")
+        spread = _spread(frame, places, "pane bigint, partition int")
         if is_whole:
             return Fired(spread.mapInArrow(ReadAndJoin(read, join), out), has_windows=True)
         with configured(frame, ONE_DRAW):
@@ -270,6 +270,18 @@ def fired_type(job: Job, fields: Fields) -> StructType:
         if not is_session or field.name not in (FIRST, LAST)
     ]
     return StructType(columns)
+
+
+def _spread(frame: DataFrame, rows: Sequence[Sequence[Any]], schema: str) -> DataFrame:
+    """Rows that the driver holds, over the executors. As rows of Python they would go through a task of their own."""
+    from pyspark.sql.types import DataType
+
+    of_spark = cast("StructType", DataType.fromDDL(schema))
+    form = arrow_schema(of_spark)
+    columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(form.types)]
+    # Spark would take what tasks make of the rows to be as small as these, and broadcast it in a join.
+    share = -(-len(rows) // access_of(frame).parallelism()) or 1
+    return arrow_frame(frame, of_spark, [pa.RecordBatch.from_arrays(columns, schema=form)], rows_of_task=share)
 
 
 def _noted(known: Input, found: Sequence[WindowReport], at: int, now: int) -> Input:
