@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import gc
 import logging
 import math
 import re
@@ -15,6 +16,7 @@ from decimal import Decimal
 from secrets import token_hex
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import ArithmeticException, StreamingQueryException
@@ -748,3 +750,18 @@ def test_a_password_out_of_the_environment_is_not_in_what_py4j_logs(
     assert run(opaque(url, name="executors"), "1").last_error is None
     assert contents(url, "executors") == visits.truth()
     assert py4j_log.holds(password)  # which is why docs/operating.md warns of spark.executorEnv
+
+
+def test_a_worker_does_not_search_what_it_has_imported_for_garbage_after_each_task(spark, tmp_path):
+    frame = spark.range(10).selectExpr("cast(id as string) AS k")
+    rows = newStream("rows", frame).groupBy("k")
+    counts = rows.persistentAggregate(opaque(f"sqlite:///{tmp_path}/s.db", apply_on="executors"), n=Count())
+    counts(frame, 0)
+
+    def kept_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # in here it is pickled by value
+        for _ in batches:
+            yield pa.RecordBatch.from_arrays([pa.array([gc.get_freeze_count()])], ["objects"])
+
+    asked = spark.range(2).mapInArrow(kept_out, "objects bigint")
+    wait_for(lambda: any(row.objects > 10_000 for row in asked.collect()), "the worker that had the batch")
+    assert gc.get_freeze_count() == 0, "this process is its user's"

@@ -8,6 +8,7 @@ and the driver would get a string where the exception was.
 from __future__ import annotations
 
 import gc
+import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -102,6 +103,9 @@ class BatchTask:
             pass  # what is left unread would block the sender
         report.milliseconds = int((time.monotonic() - started) * 1000)
         yield report_line(report, self.new_values)
+        if os.environ.get("SPARK_REUSE_WORKER") and not gc.get_freeze_count():
+            gc.collect()  # PySpark's worker does so after each task; from now on without what is imported
+            gc.freeze()
 
     def _apply(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         store = self.spec.open()
