@@ -77,8 +77,9 @@ class MergedReads:
         if not taken:
             return
         self.reads += 1
+        keys = taken[0].keys if len(taken) == 1 else [key for request in taken for key in request.keys]
         try:
-            values, ledger = await self._reader.multi_get_as_of([key for request in taken for key in request.keys])
+            values, ledger = await self._reader.multi_get_as_of(keys)
         except (DataError, UsageError) as error:
             if len(taken) == 1:
                 _fail(taken, error)
@@ -92,8 +93,9 @@ class MergedReads:
         else:
             at = 0
             for request in taken:
+                own = values if len(request.keys) == len(values) else values[at : at + len(request.keys)]
                 if not request.values.done():
-                    request.values.set_result((values[at : at + len(request.keys)], ledger))
+                    request.values.set_result((own, ledger))
                 at += len(request.keys)
 
 

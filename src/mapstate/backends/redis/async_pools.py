@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
+
+from redis import exceptions as driver
 
 from mapstate.event_loop import wait_for
 
@@ -66,7 +69,18 @@ class AsyncConnection:
 
     def send_packed_command(self, packed: Sequence[bytes], *, check_health: bool) -> None:
         """Send packed commands."""
-        wait_for(self.connection.send_packed_command(packed, check_health=check_health))
+        wait_for(self._sent(packed, check_health=check_health))
+
+    async def _sent(self, packed: Sequence[bytes], *, check_health: bool) -> None:
+        """Send under the connection's timeout. Under its own timeout redis-py makes a task for each send."""
+        seconds, self.connection.socket_timeout = self.connection.socket_timeout, None
+        try:
+            async with asyncio.timeout(seconds):
+                await self.connection.send_packed_command(packed, check_health=check_health)
+        except TimeoutError as error:  # redis-py has closed the connection
+            raise driver.TimeoutError("Timeout writing to socket") from error
+        finally:
+            self.connection.socket_timeout = seconds
 
     def read_response(self) -> Any:
         """The next reply."""
