@@ -28,6 +28,7 @@ QUESTIONS = (
     "million_rows",
     "one_process",
     "chunk_sizes",
+    "key_order",
     "small_batches",
     "large_state",
     "growth",

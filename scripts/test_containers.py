@@ -31,6 +31,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     redis += (
         "scan_parts",
         "dataframes",
+        "key_order",
         "changes",
         "following",
         "kafka",

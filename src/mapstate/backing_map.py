@@ -53,8 +53,12 @@ class Backend(Protocol):
 
     Holds no client: `open` makes one in the process that uses it. Its repr shows no password.
     ``shared_between_processes`` is False where two processes that open it see different data; such a store is applied
-    on the driver. An optional ``chunk_size`` is the number of keys per chunk at which the store is best; the default is
-    2,000.
+    on the driver.
+
+    Two attributes are optional. ``chunk_size`` is the number of keys per chunk at which the store is best, by default
+    2,000. ``key_order`` is the order in which a task brings its keys, by default any: "key" suits a B-tree, "hash" a
+    hash table in memory, and a number below 32,768 parts by the CRC-32 of a key's text modulo that number. Not
+    guaranteed: for small batches, and with aggregators in plain Python, tasks have an order of their own.
     """
 
     @property

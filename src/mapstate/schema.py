@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["Field", "KeyField", "OnGap", "OnNewOwner", "StateType"]
+__all__ = ["Field", "KeyField", "KeyOrder", "OnGap", "OnNewOwner", "StateType"]
 
 
 StateType = Literal["non-transactional", "transactional", "opaque"]
@@ -14,6 +14,9 @@ OnNewOwner = Literal["refuse", "adopt", "reset"]
 
 
 OnGap = Literal["refuse", "accept"]
+
+
+KeyOrder = Literal["hash", "key"] | int
 
 
 class Field(NamedTuple):

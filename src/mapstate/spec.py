@@ -15,7 +15,7 @@ from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.maps.serialized import CHUNK_BYTES
-from mapstate.schema import OnGap, OnNewOwner, StateType
+from mapstate.schema import KeyOrder, OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
 from mapstate.urls import LIKE_A_URL
 
@@ -96,6 +96,7 @@ class StateSpec:
         ):
             if getattr(self, field) not in get_args(kind):
                 raise ConfigurationError(f"{field} is one of {', '.join(get_args(kind))}, not {getattr(self, field)!r}")
+        _ = self.key_order  # raises if there is no such order
         if self.changes is not None and (self.type != "opaque" or self.ttl is not None):
             raise ConfigurationError("changes is for opaque states without a ttl: other values go without a batch")
         least_of = {"cache_size": 0, "chunk_size": 1, "max_attempts": 1, "chunk_bytes": 1}
@@ -126,6 +127,14 @@ class StateSpec:
         if self.name is None:
             raise ConfigurationError("this spec names no state: opaque(url, name='...')")
         return self.name
+
+    @property
+    def key_order(self) -> KeyOrder | None:
+        """In which order the store takes keys best, see `Backend`."""
+        order: Any = getattr(self.backend, "key_order", None)
+        if order not in (None, "hash", "key") and order not in range(1, 2**15):
+            raise ConfigurationError(f"{self.backend!r} has an unknown key_order, {order!r}: see Backend")
+        return order  # type: ignore[no-any-return]
 
     @property
     def is_applied_on_driver(self) -> bool:

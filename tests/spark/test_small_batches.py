@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mapstate import Collect, Count, Sum, newStream, opaque, open_reader
-from mapstate.spark.driver import apply, state
+from mapstate.spark.driver import apply, small_batches, state
 from mapstate.spark.executor.task import BatchTask
 
 pytestmark = pytest.mark.spark
@@ -51,7 +51,6 @@ class Job:
 
 @pytest.fixture
 def small(spark, monkeypatch):
-    monkeypatch.setattr(apply, "MOST_SMALL", SOME)
     monkeypatch.setattr(state, "MOST_SMALL", SOME)
     shown = spark.conf.get("spark.sql.adaptive.enabled")
     spark.conf.set("spark.sql.adaptive.enabled", "false")  # else small partitions become one, as on a driver
@@ -82,14 +81,14 @@ def test_of_a_large_batch_only_so_many_keys_reach_the_driver(spark, small, tmp_p
     for _ in range(3):
         job.batch(1)
     came = []
-    at_once = apply._at_once
+    at_once = apply.at_once
 
     def counted(rows: Any) -> Any:
         batches = at_once(rows)
         came.append(sum(map(len, batches)))
         return batches
 
-    monkeypatch.setattr(apply, "_at_once", counted)
+    monkeypatch.setattr(small_batches, "at_once", counted)
     assert job.batch(1000 * SOME) == "executors"
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions"))
     assert SOME < came[0] <= partitions * (SOME + 1)

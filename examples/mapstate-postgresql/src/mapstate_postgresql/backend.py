@@ -29,6 +29,7 @@ class PostgresqlBackend:
     max_value_bytes: int = 100_000_000
 
     shared_between_processes = True
+    key_order = "key"  # the primary key is a B-tree
 
     @classmethod
     def from_url(cls, url: str) -> PostgresqlBackend:

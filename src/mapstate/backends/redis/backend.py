@@ -17,6 +17,7 @@ from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
+from mapstate.schema import KeyOrder
 from mapstate.urls import Parameters, Url, shown_address
 
 __all__ = ["OneServer", "RedisBackend"]
@@ -41,6 +42,7 @@ class OneServer(RedisSettings):
     buckets: int | None = None
     records: str | None = None
 
+    key_order: ClassVar[KeyOrder] = "hash"
     PARAMETERS: ClassVar[Parameters] = {
         **RedisSettings.PARAMETERS,
         "layout": str,

@@ -16,6 +16,7 @@ from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.slot_groups import SlotGroup
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
+from mapstate.schema import KeyOrder
 from mapstate.urls import Address, Parameters, Url, shown_address
 
 __all__ = ["RedisClusterBackend"]
@@ -47,6 +48,11 @@ class RedisClusterBackend(RedisSettings):
 
     chunk_size: ClassVar[int] = 10_000
     """Each slot group has a share of a chunk. Takes 5/6 of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
+
+    @property
+    def key_order(self) -> KeyOrder:
+        """See `Backend`: slot group after slot group."""
+        return self.buckets
 
     def _rules(self) -> list[tuple[str, object, str]]:
         ports = all(host and 0 < port < 2**16 for host, port in self.nodes)

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from mapstate.backends.sqlite.connection import Database
 from mapstate.backends.sqlite.store import SqliteStore
 from mapstate.errors import ConfigurationError, shown
+from mapstate.schema import KeyOrder
 from mapstate.urls import Parameters, parameters_in
 
 __all__ = ["SqliteBackend"]
@@ -46,6 +48,7 @@ class SqliteBackend:
     max_value_bytes: int = _MAX_VALUE_BYTES
 
     shared_between_processes = True
+    key_order: ClassVar[KeyOrder] = "key"
 
     def __post_init__(self) -> None:
         if self.path in ("", ":memory:"):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,22 +19,18 @@ import pyarrow as pa
 from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
-from mapstate.schema import KeyField
+from mapstate.schema import KeyField, KeyOrder
 from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.by_partition import by_partition
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
 from mapstate.spark.driver.new_values import new_values_frame
 from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.task import BatchTask
-from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["MOST_SMALL", "AttemptResult", "Plan", "apply_if_small", "apply_on_driver", "apply_on_executors"]
-
-MOST_SMALL = 5_000
-"""Keys of a batch that the driver applies without being asked. More are faster on executors."""
+__all__ = ["AttemptResult", "Plan", "apply_on_driver", "apply_on_executors"]
 
 _WIDE = ("binary", "array", "map", "struct")
 
@@ -46,8 +41,7 @@ class Plan:
     Gives one row per key with its partials, and their number of rows last; or, where an aggregator is in plain
     Python, the rows in key order. ``partials`` has the number of columns per field, or None for raw rows;
     ``rows_of`` names their columns. ``at_once`` says whether all rows of a batch go to the driver at once, where it
-    applies them; see `apply_on_driver`. ``is_of_few`` leaves the first rows of each partition, one more than a small
-    batch has.
+    applies them; see `apply_on_driver`.
     """
 
     def __init__(self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str]) -> None:
@@ -70,9 +64,9 @@ class Plan:
         else:
             self.values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
         self.at_once = self.partials is not None
-        place = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))  # within its partition
-        self.is_of_few = place <= MOST_SMALL
-        self.is_narrow: bool | None = None  # once a batch may be small
+        self._is_narrow: bool | None = None
+        self._key_fields = keys
+        self._sorted_by: list[Column] | None = None
 
     def fits(self, batch_df: DataFrame, fields: Fields) -> bool:
         """Whether this is the plan of such a batch: columns belong to the JVM that they were made in."""
@@ -86,6 +80,31 @@ class Plan:
         if not self._keys:
             return rows.repartition(1)
         return rows.repartition(*self.places).sortWithinPartitions(*self.places)
+
+    def is_narrow(self, rows: DataFrame) -> bool:
+        """Whether no row has a collection or a sketch. Asks for the schema once."""
+        if self._is_narrow is None:
+            self._is_narrow = not any(field.dataType.typeName() in _WIDE for field in rows.schema)
+        return self._is_narrow
+
+    def in_order(self, rows: DataFrame, order: KeyOrder | None) -> DataFrame:
+        """The rows, partition by partition in the order that a store takes best. Raw rows are in key order already."""
+        if order is None or self.partials is None or not self.places or not self.is_narrow(rows):
+            return rows
+        if self._sorted_by is None:
+            self._sorted_by = self._order_of(order)
+        return rows.sortWithinPartitions(*self._sorted_by)
+
+    def _order_of(self, order: KeyOrder) -> list[Column]:
+        from pyspark.sql import functions as F
+
+        if order == "key":
+            return self.places
+        if order == "hash":
+            return [F.xxhash64(*self.places)]
+        from mapstate.spark.driver.key_parts import by_part
+
+        return [by_part(order, self._key_fields, self.places)]
 
 
 class AttemptResult:
@@ -141,7 +160,8 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
-    with configured(rows, ONE_DRAW), _fixed_partitions(rows, task.spec):
+    fixed = {"spark.sql.adaptive.enabled": "false"} if task.spec.cache_size else {}  # merges and splits no partition
+    with configured(rows, {**ONE_DRAW, **fixed}):
         task.spread = _spread_of(rows) if task.spec.cache_size else None
         if task.new_values is None:
             line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
@@ -165,29 +185,15 @@ def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResu
     computed again. From then on, and where each row comes, it is one partition after the other. New values are kept in
     the driver's memory where asked for.
     """
-    batches = _at_once(rows) if plan.at_once else None
+    batches = at_once(rows) if plan.at_once else None
     plan.at_once = batches is not None
     if batches is not None:
-        return _applied(rows, task, iter(batches))
+        return applied(rows, task, iter(batches))
     with by_partition(rows) as later:
-        return _applied(rows, task, later)
+        return applied(rows, task, later)
 
 
-def apply_if_small(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult | None:
-    """`apply_on_driver`, at once. None, and nothing was written, where a batch has more than `MOST_SMALL` keys.
-
-    Of such a batch no more than so many keys of each partition come to the driver. None also where partials are
-    collections or sketches, of which a few may be large.
-    """
-    if plan.is_narrow is None:
-        plan.is_narrow = not any(field.dataType.typeName() in _WIDE for field in rows.schema)
-    batches = _at_once(rows.where(plan.is_of_few)) if plan.is_narrow else None
-    if batches is None or sum(map(len, batches)) > MOST_SMALL:
-        return None
-    return _applied(rows, task, iter(batches))
-
-
-def _applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch]) -> AttemptResult:
+def applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch]) -> AttemptResult:
     out = list(task(batches))
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
     new_values = None
@@ -196,7 +202,7 @@ def _applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch]
     return AttemptResult(reports_of([line]), new_values, name=task.attempt)
 
 
-def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
+def at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
     """All rows, by one job and with no Python on the executors; None where Spark finds them too many."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -212,13 +218,6 @@ def _at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
         if "spark.driver.maxResultSize" not in str(error):
             raise
         return None
-
-
-@contextmanager
-def _fixed_partitions(batch_df: DataFrame, spec: StateSpec) -> Iterator[None]:
-    """Keeps Spark from merging or splitting partitions while a state with a cache is applied. Driver."""
-    with configured(batch_df, {"spark.sql.adaptive.enabled": "false"} if spec.cache_size else {}):
-        yield
 
 
 def _spread_of(plan: DataFrame) -> str | None:

@@ -12,14 +12,7 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
 from mapstate.errors import IncompleteBatchError, StateSchemaError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
-from mapstate.spark.driver.apply import (
-    MOST_SMALL,
-    AttemptResult,
-    Plan,
-    apply_if_small,
-    apply_on_driver,
-    apply_on_executors,
-)
+from mapstate.spark.driver.apply import AttemptResult, Plan, apply_on_driver, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spark.driver.new_values import INSIDE, new_values_type
@@ -28,10 +21,11 @@ from mapstate.spark.executor.task import BatchTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["SMALL_IN_A_ROW", "StateDriver"]
+__all__ = ["MOST_SMALL", "SMALL_IN_A_ROW", "StateDriver"]
 
 _log = logging.getLogger("mapstate")
 
+MOST_SMALL = 5_000  # keys; more are faster on executors
 SMALL_IN_A_ROW = 3
 """Batches of at most `MOST_SMALL` keys, before the driver applies one without being asked."""
 
@@ -125,14 +119,20 @@ class StateDriver:
         return result
 
     def _applied(self, rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult:
+        order = self.spec.key_order
         if self.spec.is_applied_on_driver:
-            return apply_on_driver(rows, task, plan)
-        if self._small_batches >= SMALL_IN_A_ROW and plan.at_once and self.spec.may_be_applied_on_driver:
-            result = apply_if_small(rows, task, plan)
-            if result is not None:
-                return result
-            self._small_batches = 0
-        return apply_on_executors(rows, task)
+            return apply_on_driver(plan.in_order(rows, order), task, plan)
+        if self._small_batches >= SMALL_IN_A_ROW:
+            if plan.at_once and self.spec.may_be_applied_on_driver:
+                from mapstate.spark.driver.small_batches import apply_if_small
+
+                result = apply_if_small(rows, task, plan, MOST_SMALL)
+                if result is not None:
+                    return result
+                self._small_batches = 0
+            else:
+                order = None
+        return apply_on_executors(plan.in_order(rows, order), task)
 
     def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Plan]:
         fields = Fields(record.fields, self.job.aggregators)

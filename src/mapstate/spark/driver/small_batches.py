@@ -1,0 +1,30 @@
+"""Batches of few keys, which the driver applies without being asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mapstate.spark.driver.apply import AttemptResult, Plan, applied, at_once
+from mapstate.spark.executor.task import BatchTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["apply_if_small"]
+
+
+def apply_if_small(rows: DataFrame, task: BatchTask, plan: Plan, most_keys: int) -> AttemptResult | None:
+    """`apply_on_driver`, at once. None, and nothing was written, where a batch has more than ``most_keys``.
+
+    Of such a batch no more than so many keys, and one more, of each partition come to the driver. None also where
+    partials are collections or sketches, of which a few may be large.
+    """
+    from pyspark.sql import functions as F
+
+    if not plan.is_narrow(rows):
+        return None
+    place = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))  # within its partition
+    batches = at_once(rows.where(place <= most_keys))
+    if batches is None or sum(map(len, batches)) > most_keys:
+        return None
+    return applied(rows, task, iter(batches))
