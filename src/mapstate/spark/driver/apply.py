@@ -160,7 +160,7 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
-    fixed = {"spark.sql.adaptive.enabled": "false"} if task.spec.cache_size else {}  # merges and splits no partition
+    fixed = {"spark.sql.adaptive.enabled": "false"} if task.spec.cache_size else {}  # it may merge partitions
     with configured(rows, {**ONE_DRAW, **fixed}):
         task.spread = _spread_of(rows) if task.spec.cache_size else None
         if task.new_values is None:

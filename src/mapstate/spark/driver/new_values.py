@@ -43,9 +43,9 @@ OLD_COLUMN = f"{INSIDE}old_"
 WAS_THERE = f"{INSIDE}was_there"
 IS_THERE = f"{INSIDE}is_there"
 _PAGE = 5000
-# How PySpark takes a table: 0 records a batch is no bound for Spark, and an error here; instants are in UTC already.
 _MOST_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MOST_LOCAL = "spark.sql.execution.arrow.localRelationThreshold"  # bytes; above it a batch of Arrow is a partition
+# How PySpark takes a table: 0 records a batch is no bound for Spark, and an error here; instants are in UTC already.
 _AS_ARROW = {_MOST_RECORDS: "10000", "spark.sql.session.timeZone": "UTC"}
 
 
