@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from mapstate import Collect, Count, newStream, opaque
@@ -104,7 +103,7 @@ def test_collections_are_not_sorted(spark, tmp_path, monkeypatch):
             opaque(f"sqlite:///{tmp_path}/state.db", "s", apply_on="executors"), all=Collect("n", most=10)
         )
     )
-    monkeypatch.setattr(DataFrame, "sortWithinPartitions", None)
+    monkeypatch.setattr(type(frame), "sortWithinPartitions", None)
     state(frame, 0)
 
 

@@ -30,7 +30,7 @@ from mapstate.spark.executor.task import BatchTask
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["AttemptResult", "Plan", "apply_on_driver", "apply_on_executors"]
+__all__ = ["AttemptResult", "Plan", "applied", "apply_on_driver", "apply_on_executors", "at_once"]
 
 _WIDE = ("binary", "array", "map", "struct")
 
@@ -194,11 +194,10 @@ def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResu
 
 
 def applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch]) -> AttemptResult:
+    """What one task, on the driver, makes of the batches of ``rows``."""
     out = list(task(batches))
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
-    new_values = None
-    if task.new_values is not None:
-        new_values = new_values_frame(rows, task.new_values, out)
+    new_values = None if task.new_values is None else new_values_frame(rows, task.new_values, out)
     return AttemptResult(reports_of([line]), new_values, name=task.attempt)
 
 
