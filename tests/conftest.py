@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 
 import psycopg
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, settings
 from needed_servers import without_server
 from postgresql_server import find_postgresql, running_postgresql
@@ -33,6 +36,9 @@ SERVERS = {
     "start_sentinels",
 }
 """The fixtures that start a process which answers others, or a JVM."""
+
+# It makes all commands anew for each call, which takes longer than most of them do.
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
