@@ -32,6 +32,7 @@ QUESTIONS = (
     "small_batches",
     "large_state",
     "growth",
+    "long_life",
     "redis_memory",
     "window_batches",
     "window_purge",
