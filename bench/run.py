@@ -32,7 +32,7 @@ QUESTIONS = (
     "small_batches",
     "large_state",
     "growth",
-    "long_life",
+    "many_batches",
     "redis_memory",
     "window_batches",
     "window_purge",

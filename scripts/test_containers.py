@@ -42,6 +42,17 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "serve_process",
         "live_page",
     )
+    spark = (
+        "connect",
+        "count_windows",
+        "dataframes",
+        "drpc",
+        "reading_path",
+        "replanned",
+        "running",
+        "session_windows",
+    )
+    spark += ("small_batches", "spark_key_counts", "spark_stream", "topology", "window_joins", "windows")
     return [
         ("redis", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_REDIS_PORT']}/0"}, redis),
         ("valkey", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_VALKEY_PORT']}/0"}, redis),
@@ -55,7 +66,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         (
             "aerospike",
             {"MAPSTATE_TEST_AEROSPIKE_HOSTS": "127.0.0.1:3000"},
-            ("contract_aerospike", "aerospike", "aerospike_stand_in"),
+            ("contract_aerospike", "aerospike", "aerospike_stand_in", *spark),
         ),
         (
             "postgresql",

@@ -7,6 +7,7 @@ from importlib import import_module
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
+from spark_fixtures import AEROSPIKE, REDIS
 from states import Job, made_of_one_batch
 
 from mapstate import Avg, Count, Max, Min, Sum, TopN, newStream, opaque, open_reader
@@ -20,9 +21,9 @@ USERS = (KeyField("user", "string"),)
 N = (Field("n", "Sum(n)", "bigint"),)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", REDIS, AEROSPIKE])
 def url(request, tmp_path):
-    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue(request.param)
 
 
 @pytest.fixture(params=["true", "false"])
@@ -103,7 +104,7 @@ def test_the_partitions_of_a_frame_have_each_key_once(spark, url, parts):
     found = frame(spark, url, numPartitions=parts)
     assert rows(found) == many
     assert found.count() == len(many)
-    assert found.rdd.getNumPartitions() == (parts if url.startswith("sqlite") or parts == 1 else 2)
+    assert found.rdd.getNumPartitions() == (2 if url.startswith("redis") and parts > 1 else parts)
 
 
 def test_a_state_without_keys_and_one_without_rows(spark, url):

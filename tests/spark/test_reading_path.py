@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from spark_fixtures import STORES_OF_BYTES
 
 import mapstate
 
@@ -46,6 +47,7 @@ def paths(spark, tracer, traced, each_url):
     return store, traced[store]
 
 
+@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
 def test_the_path_of_a_batch_gets_no_longer(paths):
     store, batches = paths
     for path, (files, hundreds) in zip(batches, MOST[store], strict=True):
@@ -53,6 +55,7 @@ def test_the_path_of_a_batch_gets_no_longer(paths):
         assert sum(file.lines for file in path) <= hundreds * 100, [(file.lines, file.name) for file in path]
 
 
+@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
 def test_the_tracer_sees_the_driver_and_its_tasks_in_order_and_no_imports(paths):
     _, (first, second) = paths
     for path in (first, second):

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import ArithmeticException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_fixtures import AVAILABLE, Visits, contents, finish
+from spark_fixtures import AEROSPIKE, AVAILABLE, STORES_OF_BYTES, Visits, contents, finish
 
 from mapstate import (
     Avg,
@@ -87,6 +87,7 @@ def test_a_job_that_exists_adopts_it_as_its_foreachBatch_function(url, spark, vi
     assert contents(url, "adopted") == visits.truth()
 
 
+@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
 def test_msgpack_and_json_hold_the_same(url, spark, visits, tmp_path):
     visits.put("0", [("a", 1), ("b", 2), ("a", 3)])
     for name in ("json", "msgpack"):
@@ -255,17 +256,23 @@ def spark_says(frame: DataFrame) -> dict[Any, Any]:
     return out
 
 
+@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
 @pytest.mark.parametrize("serializer", ["json", "msgpack"])
 def test_every_built_in_aggregate_of_every_type_says_what_spark_says(serializer, url, spark):
+    check_aggregates(opaque(url, serializer=serializer), spark)
+
+
+@pytest.mark.parametrize("each_url", [AEROSPIKE], indirect=True)
+def test_every_built_in_aggregate_says_what_spark_says_in_a_stores_own_types(url, spark):
+    check_aggregates(opaque(url), spark)
+
+
+def check_aggregates(spec: Any, spark: SparkSession) -> None:
     batches = [spark.createDataFrame(value_rows(batch), VALUE_SCHEMA) for batch in range(3)]
-    job = (
-        newStream("values", batches[0])
-        .groupBy("k")
-        .persistentAggregate(opaque(url, serializer=serializer), **AGGREGATES)
-    )
+    job = newStream("values", batches[0]).groupBy("k").persistentAggregate(spec, **AGGREGATES)
     for batch_id, frame in enumerate(batches):
         job(frame, batch_id)
-    found = contents(url, "values")
+    found = contents(spec.backend, "values")
     expected = spark_says(batches[0].union(batches[1]).union(batches[2]))
     assert found.keys() == expected.keys()
     for key, values in expected.items():

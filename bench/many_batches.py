@@ -126,17 +126,17 @@ def ask(batches: int = 20_000, samples: int = 20) -> Answer:
     early = [number for number in numbers if number <= batches // 5]
     late = [number for number in numbers if number > batches * 4 // 5]
 
-    def row(what: str) -> Row:
-        before = statistics.median(seen.held[number][what] for number in early)
-        ratios = [seen.held[number][what] / before for number in late]
-        return Row(f"long life: {what}, the last fifth of {batches:,} batches", "the first", ratios, Goal("most", 1.1))
+    def row(name: str) -> Row:
+        before = statistics.median(seen.held[number][name] for number in early)
+        ratios = [seen.held[number][name] / before for number in late]
+        return Row(f"{name}, the last fifth of {batches:,} small batches", "the first", ratios, Goal("most", 1.1))
 
     return Answer(
-        [row(what) for what in FLAT],
+        [row(name) for name in FLAT],
         f"{batches:,} batches, a sample every {step:,}; of the first fifth the median",
         table(
             " | ".join(("batches", *FLAT)),
-            [[f"{number:,}", *(f"{held[what]:,.0f}" for what in FLAT)] for number, held in seen.held.items()],
+            [[f"{number:,}", *(f"{held[name]:,.0f}" for name in FLAT)] for number, held in seen.held.items()],
         ),
         {},
     )
