@@ -62,13 +62,13 @@ class _ClassicAccess:
         return self._context._jvm
 
     def run(self, default: str) -> QueryRun:
-        query_id = self._query_id()
+        query_id = self._query_id
         # A streaming query runs its jobs in a group of its own, named after the run.
         run_id = self._context.getLocalProperty("spark.jobGroup.id") if query_id else None
         return QueryRun(query_id or default, run_id)
 
     def may_go_on(self) -> bool:
-        if self._query_id() is None:
+        if self._query_id is None:
             return True
         execution = None if self._context._jvm is None else self._found()  # without one the session was stopped
         return execution is not None and bool(execution.isActive())
@@ -139,6 +139,7 @@ class _ClassicAccess:
     def release(self) -> None:
         self._frame._jdf.queryExecution().logical().rdd().unpersist(False)
 
+    @cached_property
     def _query_id(self) -> str | None:
         return cast("str | None", self._context.getLocalProperty("sql.streaming.queryId"))
 
@@ -149,7 +150,7 @@ class _ClassicAccess:
 
     def _found(self) -> Any:
         """The same, as it is now: None too once it has ended."""
-        query_id = self._query_id()
+        query_id = self._query_id
         if query_id is None:
             return None
         uuid = _java_class(self._context._jvm, "java.util.UUID").fromString(query_id)
@@ -205,6 +206,6 @@ def _files(jvm: Any, source: Any, start: int | None, end: int) -> list[tuple[str
 
 def _option(jvm: Any, number: int | None) -> Any:
     """A Scala Option of a Long; a Long by itself would come back as a Python int."""
-    longs = _java_class(jvm, "java.util.stream.LongStream")
-    boxed = (longs.empty() if number is None else longs.of(number)).boxed().findFirst()
-    return _java_class(jvm, "scala.jdk.javaapi.OptionConverters").toScala(boxed)
+    longs = _java_class(jvm, "java.util.OptionalLong")
+    optional = longs.empty() if number is None else longs.of(number)
+    return _java_class(jvm, "scala.jdk.javaapi.OptionConverters").toScala(optional)
