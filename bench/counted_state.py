@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
+from measuring import timed
 
 from mapstate import Count, opaque, open_reader
 from mapstate.aggregators.fields import Fields
@@ -15,7 +17,7 @@ from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask
 
-__all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time"]
+__all__ = ["ARROW_ROWS", "STATE", "CountedState", "arrow_batches", "chunks", "processor_time", "run_task"]
 
 STATE = "visits"
 ARROW_ROWS = 10_000  # rows of each batch that Spark sends to Python
@@ -30,6 +32,12 @@ def arrow_batches(users: Sequence[str], counts: int = 1) -> list[pa.RecordBatch]
         numbers = pa.array([counts] * len(some), pa.int64())
         out.append(pa.RecordBatch.from_arrays([pa.array(some), numbers, numbers], ["key0", "partial0_0", "rows"]))
     return out
+
+
+def run_task(task: BatchTask, batches: Iterable[pa.RecordBatch]) -> None:
+    """Run one task in this process."""
+    line = list(task(iter(batches)))[-1].column(0)[0].as_py()
+    assert '"error":null' in line, line
 
 
 class CountedState:
@@ -55,6 +63,10 @@ class CountedState:
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> float:
         """Begin and commit one batch; the seconds of its task."""
+        return self.apply_by(partial(run_task, batches=batches))
+
+    def apply_by(self, run: Callable[[BatchTask], None]) -> float:
+        """Begin and commit one batch, whose tasks ``run`` runs; its seconds."""
         attempt = self.ledger.begin(self.batches)
         task = BatchTask(
             spec=self.spec,
@@ -65,11 +77,7 @@ class CountedState:
             attempt=attempt,
             new_values=None,
         )
-        started = time.perf_counter()
-        out = list(task(iter(batches)))
-        seconds = time.perf_counter() - started
-        line = out[-1].column(0)[0].as_py()
-        assert '"error":null' in line, line
+        seconds = timed(partial(run, task))
         self.ledger.commit(Commit(batch_id=self.batches, txid=attempt.txid, owner="bench"))
         self.batches += 1
         return seconds

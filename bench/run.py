@@ -38,6 +38,7 @@ QUESTIONS = (
     "window_purge",
     "window_index",
     "cluster",
+    "slope",
     "aerospike_floor",
     "sqlite_floor",
     "reader_cost",
