@@ -12,7 +12,7 @@ WORKERS := auto
 help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
-	@echo "               WORKERS=4 runs as many files at one time; else two, or one where a server is given"
+	@echo "               WORKERS=4 runs as many files at one time; else three, or one where a server is given"
 	@echo "make check    lint, types and the tests that need no server and no JVM, without the model"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
 	@echo "make matrix   the tests of what touches Spark, on PySpark 4.0 to 4.3 with Python 3.11 to 3.13; takes hours"

@@ -58,8 +58,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)  # also a run with -p no:xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes, each with servers of its own; one where a server is given, which they would share."""
-    return 1 if any(name.startswith("MAPSTATE_TEST_") for name in os.environ) else 2
+    """Three processes, each with servers of its own; one where a server is given, which they would share.
+
+    On two cores three take two thirds of the time of two: much of a test is waiting for a JVM or a timeout.
+    """
+    return 1 if any(name.startswith("MAPSTATE_TEST_") for name in os.environ) else 3
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
