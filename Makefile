@@ -101,7 +101,7 @@ matrix: $(STAMP)
 	.venv/bin/python scripts/matrix.py $(ARGS)
 
 kafka: $(STAMP)
-	scripts/run python -m pytest tests/spark/test_kafka.py $(ARGS)
+	scripts/run python -m pytest tests/spark/test_kafka.py --chaos full $(ARGS)
 
 cluster-test: $(STAMP)
 	scripts/run python -m pytest tests/cluster tests/spark/test_executors.py --chaos full $(ARGS)
@@ -113,7 +113,8 @@ model: $(STAMP)
 	scripts/run python -m model $(ARGS)
 
 chaos: $(STAMP)
-	scripts/run python -m pytest tests/chaos tests/spark/test_spark_faults.py tests/spark/test_topology.py --chaos full $(ARGS)
+	scripts/run python -m pytest tests/chaos tests/spark/test_spark_faults.py tests/spark/test_topology.py \
+	    tests/spark/test_following.py tests/spark/test_window_joins.py --chaos full $(ARGS)
 
 bench: $(STAMP)
 	scripts/run python bench/run.py $(ARGS)

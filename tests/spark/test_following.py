@@ -230,7 +230,7 @@ KILLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.redis
-@pytest.mark.parametrize("steps", [tuple(KILLS)[::2], pytest.param(tuple(KILLS)[1::2], marks=pytest.mark.full)])
+@pytest.mark.parametrize("steps", [tuple(KILLS)[1::3], pytest.param(tuple(KILLS), marks=pytest.mark.full)])
 def test_a_copy_is_right_whenever_the_driver_is_killed_and_replays_other_rows(
     steps, spark, visits, tmp_path, redis_url
 ):

@@ -184,6 +184,7 @@ def test_a_new_checkpoint_goes_on_at_the_offsets_of_the_state(orders):
     orders.check()
 
 
+@pytest.mark.full
 def test_a_batch_that_is_taken_back_is_read_again_from_its_own_offsets(orders):
     with orders.producing(5_000):
         pass
