@@ -10,6 +10,11 @@ the median of fifty reads.
     bytes       the backing map's `multi_get` alone: texts in, bytes out
     MGET        redis-py's `mget` with hiredis: names in, bytes out
     by hand     the same, and each record decoded with msgspec, as a service without mapstate does
+
+Then the whole state, page by page of a thousand keys:
+
+    scan        `scan()`: names listed, records read as of a batch, decoded, keys taken apart; a dict for each
+    SCAN, MGET  redis-py's `scan` with the state's names as a pattern, and `mget` of each page
 """
 
 from __future__ import annotations
@@ -29,9 +34,31 @@ from mapstate.serializers import RecordCodec, serializer
 
 BATCHES = 3
 READS = 50
+PAGE = 1000
 
 
-def ask(keys: int = 1000, turns: int = 30) -> Answer:
+def scanned(keys: int, turns: int) -> dict[str, list[float]]:
+    """Seconds of each way to read a whole state."""
+    users = [f"user-{at}" for at in range(keys)]
+    with RedisServer().start() as server:
+        CountedState(server.url).apply(arrow_batches(users))
+
+        def scan() -> None:
+            with open_reader(server.url, STATE) as reader:
+                assert sum(value["n"] for _, value in reader.scan(PAGE)) == keys
+
+        def raw() -> None:
+            with server.client() as client:
+                found, at = 0, None
+                while at != 0:
+                    at, names = client.scan(at or 0, f"{STATE}:*", PAGE)
+                    found += len(client.mget(names))
+                assert found == keys
+
+        return by_turns({"scan": scan, "SCAN, MGET": raw}, turns)
+
+
+def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans: int = 5) -> Answer:
     users = [f"user-{at}" for at in range(keys)]
     with RedisServer().start() as server:
         state = CountedState(server.url)
@@ -69,6 +96,7 @@ def ask(keys: int = 1000, turns: int = 30) -> Answer:
         name: [statistics.median(own[at : at + READS]) for at in range(0, len(own), READS)]
         for name, own in singles.items()
     }
+    scans_of = scanned(scanned_keys, scans)
     return Answer(
         [
             Row(
@@ -81,6 +109,12 @@ def ask(keys: int = 1000, turns: int = 30) -> Answer:
                 "the same",
                 "MGET, each record decoded with msgspec",
                 ratios(seconds["committed"], seconds["by hand"]),
+            ),
+            Row(
+                f"`scan()` of {scanned_keys:,} keys by the reader",
+                "raw SCAN and MGET",
+                ratios(scans_of["scan"], scans_of["SCAN, MGET"]),
+                Goal("most", 1.3),
             ),
         ],
         f"{turns} turns of {READS} reads after 100 reads to warm up",
