@@ -5,6 +5,7 @@
     Steps           what can happen next, and what has to be true            `steps`, `drivers`, `tasks`, ...
     Together, ...   several states of one topology                           `together`
     Replans, ...    checkpoints that are copied and put back                 `replans`
+    Following, ...  a state with a change log, and who follows it            `following`
     WindowWorld     windows in random worlds, by the library's own tasks     `windows`, `window_mutants`
     explore, walk   every state of a small world, long ways through others   `explore`
 
@@ -12,6 +13,7 @@
 """
 
 from model.explore import Explored, explore, steps_of, walk
+from model.following import Following
 from model.mutants import MUTANTS, Mutant
 from model.protocol import Protocol
 from model.replans import Replans
@@ -25,6 +27,7 @@ __all__ = [
     "SMALL",
     "WIDE",
     "Explored",
+    "Following",
     "Mutant",
     "Protocol",
     "Replans",

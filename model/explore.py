@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from model.following import Following, FollowingProtocol, FollowingSteps
 from model.protocol import Protocol
 from model.replans import Replans, ReplansSteps, protocol_of
 from model.steps import Steps
@@ -41,10 +42,14 @@ class Explored(NamedTuple):
         return f"{self.world}: {self.violation}, after {len(self.trace)} steps ({self.states:,} states):{steps}"
 
 
-def steps_of(world: World | Together | Replans, protocol: Protocol | None = None) -> Any:
+def steps_of(world: World | Together | Replans | Following, protocol: Protocol | None = None) -> Any:
     """The steps of a world, under the library's protocol or a mutant's."""
     if isinstance(world, World):
         return Steps(world, protocol or Protocol(world.type))
+    if isinstance(world, Following):
+        logged = protocol or FollowingProtocol()
+        assert isinstance(logged, FollowingProtocol)
+        return FollowingSteps(world, logged)
     if isinstance(world, Replans):
         return ReplansSteps(world, protocol_of(world, protocol))
     own = protocol or TogetherProtocol(world.type)
@@ -53,7 +58,7 @@ def steps_of(world: World | Together | Replans, protocol: Protocol | None = None
 
 
 def explore(
-    world: World | Together | Replans, protocol: Protocol | None = None, *, limit: int = 100_000_000
+    world: World | Together | Replans | Following, protocol: Protocol | None = None, *, limit: int = 100_000_000
 ) -> Explored:
     """Looks at every state of a world, or at ``limit`` of them, until one is wrong."""
     started = time.monotonic()
@@ -108,7 +113,7 @@ def walk(
 
 
 def _found(
-    world: World | Together | Replans,
+    world: World | Together | Replans | Following,
     parents: dict[int, int],
     started: float,
     error: ViolationError,

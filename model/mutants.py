@@ -15,6 +15,8 @@ from mapstate.capabilities import FenceToken
 from mapstate.protocol import plans, transitions
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
 from mapstate.protocol.plans import BatchPlan
+from mapstate.reader.changes import Position
+from model.following import Following, FollowingProtocol
 from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
 from model.replans import Replans
 from model.together import Together, TogetherProtocol
@@ -28,7 +30,7 @@ class Mutant(NamedTuple):
 
     name: str
     protocol: type[Protocol]
-    world: World | Together | Replans
+    world: World | Together | Replans | Following
     shows: str = "reads as"
 
 
@@ -391,6 +393,47 @@ class _FollowsAnyDriver(TogetherProtocol):
         return super().begun(ledger, session, batch, nonce, plan._replace(upstream_txid=None))
 
 
+class _AsksOnlyForWhatCounts(FollowingProtocol):
+    def asked(self, ledger: int, start: Position, end: Position) -> tuple[int, ...]:
+        view = self.ledger(ledger).view()
+        return tuple(txid for txid in super().asked(ledger, start, end) if txid in view)
+
+
+class _AsksFromTheNextOn(FollowingProtocol):
+    def asked(self, ledger: int, start: Position, end: Position) -> tuple[int, ...]:
+        return tuple(txid for txid in super().asked(ledger, start, end) if txid > start.txid)
+
+
+class _TakesWhatIsNotDeadForCounted(FollowingProtocol):
+    """By what is dead and not by what was rolled back: a vacuum forgets it."""
+
+    def asked(self, ledger: int, start: Position, end: Position) -> tuple[int, ...]:
+        is_dead = any(low <= start.txid <= high for low, high in self.ledger(ledger).dead)
+        return tuple(txid for txid in super().asked(ledger, start, end) if txid > start.txid or is_dead)
+
+
+class _LooksOnceAtWhatIsKept(FollowingProtocol):
+    def check_again(self, ledger: int, start: Position, first: int) -> None:
+        pass
+
+
+class _LogsBehindTheCommit(FollowingProtocol):
+    logs_behind_the_commit = True
+
+
+class _ForgetsWhereSomebodyMayBe(FollowingProtocol):
+    """What was rolled back is forgotten with the log of it, one transaction too early."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        after, result = super().begun(ledger, session, batch, nonce, plan)
+        changes = after.changes
+        assert changes is not None
+        undone = tuple(txid for txid in changes.undone if txid >= changes.since)
+        return msgspec.structs.replace(after, changes=msgspec.structs.replace(changes, undone=undone)), result
+
+
 _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
 _COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
 _FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
@@ -423,6 +466,8 @@ _COPIED_FOLLOWED = Replans(
     name="a copied checkpoint, a state that follows", stores=(0, 1), follows=True, drivers=2, rows=2
 )
 _WRONG_ROWS = "counts rows twice or not at all"
+
+_FOLLOWED = Following(name="a state that is followed", drivers=2, followed=2)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
@@ -575,4 +620,20 @@ MUTANTS: tuple[Mutant, ...] = (
         Replans(name="a copied checkpoint, transactional", type="transactional", drivers=2, attempts=3),
     ),
     Mutant("a state that follows counts anew for any driver", _FollowsAnyDriver, _COPIED_FOLLOWED, "accepted"),
+    Mutant("who follows asks only for what counts", _AsksOnlyForWhatCounts, _FOLLOWED, "the follower has"),
+    Mutant("who follows asks for nothing of where it is", _AsksFromTheNextOn, _FOLLOWED, "the follower has"),
+    Mutant(
+        "who follows takes what is not dead for counted",
+        _TakesWhatIsNotDeadForCounted,
+        Following(name="a state that is followed, a vacuum", drivers=1, vacuums=1),
+        "the follower has",
+    ),
+    Mutant(
+        "who follows looks once at what is kept",
+        _LooksOnceAtWhatIsKept,
+        Following(name="a state that is followed by somebody slow", drivers=1, attempts=4, rollbacks=0, followed=2),
+        "the follower has",
+    ),
+    Mutant("the log is written behind the commit", _LogsBehindTheCommit, _FOLLOWED, "the follower has"),
+    Mutant("what was rolled back is forgotten too early", _ForgetsWhereSomebodyMayBe, _FOLLOWED, "the follower has"),
 )

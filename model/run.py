@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from model.explore import Explored, explore, walk
+from model.following import Following
 from model.mutants import MUTANTS, Mutant
 from model.replans import Replans
 from model.together import Together
@@ -80,7 +81,7 @@ def _run(work: Callable[[], Outcome]) -> Outcome:
     return work()
 
 
-def _explored(world: World | Together | Replans, limit: int) -> Outcome:
+def _explored(world: World | Together | Replans | Following, limit: int) -> Outcome:
     found = explore(world, limit=limit)
     return Outcome(found.violation is None, found.complete, found.states, str(found))
 

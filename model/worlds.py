@@ -6,6 +6,7 @@ has one key, that a batch may hold or not, and two drivers on one checkpoint.
 
 from __future__ import annotations
 
+from model.following import Following
 from model.replans import Replans
 from model.together import Together
 from model.world import Drivers, World
@@ -18,7 +19,7 @@ _TWO_KEYS = (0, 1)
 _BOTH_OR_ONE = ((1, 1), (0, 1))
 _MAY_BE_REMOVED = ((1,), (2,), (0,))
 
-SMALL: tuple[World | Together | Replans, ...] = (
+SMALL: tuple[World | Together | Replans | Following, ...] = (
     World(name="a driver that is started again", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(
         name="tasks that are tried again",
@@ -123,9 +124,11 @@ SMALL: tuple[World | Together | Replans, ...] = (
     Replans(name="a checkpoint that is copied, two states in one store", stores=(0, 0), drivers=2, rows=2, attempts=3),
     Replans(name="a checkpoint that is copied, two states in two stores", stores=(0, 1), drivers=2, rows=2),
     Replans(name="a checkpoint that is copied, a state that follows", stores=(0, 1), follows=True, drivers=2, rows=2),
+    Following(name="a state that is followed", followed=2),
+    Following(name="a state that is followed, a vacuum", drivers=1, vacuums=1),
 )
 
-LARGE: tuple[World | Together | Replans, ...] = (
+LARGE: tuple[World | Together | Replans | Following, ...] = (
     World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=((1, 1),)),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
@@ -373,6 +376,11 @@ LARGE: tuple[World | Together | Replans, ...] = (
         name="two states in two stores, adopt and back again", drivers=((0, "refuse"), (1, "adopt"), (0, "adopt"))
     ),
     Together(name="three states in three stores", stores=(0, 1, 2)),
+    Following(name="a state that is followed for long", attempts=4),
+    Following(name="a state that is followed for long, a vacuum", vacuums=1),
+    Following(
+        name="a state that is followed for long, rolled back twice", drivers=1, attempts=5, rollbacks=2, vacuums=1
+    ),
     Replans(name="a checkpoint that is copied, three drivers"),
     Replans(name="a checkpoint that is copied, three drivers, transactional", type="transactional"),
     Replans(name="a checkpoint that is copied twice", copies=2, drivers=2, rows=2, attempts=3, lost_replies=1),

@@ -78,6 +78,8 @@ def test_everything_that_is_modelled_happens_somewhere():
         "is fenced at the get",
         "has key in already",
         "fails to put",
+        "the follower log",
+        "and begins anew",
         "vacuum begins",
         "by taking over",
         "the vacuum is fenced",

@@ -20,7 +20,7 @@ class ChangesRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``since``    the first of them. A begin moves it, and never back
     ``removed``  those below have no records any more; between it and ``since`` there may be some
     ``width``    the highest partition that has written any, and one
-    ``undone``   those that have counted and were rolled back
+    ``undone``   those that have counted and were rolled back; also the last one before ``since``, where somebody may be
     """
 
     kept: int
@@ -32,7 +32,7 @@ class ChangesRecord(msgspec.Struct, frozen=True, kw_only=True):
     def begun(self, last_txid: int | None) -> ChangesRecord:
         """After a begin, above the last transaction that counts."""
         since = self.since if last_txid is None else max(self.since, last_txid + 1 - self.kept)
-        undone = tuple(txid for txid in self.undone if txid >= since)
+        undone = tuple(txid for txid in self.undone if txid >= since - 1)
         return msgspec.structs.replace(self, since=since, undone=undone)
 
     def rolled_back(self, txid: int) -> ChangesRecord:

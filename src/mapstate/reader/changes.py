@@ -14,7 +14,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import is_native_integer
 from mapstate.reader.committed import CommittedReads
 
-__all__ = ["Position", "changed_keys", "position"]
+__all__ = ["Position", "asked_for", "changed_keys", "check_kept", "position", "position_of"]
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -26,35 +26,45 @@ class Position(msgspec.Struct, frozen=True):
 
 def position(reads: CommittedReads) -> Position:
     """See `StateReader.position`."""
-    ledger = reads.ledger()
+    return position_of(reads.ledger())
+
+
+def position_of(ledger: LedgerRecord) -> Position:
+    """The position of somebody who has all that counts in the ledger."""
     _check_keeps(ledger)
     origin = _origin(ledger)
     return Position(origin - 1 if ledger.last_txid is None else ledger.last_txid, origin)
 
 
-def changed_keys(reads: CommittedReads, start: Position, end: Position) -> list[Key]:
-    """See `StateReader.changed_keys`.
+def asked_for(ledger: LedgerRecord, start: Position, end: Position) -> range:
+    """The transactions whose keys take a follower from ``start`` to ``end``.
 
-    That is the keys of each transaction between, whether it counts or not: its values may have been seen before it was
-    rolled back. Where the one of ``start`` was rolled back, its keys, too.
+    That is each between, whether it counts or not: its values may have been seen before it was rolled back. If that of
+    ``start`` was rolled back, it too. Raises ChangesGoneError.
     """
-    opened = reads.opened(newest=True)
-    ledger = opened.ledger
     undone = () if ledger.changes is None else ledger.changes.undone
     first = start.txid + (start.txid not in undone)
-    _check_kept(ledger, start, first)
+    check_kept(ledger, start, first)
+    return range(first, max(start.txid, end.txid) + 1)
+
+
+def changed_keys(reads: CommittedReads, start: Position, end: Position) -> list[Key]:
+    """See `StateReader.changed_keys`. The keys of the transactions that are `asked_for`."""
+    opened = reads.opened(newest=True)
+    ledger = opened.ledger
+    txids = asked_for(ledger, start, end)
     counts: Counter[int] = Counter()
     texts: dict[str, None] = {}
     lost: int | None = None
-    for txid, keys in logged_keys(reads.store, ledger, range(first, max(start.txid, end.txid) + 1)):
+    for txid, keys in logged_keys(reads.store, ledger, txids):
         if keys is None:
             lost = txid
             continue
         counts[txid] += len(keys)
         texts.update(dict.fromkeys(keys))
-    _check_kept(reads.ledger(), start, first)  # what was removed meanwhile was not kept any more
+    check_kept(reads.ledger(), start, txids.start)  # what was removed meanwhile was not kept any more
     for commit in (ledger.previous, ledger.last_commit):
-        if commit is not None and first <= commit.txid <= end.txid and counts[commit.txid] != commit.keys:
+        if commit is not None and txids.start <= commit.txid <= end.txid and counts[commit.txid] != commit.keys:
             lost = commit.txid
     if lost is not None:
         raise StoreLostError(
@@ -83,7 +93,8 @@ def _check_keeps(ledger: LedgerRecord) -> ChangesRecord:
     return changes
 
 
-def _check_kept(ledger: LedgerRecord, start: Position, first: int) -> None:
+def check_kept(ledger: LedgerRecord, start: Position, first: int) -> None:
+    """Raise ChangesGoneError unless the keys from txid ``first`` on are kept, for somebody at ``start``."""
     changes = _check_keeps(ledger)
     if start.origin != _origin(ledger) or start.txid >= ledger.next_txid or first < changes.since:
         why = f"the changes since txid {start.txid} are not kept any more, only those from {changes.since} on"
