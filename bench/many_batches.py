@@ -1,7 +1,7 @@
 """What a driver, its JVM, its Python workers and its store hold over many small batches, and what a batch takes.
 
 The state is on Redis, with windows of a minute that fire and are purged. A batch is a second of event time: a row of
-each of 500 users. One batch in fifty has 6,000 users. It goes to the executors, and so do the next two.
+each of 500 users. One batch in fifty has 6,000 users. It goes to the executors, and so do the next three.
 
 Memory is resident, but for the JVM's heap, which is what a garbage collection leaves. Of the workers it is that of the
 largest. Redis is asked by `used_memory`, by `DBSIZE`, and for its clients. Windows open and end within 60 batches, so
@@ -105,6 +105,7 @@ def check(url: str) -> None:
 
 def ask(batches: int = 20_000, samples: int = 20) -> Answer:
     step = max(batches // samples // PHASE, 1) * PHASE
+    assert batches >= 5 * step, "too few batches to compare their first fifth with the last"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, RedisServer().start() as server:
         spark = session(spark__driver__memory="1g")
         rows = rows_of(spark)

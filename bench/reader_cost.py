@@ -52,8 +52,8 @@ def scanned(keys: int, turns: int) -> dict[str, list[float]]:
                 found, at = 0, None
                 while at != 0:
                     at, names = client.scan(at or 0, f"{STATE}:*", PAGE)
-                    found += len(client.mget(names))
-                assert found == keys
+                    found += len(client.mget(names)) if names else 0
+                assert found >= keys  # a name may come twice
 
         return by_turns({"scan": scan, "SCAN, MGET": raw}, turns)
 
