@@ -85,7 +85,8 @@ def main(arguments: list[str]) -> int:
     for name, environment, modules in runs(defaults()):
         files = [str(found) for module in modules for found in (ROOT / "tests").rglob(f"test_{module}.py")]
         print(f"== {name}: {', '.join(files)}", flush=True)
-        command = [sys.executable, "-m", "pytest", *files, *arguments]
+        marked = ["-m", "aerospike"] if name == "aerospike" else []  # the rest of those files needs no such server
+        command = [sys.executable, "-m", "pytest", *files, *marked, *arguments]
         environment |= {"CI": "true"}  # nothing is skipped for want of a server
         if subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode:
             failed.append(name)
