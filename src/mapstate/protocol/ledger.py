@@ -1,6 +1,6 @@
 """A driver's hold on the ledger of one state: the transitions, run against the store.
 
-For tools, and for drivers of a single state; `mapstate.protocol.ledgers` is what a streaming query's driver uses. A
+For tools and tests, and a state that follows another; a streaming query's driver uses `mapstate.protocol.ledgers`. A
 batch costs one small write when it begins and one when it commits. Readers use `read_ledger` instead.
 """
 

@@ -179,9 +179,9 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
 
 
 def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult:
-    """Aggregates on the executors and applies on the driver: for a store in its process, and for small batches.
+    """Aggregates on the executors and applies on the driver: for a store in its process, and where a job asks for it.
 
-    One row per key comes all at once, until a batch has more than ``spark.driver.maxResultSize`` of them: that one is
+    One row per key comes all at once, until those of a batch exceed ``spark.driver.maxResultSize``: that one is
     computed again. From then on, and where each row comes, it is one partition after the other. New values are kept in
     the driver's memory where asked for.
     """

@@ -1,8 +1,8 @@
-"""What runs on an executor: one partition of one attempt, from Arrow batches to the store and back.
+"""One partition of one attempt, from Arrow batches to the store and back: on an executor, or on the driver.
 
-A task works through its partition chunk by chunk and never holds more than one. It ends with one line
-that says what it did. Errors are reported in that line and not raised: Spark would try the task again,
-and the driver would get a string where the exception was.
+A task works chunk by chunk, with two in hand at most, and one put under way. It ends with one line that says
+what it did. Errors of mapstate are reported in that line and not raised: Spark would try the task again, and
+the driver would get a string where the exception was.
 """
 
 from __future__ import annotations
