@@ -59,7 +59,7 @@ def state_of(rows: DataFrame, url: str) -> Callable[[DataFrame, int], None]:
 
 
 class Samples:
-    """What is held behind a batch, by the number of batches so far."""
+    """What is held after a batch, by the number of batches so far."""
 
     def __init__(self, spark: SparkSession, url: str) -> None:
         self._jvm: Any = spark._jvm

@@ -56,7 +56,7 @@ class FollowingProtocol(Protocol):
     """The library's rules for a change log."""
 
     kept = 1
-    logs_behind_the_commit = False
+    logs_after_the_commit = False
 
     def opening(self, query: int, session: int, policy: OnNewOwner, incarnation: int = 1) -> OpenRequest:
         """A job that asks for a change log."""
@@ -78,7 +78,7 @@ class FollowingProtocol(Protocol):
         return tuple(asked_for(self.ledger(ledger), start, end))
 
     def check_again(self, ledger: int, start: Position, first: int) -> None:
-        """See `check_kept`: behind the log."""
+        """See `check_kept`: after the log."""
         check_kept(self.ledger(ledger), start, first)
 
 
@@ -201,7 +201,7 @@ class FollowingSteps:
         )
         assert record is not None
         assert not isinstance(record, Refused)
-        phase = "remove" if self.protocol.logs_behind_the_commit else "log"
+        phase = "remove" if self.protocol.logs_after_the_commit else "log"
         after = state._replace(records=with_item(state.records, driver.key, record))
         return (f"driver {at}", "puts key", driver.key), after.with_driver(at, driver._replace(phase=phase))
 
@@ -212,7 +212,7 @@ class FollowingSteps:
         if isinstance(answer, Refused):
             gone = driver._replace(phase="gone", attempt=None)
             return (f"driver {at}", "commits", answer.error), state.with_driver(at, gone)
-        phase = "late log" if self.protocol.logs_behind_the_commit else "begin"
+        phase = "late log" if self.protocol.logs_after_the_commit else "begin"
         done = driver._replace(batch=driver.batch + 1, phase=phase, purged=(0, 0))
         return (f"driver {at}", "commits", driver.batch), state._replace(ledger=answer).with_driver(at, done)
 

@@ -417,8 +417,8 @@ class _LooksOnceAtWhatIsKept(FollowingProtocol):
         pass
 
 
-class _LogsBehindTheCommit(FollowingProtocol):
-    logs_behind_the_commit = True
+class _LogsAfterTheCommit(FollowingProtocol):
+    logs_after_the_commit = True
 
 
 class _ForgetsWhereSomebodyMayBe(FollowingProtocol):
@@ -634,6 +634,6 @@ MUTANTS: tuple[Mutant, ...] = (
         Following(name="a state that is followed by somebody slow", drivers=1, attempts=4, rollbacks=0, followed=2),
         "the follower has",
     ),
-    Mutant("the log is written behind the commit", _LogsBehindTheCommit, _FOLLOWED, "the follower has"),
+    Mutant("the log is written after the commit", _LogsAfterTheCommit, _FOLLOWED, "the follower has"),
     Mutant("what was rolled back is forgotten too early", _ForgetsWhereSomebodyMayBe, _FOLLOWED, "the follower has"),
 )

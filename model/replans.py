@@ -267,7 +267,7 @@ class ReplansSteps:
             yield label, counted.with_driver(at, driver._replace(phase="put", at=first))
 
     def _next_group(self, driver: _Driver) -> _Driver:
-        """Behind a commit, or where the batch counts already: the state that follows, or Spark's own commit."""
+        """After a commit, or where the batch counts already: the state that follows, or Spark's own commit."""
         if self.world.follows and len(driver.attempts) < len(self._groups):
             place = len(driver.attempts)
             return driver._replace(phase="begin" if driver.opened > place else "open", at=place)
@@ -414,7 +414,7 @@ class ReplansSteps:
                 return False
             *_, (_, now) = alone._driver(now, at, now.drivers[at])  # of several plans the one with the most rows
         if len(set(now.held)) > 1:
-            raise ViolationError(f"the states differ behind a batch that is done: {now.held}")
+            raise ViolationError(f"the states differ after a batch that is done: {now.held}")
         return True
 
 

@@ -43,7 +43,7 @@ class StateSpec:
                       "reset" (start empty)
     ``on_gap``        if the store lacks batches that Spark has finished: "refuse" or "accept" (go on without them)
     ``apply_on``      where records are read and written: "executors", "driver" or "auto". "auto" takes the executors if
-                      several processes can reach the store, and the driver for a batch of at most 5,000 keys behind
+                      several processes can reach the store, and the driver for a batch of at most 5,000 keys after
                       three of them: no Python runs on the executors then. With "driver" it holds all keys of any batch
                       in memory, up to ``spark.driver.maxResultSize``
     ``chunk_size``    keys per read and write, by default the store's own number, mostly 2,000. A chunk ends with its

@@ -193,7 +193,7 @@ def test_a_stream_asks_the_state_that_it_updates_before_each_batch_also_on_a_rep
             rows = step(rows, batch_id)
         before = sorted(tuple(row)[::2] for row in rows.collect())
         counts(batch_df, batch_id)
-        # repeated, behind the commit, the same frame says the same
+        # repeated, after the commit, the same frame says the same
         assert url.startswith("memory") or sorted(tuple(row)[::2] for row in rows.collect()) == before
         told.append((batch_id, before))
 

@@ -446,7 +446,7 @@ def test_a_batch_that_is_not_known_any_more_is_an_error_for_the_state_that_follo
 
 
 def test_fired_windows_that_another_query_hides_are_an_error_for_the_state_that_follows(spark, tmp_path):
-    """A dies behind the commit, B, which nothing follows, commits to the state, and A comes again."""
+    """A dies after the commit, B, which nothing follows, commits to the state, and A comes again."""
     url = f"sqlite:///{tmp_path}/state.db"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("5\n25\n")

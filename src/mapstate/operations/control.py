@@ -107,7 +107,7 @@ def activate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_
 
 
 def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
-    """Stop the queries of a topology behind the batch under way, whatever time it takes. The driver lives on.
+    """Stop the queries of a topology after the batch under way, whatever time it takes. The driver lives on.
 
     Raises the errors of `activate`.
     """

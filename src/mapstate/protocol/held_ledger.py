@@ -73,7 +73,7 @@ class HeldLedger:
         return lambda before: open_ledger(before, own)
 
     def nonce(self) -> str:
-        """A random name that sorts behind this driver's earlier ones; see `FenceToken`."""
+        """A random name that sorts after this driver's earlier ones; see `FenceToken`."""
         self._attempts += 1
         return f"{self._attempts:08x}{secrets.token_hex(8)}"
 

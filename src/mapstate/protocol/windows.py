@@ -190,7 +190,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
         return {"rows_late": self.late, "rows_between": self.between, "watermark": mark}
 
     def without_rows(self) -> WindowCommit:
-        """The commit of a batch behind this one that moves nothing."""
+        """The commit of a batch after this one that moves nothing."""
         return WindowCommit(watermark=self.watermark, before=self.watermark, inputs=self.inputs, settled=self.settled)
 
 

@@ -37,7 +37,7 @@ class ScansFrom(Protocol):
         """Yield the pages behind ``cursor``, each with the cursor behind it. An empty text stands before the first.
 
         Any process may go on from a cursor, at any time. All listings together list what one `Scan.scan` does: a page
-        may be empty, and a name that is no key of the state is reported behind the last page of the listing that met
+        may be empty, and a name that is no key of the state is reported after the last page of the listing that met
         it. Raises UsageError for a text that is no cursor of this store, and StoreUnavailableError where the store has
         another incarnation than the one that the cursor is of, and cursors end with it.
         """

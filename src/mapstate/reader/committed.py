@@ -126,7 +126,7 @@ class CommittedReads:
         return self._in_turn((records_in(page), None) for page in self.store.scan_part(part, page_size))
 
     def check_scanned(self) -> None:
-        """Call this behind the last page: raises StaleBatchError if keys may have gone that were there `as_of`."""
+        """Call this after the last page: raises StaleBatchError if keys may have gone that were there `as_of`."""
         if self._as_of is not None:
             _check_as_of(self._as_of, self.ledger(), [], [])
 

@@ -399,7 +399,7 @@ class StateReader:
     def _found(
         self, pages: Iterator[_Listed], count: KeyCount | None, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[Key], list[Any], str | None]]:
-        """The keys of each page that are there, and their values. Errors as of `scan`, behind the last page."""
+        """The keys of each page that are there, and their values. Errors as of `scan`, after the last page."""
         unreadable = Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
             keys = _decoded(opened.keys, texts, unreadable)

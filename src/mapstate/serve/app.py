@@ -206,7 +206,7 @@ class _Service:
                     if limit is not None and count >= limit and behind:
                         return
                 yield lines([{"is_end": True, "keys": count}])
-            except (CorruptRecordError, MissingKeysError) as error:  # behind all keys that can be read
+            except (CorruptRecordError, MissingKeysError) as error:  # after all keys that can be read
                 yield lines([{"is_end": True, "keys": count, "problem": problem_of(error).document}])
 
         return await self._streamed(sent())

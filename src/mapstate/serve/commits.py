@@ -131,7 +131,7 @@ class Commits:
                 done.set_result(None)
 
     async def _publish(self, reader: AsyncStateReader, ledger: LedgerRecord) -> None:
-        """Send what is new since the last time. A report comes shortly behind its commit, or not at all."""
+        """Send what is new since the last time. A report comes shortly after its commit, or not at all."""
         name, last = ledger.state, ledger.last_commit
         txid = None if last is None else last.txid
         is_back = name in self._away

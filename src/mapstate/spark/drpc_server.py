@@ -185,7 +185,7 @@ class _Jobs:
                 loop.run_in_executor(None, self._abandon)
 
     def stop(self) -> None:
-        """Ends behind the job that runs."""
+        """Ends after the job that runs."""
         with self._changed:
             self._has_ended = True
             self._changed.notify()

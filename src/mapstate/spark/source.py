@@ -162,7 +162,7 @@ class StateChanges(DataSourceStreamReader):
             raise ConfigurationError("asOf is an option of read, not of readStream. Nothing was read.")
 
     def initialOffset(self) -> dict[str, int]:
-        """Where a new query begins: before the state, or with ``startingFrom`` "now" behind it."""
+        """Where a new query begins: before the state, or with ``startingFrom`` "now" after it."""
         now = self._position()
         return asdict(now if self._source.starting_from == "now" else Position(-1, now.origin))
 

@@ -3,7 +3,7 @@
 A cursor of SCAN is a slot of the server's hash table as a number with its bits reversed: slots come in the order of
 their ``place``, the reversed bits. The place of a key never changes while its server runs, however the table grows or
 shrinks, so a part is a range of places. SCAN does not stop at the end of a range. But it visits at most ten times COUNT
-slots and one; and where COUNT is 1, it stops behind the first slot with a key in it. Both hold since Redis 2.8 and are
+slots and one; and where COUNT is 1, it stops after the first slot with a key in it. Both hold since Redis 2.8 and are
 not documented: the cursors that come back tell whether they held.
 """
 
@@ -78,7 +78,7 @@ def part_of(part: str, layout: Layout, state: str) -> tuple[Any, ScanPosition]:
 
 
 def once_each(state: str, pages: Iterable[tuple[list[str], ScanPosition]]) -> Iterator[list[str]]:
-    """The pages; raises StoreUnavailableError behind them if a key came twice, as where the table has shrunk."""
+    """The pages; raises StoreUnavailableError after them if a key came twice, as where the table has shrunk."""
     listed, count = DistinctKeys(), 0
     for page, _ in pages:
         listed.update(page)

@@ -31,7 +31,7 @@ __all__ = [
 
 @cache
 def script(*names: str) -> bytes:
-    """The text of one script: these files of ``lua/``, one behind the other, without their comments."""
+    """The text of one script: these files of ``lua/``, one after the other, without their comments."""
     lines: list[bytes] = []
     for name in names:
         text = get_data(__package__, f"lua/{name}.lua")  # also finds it in a zip file, as Spark's --py-files are

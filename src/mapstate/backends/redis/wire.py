@@ -41,7 +41,7 @@ def command(*words: bytes) -> bytes:
 
 
 class PackedKeys:
-    """The keys of a chunk as words of a command, each behind ``head``: packed once, for its get and its put.
+    """The keys of a chunk as words of a command, each after ``head``: packed once, for its get and its put.
 
     ``names`` are the hash shards of the keys, as words; empty for other layouts.
     """

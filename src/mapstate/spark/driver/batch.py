@@ -4,7 +4,7 @@
     Frames            the rows of each state, computed once
     StateDriver       one attempt at one state: the tasks run on the executors, and every row is accounted for
     Ledgers.commit    the batch counts in all states: one small write per commit domain
-    downstream        reports, new values, and the functions behind the commit
+    downstream        reports, new values, and the functions after the commit
 
 What follows an attempt that failed is `RetryPolicy`'s. A state by itself is a query with one branch.
 """
@@ -65,7 +65,7 @@ class BatchDriver:
         """One foreachBatch call. ``upstream_txid`` is as in `BatchPlan`.
 
         Raises LedgerError where the protocol refuses, DataError, StoreError, and Spark's own errors; then nothing of
-        the batch counts, unless it is raised behind the commit.
+        the batch counts, unless it is raised after the commit.
         """
         for state in self._states:
             state.start_clock()
@@ -315,7 +315,7 @@ class _Batch:
 
 
 def _give_up(ledgers: Ledgers, error: BaseException) -> None:
-    """Closes the fences behind a batch that failed, as well as the stores let it be done.
+    """Closes the fences after a batch that failed, as well as the stores let it be done.
 
     Not where the store itself is the trouble: it would be waited for once more. A fence that moved because a store was
     emptied or put back is no second driver: then that is raised instead.

@@ -19,7 +19,7 @@ __all__ = ["check_followers"]
 def check_followers(
     branch: Branch, functions: Iterable[Downstream | Follower], query_id: str, batch_id: int, plan: BatchPlan | None
 ) -> None:
-    """`check_follower` of a state and all that follow it, directly or behind another one, before anything is written.
+    """`check_follower` of a state and all that follow it, directly or after another one, before anything is written.
 
     Raises MissingBatchesError and ReplannedBatchError, not for a state whose ``on_gap`` is "accept".
     """

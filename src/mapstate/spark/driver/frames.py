@@ -32,7 +32,7 @@ _log = logging.getLogger("mapstate")
 
 
 def through(steps: Sequence[Step], frame: DataFrame, batch_id: int | None) -> DataFrame:
-    """The frame behind all steps."""
+    """The frame after all steps."""
     for step in steps:
         frame = step(frame, batch_id)
     return frame

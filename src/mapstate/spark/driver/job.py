@@ -1,4 +1,4 @@
-"""What a query keeps and feeds: the states of a stream, and the functions behind their commit.
+"""What a query keeps and feeds: the states of a stream, and the functions after their commit.
 
 A stream that is declared builds these; the driver of its batches reads them.
 """
@@ -121,7 +121,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Behind:
-    """A consumer of a batch's own rows, called behind the commit; ``branch`` is the state whose txid it gets."""
+    """A consumer of a batch's own rows, called after the commit; ``branch`` is the state whose txid it gets."""
 
     function: Downstream | Follower
     branch: Branch | None = None

@@ -34,7 +34,7 @@ class Quarantine:
         return place
 
     def forget(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
-        """Removes what is kept of a batch and of those behind it: none of them counts, so all come again, and may now.
+        """Removes what is kept of a batch and of those after it: none of them counts, so all come again, and may now.
 
         A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Driver,
         as a run begins.

@@ -58,7 +58,7 @@ class RetryPolicy:
     def ask(self, question: Callable[[], T]) -> T:
         """The answer of a store to what may be asked twice. Raises StoreUnavailableError when patience is over.
 
-        Each question has the whole patience: a store that failed before the tasks may fail again behind them.
+        Each question has the whole patience: a store that failed before the tasks may fail again after them.
         """
         return self._requests.ask(question)
 

@@ -243,7 +243,7 @@ class StateDriver:
             self.pass_on(function, new_values if _wants_old(function) else plain, batch_id)
 
     def pass_on(self, function: Downstream | Follower, rows: DataFrame, batch_id: int) -> None:
-        """Calls a function behind the commit of the present batch."""
+        """Calls a function after the commit of the present batch."""
         if isinstance(function, Follower):
             function(rows, batch_id, self.committed_as)
         else:

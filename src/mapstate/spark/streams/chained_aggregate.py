@@ -27,7 +27,7 @@ class SteppedRows(Protocol):
         ...
 
     def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """The rows behind one more step; ``by_row`` says that each row's results depend on that row alone."""
+        """The rows after one more step; ``by_row`` says that each row's results depend on that row alone."""
         ...
 
 

@@ -98,7 +98,7 @@ class PersistentAggregate(Startable):
         )
 
     def behind(self, name: str, inside: DataFrame, steps: tuple[Step, ...]) -> NewValuesStream:
-        """The rows of the state's own stream, as they came, behind the commit."""
+        """The rows of the state's own stream, as they came, after the commit."""
         query, branch = self.query, self.branch
 
         def feed(function: Downstream | Follower) -> None:

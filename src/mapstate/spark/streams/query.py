@@ -60,7 +60,7 @@ class Query:
         self.plan.branches.append(branch)
 
     def add_behind(self, function: Downstream | Follower, branch: Branch | None = None) -> None:
-        """One more function that gets each batch's own rows behind the commit, with the txid of a state."""
+        """One more function that gets each batch's own rows after the commit, with the txid of a state."""
         self.check_open()
         self.plan.behind.append(Behind(function, branch))
 

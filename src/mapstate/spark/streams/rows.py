@@ -47,7 +47,7 @@ class Rows(ABC, Generic[Kept]):
     """Rows of a stream, a batch at a time.
 
     ``name`` is the stream's, also of new values: it owns what is called by hand. ``schema`` is what the rows look like
-    behind all steps: they are planned once over an empty frame, when the next step is asked for.
+    after all steps: they are planned once over an empty frame, when the next step is asked for.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Rows(ABC, Generic[Kept]):
 
     @abstractmethod
     def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """The rows behind one more step; ``by_row`` says that each row's results hang on that row alone."""
+        """The rows after one more step; ``by_row`` says that each row's results hang on that row alone."""
 
     @abstractmethod
     def hidden_columns(self) -> dict[str, str]:
@@ -154,7 +154,7 @@ class Rows(ABC, Generic[Kept]):
         return False
 
     def _behind(self, state: Queried) -> Rows[Kept]:  # noqa: ARG002
-        """The rows behind the commit of a state that follows the same stream; new values are behind it already."""
+        """The rows after the commit of a state that follows the same stream; new values are after it already."""
         return self
 
     def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> Self:

@@ -218,7 +218,7 @@ class Stream(Rows[PersistentAggregate]):
         return PersistentAggregate(query, branch, empty_frame(self.df, self.schema))
 
     def branch_of(self, job: Job) -> tuple[Query, Branch]:
-        """A new state behind the steps, and its query. Raises ConfigurationError."""
+        """A new state after the steps, and its query. Raises ConfigurationError."""
         if self.is_late and self.query is not None and not self.query.is_of_topology:
             raise ConfigurationError(
                 "a state of late rows counts jointly with the windows, so it needs a topology: "
