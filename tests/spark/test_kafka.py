@@ -23,7 +23,7 @@ from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.ledger import Ledger
 from mapstate.testing import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(900)]  # of many waits
 
 NEEDED = ("commons-pool2", "kafka-clients", "spark-sql-kafka", "spark-token-provider")
 
