@@ -90,7 +90,10 @@ class _Used(NamedTuple):
 
 
 class _Driver(NamedTuple):
-    """``phase`` is "begin", "put", "log", "remove", "commit" or "gone"; ``key`` is the one that its attempt writes."""
+    """``phase`` is "begin", "put", "log", "remove", "commit", a mutant's "late log", or "gone".
+
+    ``key`` is the one that its attempt writes, ``purged`` the txids of which it has removed the log.
+    """
 
     session: int
     batch: int = 0
@@ -98,6 +101,9 @@ class _Driver(NamedTuple):
     attempt: ModelAttempt | None = None
     key: int = 0
     purged: tuple[int, int] = (0, 0)
+
+    def gone(self) -> _Driver:
+        return _Driver(self.session, phase="gone")
 
 
 class _Follower(NamedTuple):
@@ -156,13 +162,12 @@ class FollowingSteps:
             return
         label, attempt = (f"driver {at}", driver.phase), driver.attempt
         assert attempt is not None
-        gone = state.with_driver(at, driver._replace(phase="gone", attempt=None))
         if driver.phase == "commit":
             yield self._commit(state, at, driver, attempt)
         elif driver.phase != "late log" and not self.protocol.may_write(
             self.protocol.fence(state.ledger), attempt.token
         ):
-            yield (*label, "and is fenced"), gone
+            yield (*label, "and is fenced"), state.with_driver(at, driver.gone())
         elif driver.phase == "put":
             yield self._put(state, at, driver, attempt)
         elif driver.phase in ("log", "late log"):
@@ -177,7 +182,7 @@ class FollowingSteps:
             yield (*label, purged), state._replace(log=log).with_driver(at, after)
 
     def _begin(self, state: _State, at: int, driver: _Driver) -> Iterator[tuple[Label, _State]]:
-        """Each attempt has keys of its own: also a replay."""
+        """Each attempt has a key of its own, also a replay."""
         protocol, used = self.protocol, state.used
         if used.attempts >= self.world.attempts:
             return
@@ -189,7 +194,7 @@ class FollowingSteps:
             answer = protocol.begin(state.ledger, driver.session, batch, used.attempts)
         label = (f"driver {at}", "begins batch", batch)
         if not isinstance(answer, ModelAttempt):
-            yield (*label, answer), state.with_driver(at, driver._replace(phase="gone", attempt=None))
+            yield (*label, answer), state.with_driver(at, driver.gone())
             return
         after = state._replace(ledger=answer.ledger, used=used._replace(attempts=used.attempts + 1))
         for key in range(_KEYS):
@@ -210,8 +215,7 @@ class FollowingSteps:
             state.ledger, driver.session, driver.batch, attempt.txid, range(*driver.purged)
         )
         if isinstance(answer, Refused):
-            gone = driver._replace(phase="gone", attempt=None)
-            return (f"driver {at}", "commits", answer.error), state.with_driver(at, gone)
+            return (f"driver {at}", "commits", answer.error), state.with_driver(at, driver.gone())
         phase = "late log" if self.protocol.logs_after_the_commit else "begin"
         done = driver._replace(batch=driver.batch + 1, phase=phase, purged=(0, 0))
         return (f"driver {at}", "commits", driver.batch), state._replace(ledger=answer).with_driver(at, done)

@@ -43,7 +43,6 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "live_page",
     )
     spark = (
-        "connect",
         "count_windows",
         "dataframes",
         "drpc",

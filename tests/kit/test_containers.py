@@ -187,7 +187,7 @@ def test_make_test_containers_gives_each_store_its_server(monkeypatch):
 def test_make_test_containers_runs_every_test_that_has_use_for_a_server(service, fixture):
     script = runpy.run_path(str(ROOT / "scripts" / "test_containers.py"))
     [modules] = [modules for name, _, modules in script["runs"](script["defaults"]()) if name == service]
-    asks = re.compile(rf"^ *(def .*\b{fixture}\b|from {fixture} |from .* import .*\b{fixture}\b)", re.MULTILINE)
+    asks = re.compile(rf"^ *(def .*\(.*\b{fixture}\b|from {fixture} |from .* import .*\b{fixture}\b)", re.MULTILINE)
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent.name != "chaos"]
     asking = {path.stem for path in files if asks.search(path.read_text())}
     assert asking <= {f"test_{module}" for module in modules}
