@@ -60,7 +60,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_xdist_auto_num_workers() -> int:
     """Three processes, each with servers of its own; one where a server is given, which they would share.
 
-    On two cores three take two thirds of the time of two: much of a test is waiting for a JVM or a timeout.
+    Three on two cores, because much of a test is waiting for a JVM or a timeout.
     """
     return 1 if any(name.startswith("MAPSTATE_TEST_") for name in os.environ) else 3
 

@@ -146,6 +146,7 @@ def test_keys_of_every_type_are_read_from_a_query_and_from_json(tmp_path, kind, 
     with client_of(url) as client:
         by_json = client.post("/states/s/values", json={"keys": [{"k": in_json}]})
         assert by_json.json()["values"] == [{"visits": 1, "bytes": 2}]
+        assert client.post("/states/s/values", json={"keys": [in_json]}).json()["values"] == by_json.json()["values"]
         (_, row, *_) = lines_of(client.get("/states/s/scan"))
         assert client.post("/states/s/values", json={"keys": [row["key"]]}).json()["values"] == [row["value"]]
         if (value, kind) != ("\\N", "string"):  # which is null in a query
@@ -168,7 +169,8 @@ def test_a_query_that_is_no_key_is_refused(visits, query):
         *(b"", b"x", b"[]", b"{}", b'{"keys": 1}', b'{"keys": [1]}', b'{"keys": [{}]}', b'{"keys": [{"user_id": 1}]}'),
         *(b'{"keys": [{"user_id": "a", "b": 1}]}', b'{"keys": [], "x": 1}', b"[" * 100_000, b"NaN"),
         *(b"\xff\xfe", b'{"keys": [{"user_id": "\\ud800"}]}', b'{"keys": [{"user_id": true}]}'),
-        b'{"keys": [{"user_id": {}}]}',
+        *(b'{"keys": [{"user_id": {}}]}', b'{"keys": ["a", {"user_id": "a"}]}', b'{"keys": ["a"], "x": 1}'),
+        *(b'{"keys": ["\\ud800"]}', b'{"keys": [["a"]]}', b'{"keys": ["a"'),
     ],
 )
 def test_a_body_that_has_no_keys_is_refused(visits, body):
@@ -183,6 +185,19 @@ def test_numbers_beyond_their_type_are_refused(tmp_path):
     with client_of(url) as client:
         for key in ({"k": 2**63, "d": 1}, {"k": 1, "d": 10**400}, {"k": 1.5, "d": 1}):
             problem(client.post("/states/s/values", json={"keys": [key]}), 400)
+
+
+def test_bare_keys_are_for_one_key_column_and_of_its_type(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    made_of_one_batch(url, "one", (KeyField("k", "bigint"),), VISITS, {"7": (1, 2)})
+    made_of_one_batch(url, "two", (KeyField("k", "bigint"), KeyField("d", "double")), VISITS, {})
+    with client_of(url) as client:
+        found = client.post("/states/one/values", json={"keys": [7, "7", 8, None]}).json()["values"]
+        assert found == [{"visits": 1, "bytes": 2}] * 2 + [None, None]
+        for state, key in (("one", 2**63), ("one", 1.5), ("one", True), ("one", "x"), ("two", 7), ("two", [7, 1.0])):
+            answer = client.post(f"/states/{state}/values", json={"keys": [key]})
+            problem(answer, 400)
+            assert "k" in answer.json()["detail"]
 
 
 def test_too_many_keys_and_too_long_bodies_are_refused(visits):

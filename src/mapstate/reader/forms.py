@@ -84,7 +84,8 @@ def plain(value: Any) -> Any:
 class JsonKeys:
     """The keys of a request, as JSON: ``{"keys": [{"user_id": "user-42"}]}``, with the values in the forms of `plain`.
 
-    A number may also be text, as a program needs that has doubles only. Made once per schema of keys.
+    Where there is one key column, ``{"keys": ["user-42"]}`` are keys, too. A number may also be text, as a program
+    needs that has doubles only. Made once per schema of keys.
     """
 
     def __init__(self, fields: Sequence[KeyField]) -> None:
@@ -95,14 +96,17 @@ class JsonKeys:
         ]
         key = msgspec.defstruct("Key", columns, rename=slots, forbid_unknown_fields=True, gc=False)
         self._columns = [attrgetter(slot) for slot in slots]
-        self._decoder = msgspec.json.Decoder(
-            msgspec.defstruct("Keys", [("keys", list[key])], forbid_unknown_fields=True, gc=False)  # type: ignore[valid-type]
-        )
+        self._objects = _decoder(key)
+        texts = all(field.type == "string" for field in fields)
+        self._values = _decoder(str | None if texts else bool | int | float | str | None) if len(fields) == 1 else None
 
     def decode(self, body: bytes) -> list[Any]:
         """The keys: bare values where there is one key column. Raises UsageError."""
+        bare = self._bare(body)
+        if bare is not None:
+            return self._column(self._fields[0], bare)
         try:
-            found: Any = self._decoder.decode(body)
+            found = self._objects.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             names = ", ".join(f"{field.name} {field.type}" for field in self._fields)
             raise UsageError(
@@ -116,8 +120,19 @@ class JsonKeys:
         ]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
+    def _bare(self, body: bytes) -> list[Any] | None:
+        """The values of the only key column; None where keys are objects, or the body is wrong."""
+        with suppress(msgspec.MsgspecError, ValueError):
+            return None if self._values is None else self._values.decode(body).keys
+        return None
+
     def _column(self, field: KeyField, values: list[Any]) -> list[Any]:
         return values if field.type == "string" else [_of_json(field, value) for value in values]
+
+
+def _decoder(key: Any) -> msgspec.json.Decoder[Any]:
+    kind: Any = list[key]
+    return msgspec.json.Decoder(msgspec.defstruct("Keys", [("keys", kind)], forbid_unknown_fields=True, gc=False))
 
 
 def _of_json(field: KeyField, value: Any) -> Any:

@@ -167,6 +167,7 @@ def _function(name: str) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     value = {"type": ["object", "null"], "description": "the fields by name; null for an absent key"}
     key = {"type": "object", "description": "the key columns by name"}
+    bare = {"type": ["string", "number", "boolean", "null"], "description": "the value of the only key column"}
     read = {"state": _TEXT, "as_of": _ref("AsOf")}
     window = _object("start end is_final value", start={}, end={}, is_final={"type": "boolean"}, value=value)
     return {
@@ -175,7 +176,7 @@ def _schemas() -> dict[str, Any]:
         ),
         "Value": _object("state as_of key value", **read, key=key, value=value),
         "Keys": {
-            **_object("keys", keys={"type": "array", "maxItems": 10_000, "items": key}),
+            **_object("keys", keys={"type": "array", "maxItems": 10_000, "items": {"anyOf": [key, bare]}}),
             "additionalProperties": False,
         },
         "Values": _object("state as_of values", **read, values={"type": "array", "items": value}),
