@@ -19,7 +19,7 @@ from mapstate.errors import ConfigurationError
 from mapstate.keys import KeyCodec
 from mapstate.schema import KeyField
 from mapstate.spark.driver import state
-from mapstate.spark.driver.apply import Plan
+from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.key_parts import by_part
 
 KEYS = [f"{letter}{number}" for letter in "zäaé漢B" for number in range(100)]
@@ -85,8 +85,8 @@ def test_redis_gets_the_keys_of_a_task_in_one_order_in_every_batch(spark, redis_
 def test_a_large_batch_is_sorted_unless_batches_have_been_small_for_long(spark, tmp_path, monkeypatch, apply_on):
     """One that turns out to be large behind small ones is sorted, too, where that turns out before it is applied."""
     orders = []
-    in_order = Plan.in_order
-    monkeypatch.setattr(Plan, "in_order", lambda *args: orders.append(args[2]) or in_order(*args))
+    in_order = Grouping.in_order
+    monkeypatch.setattr(Grouping, "in_order", lambda *args: orders.append(args[2]) or in_order(*args))
     job = Job(spark, f"sqlite:///{tmp_path}/state.db", apply_on=apply_on)
     for size in (0, 3, 600, 600, 3, 3, 3, 600, 600):
         job.batch(KEYS[:size], 1)

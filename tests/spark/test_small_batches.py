@@ -81,14 +81,14 @@ def test_of_a_large_batch_only_so_many_keys_reach_the_driver(spark, small, tmp_p
     for _ in range(3):
         job.batch(1)
     came = []
-    at_once = apply.at_once
+    collected = apply.collected
 
     def counted(rows: Any) -> Any:
-        batches = at_once(rows)
+        batches = collected(rows)
         came.append(sum(map(len, batches)))
         return batches
 
-    monkeypatch.setattr(small_batches, "at_once", counted)
+    monkeypatch.setattr(small_batches, "collected", counted)
     assert job.batch(1000 * SOME) == "executors"
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions"))
     assert SOME < came[0] <= partitions * (SOME + 1)

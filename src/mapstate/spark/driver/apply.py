@@ -1,7 +1,7 @@
-"""A batch on its way to the store, and what comes back: the Spark plan in front of the tasks, and its run.
+"""A batch on its way to the store, and what comes back: how its rows are grouped in front of the tasks, and their run.
 
-The plan is that of every batch of a job, so its columns are made once. Each column is some calls to the JVM: a batch of
-a few rows waits for them as long as for its rows.
+Every batch of a job is grouped alike, so the columns for it are made once. Each column is some calls to the JVM: a
+batch of a few rows waits for them as long as for its rows.
 
 Writes run once. Where somebody asked for new values, they are materialized together with the reports,
 in two replicas: a frame that is only persisted would be computed again, writes and all, when an
@@ -30,18 +30,18 @@ from mapstate.spark.executor.task import BatchTask
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["AttemptResult", "Plan", "applied", "apply_on_driver", "apply_on_executors", "at_once"]
+__all__ = ["AttemptResult", "Grouping", "applied", "apply_on_driver", "apply_on_executors", "collected"]
 
 _WIDE = ("binary", "array", "map", "struct")
 
 
-class Plan:
-    """What the rows of each batch go through. Driver; it lives no longer than its JVM, see `fits`.
+class Grouping:
+    """How the rows of each batch are grouped. Driver; it lives no longer than its JVM, see `fits`.
 
     Gives one row per key with its partials, and their number of rows last; or, where an aggregator is in plain
     Python, the rows in key order. ``partials`` has the number of columns per field, or None for raw rows;
-    ``rows_of`` names their columns. ``at_once`` says whether all rows of a batch go to the driver at once, where it
-    applies them; see `apply_on_driver`.
+    ``rows_of`` names their columns. ``is_collected`` says whether all rows of a batch go to the driver at once, where
+    it applies them; see `apply_on_driver`.
     """
 
     def __init__(self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str]) -> None:
@@ -63,13 +63,13 @@ class Plan:
             self.values.append(F.count(F.lit(1)).alias("rows"))
         else:
             self.values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
-        self.at_once = self.partials is not None
+        self.is_collected = self.partials is not None
         self._is_narrow: bool | None = None
         self._key_fields = keys
         self._sorted_by: list[Column] | None = None
 
     def fits(self, batch_df: DataFrame, fields: Fields) -> bool:
-        """Whether this is the plan of such a batch: columns belong to the JVM that they were made in."""
+        """Whether this is how such a batch is grouped: columns belong to the JVM that they were made in."""
         return self._origin is access_of(batch_df).origin and self._fields == fields.fields
 
     def of(self, batch_df: DataFrame) -> DataFrame:
@@ -155,7 +155,7 @@ class AttemptResult:
 def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
     """Runs the attempt's one job; the tasks read and write the store. Raises Spark's own errors.
 
-    ``rows`` are as `Plan.of` gives them.
+    ``rows`` are as `Grouping.of` gives them.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
@@ -178,15 +178,15 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
     )
 
 
-def apply_on_driver(rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult:
+def apply_on_driver(rows: DataFrame, task: BatchTask, grouping: Grouping) -> AttemptResult:
     """Aggregates on the executors and applies on the driver: for a store in its process, and where a job asks for it.
 
     One row per key comes all at once, until those of a batch exceed ``spark.driver.maxResultSize``: that one is
     computed again. From then on, and where each row comes, it is one partition after the other. New values are kept in
     the driver's memory where asked for.
     """
-    batches = at_once(rows) if plan.at_once else None
-    plan.at_once = batches is not None
+    batches = collected(rows) if grouping.is_collected else None
+    grouping.is_collected = batches is not None
     if batches is not None:
         return applied(rows, task, iter(batches))
     with by_partition(rows) as later:
@@ -201,7 +201,7 @@ def applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch])
     return AttemptResult(reports_of([line]), new_values, name=task.attempt)
 
 
-def at_once(rows: DataFrame) -> list[pa.RecordBatch] | None:
+def collected(rows: DataFrame) -> list[pa.RecordBatch] | None:
     """All rows, by one job and with no Python on the executors; None where Spark finds them too many."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mapstate.spark.driver.apply import Plan
+from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.job import Branch
 from mapstate.spark.driver.state import StateDriver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["OrderedPlan", "OrderedState"]
+__all__ = ["OrderedGrouping", "OrderedState"]
 
 
-class OrderedPlan(Plan):
+class OrderedGrouping(Grouping):
     """A plan of raw rows that sorts the rows of each key by some of their columns. ``order`` are places of columns."""
 
     def __init__(self, *settings: Any, order: Sequence[int]) -> None:
@@ -26,7 +26,7 @@ class OrderedPlan(Plan):
         self._order = [F.col(f"value{at}") for at in order]
 
     def of(self, batch_df: DataFrame) -> DataFrame:
-        """See `Plan.of`."""
+        """See `Grouping.of`."""
         return super().of(batch_df).sortWithinPartitions(*self.places, *self._order)
 
 
@@ -36,4 +36,4 @@ class OrderedState(StateDriver):
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
         columns = list(branch.job.columns)
-        self.make_plan = partial(OrderedPlan, order=[columns.index(name) for name in branch.job.order])
+        self.make_grouping = partial(OrderedGrouping, order=[columns.index(name) for name in branch.job.order])

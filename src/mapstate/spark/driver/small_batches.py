@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mapstate.spark.driver.apply import AttemptResult, Plan, applied, at_once
+from mapstate.spark.driver.apply import AttemptResult, Grouping, applied, collected
 from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 __all__ = ["apply_if_small"]
 
 
-def apply_if_small(rows: DataFrame, task: BatchTask, plan: Plan, most_keys: int) -> AttemptResult | None:
+def apply_if_small(rows: DataFrame, task: BatchTask, grouping: Grouping, most_keys: int) -> AttemptResult | None:
     """`apply_on_driver`, at once. None, and nothing was written, where a batch has more than ``most_keys``.
 
     Of such a batch no more than so many keys, and one more, of each partition come to the driver. None also where
     partials are collections or sketches, of which a few may be large.
     """
-    if not plan.is_narrow(rows):
+    if not grouping.is_narrow(rows):
         return None
     place = f"monotonically_increasing_id() & {2**33 - 1}"  # within its partition
-    batches = at_once(rows.where(f"{place} <= {most_keys}"))  # as text it is one call to the JVM instead of fifteen
+    batches = collected(rows.where(f"{place} <= {most_keys}"))  # as text it is one call to the JVM instead of fifteen
     if batches is None or sum(map(len, batches)) > most_keys:
         return None
     return applied(rows, task, iter(batches))

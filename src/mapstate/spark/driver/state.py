@@ -12,7 +12,7 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
 from mapstate.errors import IncompleteBatchError, StateSchemaError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
-from mapstate.spark.driver.apply import AttemptResult, Plan, apply_on_driver, apply_on_executors
+from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_driver, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spark.driver.new_values import INSIDE, new_values_type
@@ -36,7 +36,7 @@ class StateDriver:
     ``committed_as`` is the txid under which the state counts the present batch; None if nobody can tell.
     """
 
-    make_plan: Callable[..., Plan] = Plan
+    make_grouping: Callable[..., Grouping] = Grouping
     make_task: Callable[..., BatchTask] = BatchTask
 
     def __init__(self, branch: Branch) -> None:
@@ -45,7 +45,7 @@ class StateDriver:
         self.spec = branch.job.spec
         self.committed_as: int | None = None
         self._store: Any = None
-        self._plan: Plan | None = None
+        self._grouping: Grouping | None = None
         self._cached_attempt: tuple[int, str] | None = None  # the last commit's txid, and its attempt's name
         self._started = 0.0
         self._small_batches = 0  # in a row, of those that were committed last
@@ -107,9 +107,9 @@ class StateDriver:
         frame, rows_sent = sent
         self.check_columns(frame)
         frame = self.keyed(frame)
-        task, plan = self._task(frame, record, attempt)
-        rows = plan.of(frame)
-        result = self._applied(rows, task, plan)
+        task, grouping = self._task(frame, record, attempt)
+        rows = grouping.of(frame)
+        result = self._applied(rows, task, grouping)
         try:
             result.rows_sent = rows_sent
             self._check(result, attempt.batch_id)
@@ -118,26 +118,26 @@ class StateDriver:
             raise
         return result
 
-    def _applied(self, rows: DataFrame, task: BatchTask, plan: Plan) -> AttemptResult:
+    def _applied(self, rows: DataFrame, task: BatchTask, grouping: Grouping) -> AttemptResult:
         order = self.spec.key_order
         if self.spec.is_applied_on_driver:
-            return apply_on_driver(plan.in_order(rows, order), task, plan)
+            return apply_on_driver(grouping.in_order(rows, order), task, grouping)
         if self._small_batches >= SMALL_IN_A_ROW:
-            if plan.at_once and self.spec.may_be_applied_on_driver:
+            if grouping.is_collected and self.spec.may_be_applied_on_driver:
                 from mapstate.spark.driver.small_batches import apply_if_small
 
-                result = apply_if_small(rows, task, plan, MOST_SMALL)
+                result = apply_if_small(rows, task, grouping, MOST_SMALL)
                 if result is not None:
                     return result
                 self._small_batches = 0
             else:
                 order = None
-        return apply_on_executors(plan.in_order(rows, order), task)
+        return apply_on_executors(grouping.in_order(rows, order), task)
 
-    def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Plan]:
+    def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Grouping]:
         fields = Fields(record.fields, self.job.aggregators)
-        if self._plan is None or not self._plan.fits(frame, fields):
-            self._plan = self.make_plan(frame, self.job.keys, fields, list(self.job.columns))
+        if self._grouping is None or not self._grouping.fits(frame, fields):
+            self._grouping = self.make_grouping(frame, self.job.keys, fields, list(self.job.columns))
         cached = self._cached_attempt
         retracts = self.retracts
         new_values = None
@@ -148,14 +148,14 @@ class StateDriver:
             fields=fields,
             field_counts=record.field_counts,
             keys=self.job.keys,
-            partials=self._plan.partials,
+            partials=self._grouping.partials,
             attempt=attempt,
             new_values=new_values,
             old_values=retracts,
             rows_of=list(self.job.columns),
             committed=cached[1] if cached is not None and cached[0] == attempt.view.last else None,
         )
-        return task, self._plan
+        return task, self._grouping
 
     @property
     def retracts(self) -> bool:

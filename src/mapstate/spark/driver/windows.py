@@ -23,7 +23,7 @@ from mapstate.protocol.pane_index import Slice, slices
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import Input, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
 from mapstate.spark.driver.access import access_of, configured
-from mapstate.spark.driver.apply import AttemptResult, Plan
+from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job, Windows
 from mapstate.spark.driver.new_values import arrow_frame, shown_type
@@ -52,7 +52,7 @@ __all__ = [
     "WINDOW_END",
     "WINDOW_START",
     "Fired",
-    "WindowPlan",
+    "WindowGrouping",
     "WindowedState",
     "WindowsDone",
     "fired_type",
@@ -73,7 +73,7 @@ class WindowsDone(NamedTuple):
     panes: PaneChange
 
 
-class WindowPlan(Plan):
+class WindowGrouping(Grouping):
     """A plan with columns beside the partials, see `mapstate.spark.steps.window_rows.BESIDE`."""
 
     def __init__(self, *settings: Any, windows: Windows) -> None:
@@ -100,7 +100,7 @@ class WindowedState(StateDriver):
         self._windows = windows
         self._panes = windows.definition.panes
         self._now = 0
-        self.make_plan = partial(WindowPlan, windows=windows)
+        self.make_grouping = partial(WindowGrouping, windows=windows)
         self.make_task = partial(WindowTask, inputs=len(windows.inputs), has_gaps=self._panes.has_gaps)
 
     def open_request(self, owner: str) -> OpenRequest:
