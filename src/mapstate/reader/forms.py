@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from operator import attrgetter
@@ -22,6 +22,7 @@ __all__ = ["JsonKeys", "json_row", "json_state", "plain", "typed_keys"]
 
 _NULL = "\\N"
 _DOUBLES = ("double", "float")
+_Form = tuple[str, "msgspec.json.Decoder[Any]", Callable[[list[Any]], list[list[Any]]]]
 _END = 1 << 63  # of what an integer column may hold
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
@@ -95,36 +96,31 @@ class JsonKeys:
             (slot, Any if field.type != "string" else str | None) for slot, field in zip(slots, fields, strict=True)
         ]
         key = msgspec.defstruct("Key", columns, rename=slots, forbid_unknown_fields=True, gc=False)
-        self._columns = [attrgetter(slot) for slot in slots]
-        self._objects = _decoder(key)
-        texts = all(field.type == "string" for field in fields)
-        self._values = _decoder(str | None if texts else bool | int | float | str | None) if len(fields) == 1 else None
+        parts = [attrgetter(slot) for slot in slots]
+        self._forms: list[_Form] = [
+            ("as objects", _decoder(key), lambda keys: [list(map(part, keys)) for part in parts]),
+        ]
+        if len(fields) == 1:
+            bare = str | None if fields[0].type == "string" else bool | int | float | str | None
+            self._forms.insert(0, ("as bare values", _decoder(bare), lambda keys: [keys]))
 
     def decode(self, body: bytes) -> list[Any]:
         """The keys: bare values where there is one key column. Raises UsageError."""
-        bare = self._bare(body)
-        if bare is not None:
-            return self._column(self._fields[0], bare)
-        try:
-            found = self._objects.decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            names = ", ".join(f"{field.name} {field.type}" for field in self._fields)
-            raise UsageError(
-                f"the body is no object with a list of keys ({names}): {cut(error)}. Nothing was read."
-            ) from None
-        if not self._fields:
-            return [()] * len(found.keys)
-        columns = [
-            self._column(field, list(map(column, found.keys)))
-            for field, column in zip(self._fields, self._columns, strict=True)
-        ]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-    def _bare(self, body: bytes) -> list[Any] | None:
-        """The values of the only key column; None where keys are objects, or the body is wrong."""
-        with suppress(msgspec.MsgspecError, ValueError):
-            return None if self._values is None else self._values.decode(body).keys
-        return None
+        problems = []
+        for form, decoder, columns_of in self._forms:
+            try:
+                keys = decoder.decode(body).keys
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                problems.append(f"{form}: {cut(error)}")
+                continue
+            if not self._fields:
+                return [()] * len(keys)
+            columns = [self._column(*one) for one in zip(self._fields, columns_of(keys), strict=True)]
+            return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        names = ", ".join(f"{field.name} {field.type}" for field in self._fields)
+        raise UsageError(
+            f"the body is no object with a list of keys ({names}), {'; '.join(problems)}. Nothing was read."
+        )
 
     def _column(self, field: KeyField, values: list[Any]) -> list[Any]:
         return values if field.type == "string" else [_of_json(field, value) for value in values]

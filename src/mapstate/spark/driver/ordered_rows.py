@@ -17,7 +17,7 @@ __all__ = ["OrderedGrouping", "OrderedState"]
 
 
 class OrderedGrouping(Grouping):
-    """A plan of raw rows that sorts the rows of each key by some of their columns. ``order`` are places of columns."""
+    """Sorts the raw rows of each key by some of their columns. ``order`` are places of columns."""
 
     def __init__(self, *settings: Any, order: Sequence[int]) -> None:
         from pyspark.sql import functions as F

@@ -74,7 +74,7 @@ class WindowsDone(NamedTuple):
 
 
 class WindowGrouping(Grouping):
-    """A plan with columns beside the partials, see `mapstate.spark.steps.window_rows.BESIDE`."""
+    """A grouping with columns beside the partials, see `mapstate.spark.steps.window_rows.BESIDE`."""
 
     def __init__(self, *settings: Any, windows: Windows) -> None:
         from pyspark.sql import functions as F
@@ -115,7 +115,7 @@ class WindowedState(StateDriver):
         self.branch.late_before = None if last is None else self._windows.definition.fired_before(last)
 
     def keyed(self, frame: DataFrame) -> DataFrame:
-        """A batch's rows with their panes, as the task's plan takes them."""
+        """A batch's rows with their panes, as its grouping takes them."""
         self._now = time.time_ns() // 1000
         read = dict.fromkeys([*(key.name for key in self.job.keys[1:]), *self.job.columns])
         return with_panes(frame, self._windows, list(read), self.branch.late_before or 0, self._now)
