@@ -5,7 +5,7 @@ turns:
 
     GETs      200 clients, each with one connection, ask for one key at a time, for some seconds
     alone     the same, of a service that reads each request's key by itself
-    POST      a thousand bare keys in one request, beside `multi_get` of the same keys
+    POST      a thousand keys in one request, as objects and as bare values, beside `multi_get` of the same keys
     scan      all keys of a state as lines of JSON, which the client takes and does not parse, beside `scan()`
 
 Then the memory of a service with a hundred states, each of which was listed and read.
@@ -93,12 +93,16 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
                     found[name].append(loaded(served, seconds, users))
         with serving(server.url) as served, open_reader(server.url, "visits") as reader:
             keys = [f"user-{at * 7}" for at in range(KEYS)]
-            body = json.dumps({"keys": keys}).encode()
+            objects = json.dumps({"keys": [{"user_id": key} for key in keys]}).encode()
+            bare = json.dumps({"keys": keys}).encode()
             client = Client(served)
-            values = json.loads(client.ask("/states/visits/values", body))["values"]
-            assert values == reader.multi_get(keys) == [{"visits": at * 7} for at in range(KEYS)]
+            expected = [{"visits": at * 7} for at in range(KEYS)]
+            assert reader.multi_get(keys) == expected
+            for body in (objects, bare):
+                assert json.loads(client.ask("/states/visits/values", body))["values"] == expected
             ways = {
-                "POST": lambda: client.ask("/states/visits/values", body),
+                "POST": lambda: client.ask("/states/visits/values", objects),
+                "bare": lambda: client.ask("/states/visits/values", bare),
                 "multi_get": lambda: reader.multi_get(keys),
             }
             bulk = by_turns(ways, turns * 50, warm_up=50)
@@ -139,6 +143,7 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
                 ratios(medians["POST"], medians["multi_get"]),
                 Goal("most", 1.5),
             ),
+            Row("the same, as bare values", "`multi_get`", ratios(medians["bare"], medians["multi_get"])),
             Row(f"scan of {scanned:,} keys", "`scan()`", ratios(scans["scan"], scans["reader"]), Goal("most", 1.5)),
             Row(f"memory with {STATES} states, megabytes", "1", [megabytes], Goal("most", 120)),
         ],
@@ -150,6 +155,7 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
                 ("the same, each key read by itself", spread(rates["alone"])),
                 ("their median, milliseconds", spread([one["median"] for one in found["merged"]])),
                 (f"POST of {KEYS:,} keys, milliseconds", spread(medians["POST"], 1000)),
+                ("the same, as bare values", spread(medians["bare"], 1000)),
                 ("`multi_get` of them, milliseconds", spread(medians["multi_get"], 1000)),
                 (f"scan of {scanned:,} keys, seconds", spread(scans["scan"])),
                 ("`scan()` of them, seconds", spread(scans["reader"])),
