@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from mapstate.drpc import PORT
 from mapstate.errors import ConfigurationError, UsageError, missing_driver
 from mapstate.reader.forms import plain
+from mapstate.spark.driver.access import access_of
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.spec import check_state_name
 
@@ -162,6 +163,7 @@ class _Jobs:
 
     def __init__(self, spark: SparkSession, name: str, steps: Steps) -> None:
         self._spark, self._name, self._steps = spark, name, steps
+        self._access = access_of(spark.range(0))
         self._changed = threading.Condition()
         self._waiting: list[_Request] = []
         self._running: tuple[str, list[_Request]] | None = None
@@ -196,7 +198,7 @@ class _Jobs:
             running = self._running
             if running is None or not all(request.answer.cancelled() for request in running[1]):
                 return
-            self._spark.interruptTag(running[0])
+            self._access.cancel(running[0])
 
     def _work(self) -> None:
         while True:
@@ -215,11 +217,10 @@ class _Jobs:
         with self._changed:
             self._running = tag, requests
         try:
-            self._spark.addTag(tag)
             try:
-                results = self._computed([request.args for request in requests])
+                with self._access.tagged(tag):
+                    results = self._computed([request.args for request in requests])
             finally:
-                self._spark.removeTag(tag)
                 with self._changed:
                     self._running = None
         except Exception as error:  # noqa: BLE001  anybody's function

@@ -139,6 +139,17 @@ class _ClassicAccess:
     def release(self) -> None:
         self._frame._jdf.queryExecution().logical().rdd().unpersist(False)
 
+    @contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        self._context.addJobTag(tag)  # the session's own tags do not reach the jobs that Python starts
+        try:
+            yield
+        finally:
+            self._context.removeJobTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        self._context.cancelJobsWithTag(tag)
+
     @cached_property
     def _query_id(self) -> str | None:
         return cast("str | None", self._context.getLocalProperty("sql.streaming.queryId"))

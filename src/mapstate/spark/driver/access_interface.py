@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 __all__ = ["Access", "QueryRun"]
@@ -66,3 +67,9 @@ class Access(Protocol):
 
     def release(self) -> None:
         """Release the storage of a frame that `localCheckpoint` has made."""
+
+    def tagged(self, tag: str) -> AbstractContextManager[None]:
+        """The jobs that this thread starts inside can be ended with `cancel`."""
+
+    def cancel(self, tag: str) -> None:
+        """End the jobs of a tag, from any thread. Tasks that run already may go on for a while."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -154,6 +155,19 @@ class ConnectAccess:
 
     def release(self) -> None:
         """See `Access.release`: the server does it when the frame has gone."""
+
+    @contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        """See `Access.tagged`."""
+        self._session.addTag(tag)
+        try:
+            yield
+        finally:
+            self._session.removeTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        """See `Access.cancel`."""
+        self._session.interruptTag(tag)
 
     def _served(self) -> Served:
         if self.served is None:
