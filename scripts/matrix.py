@@ -25,7 +25,10 @@ WHOLE = [
     f"tests/spark/test_{name}.py"
     for name in (
         "connect",
+        "connect_around",
         "dataframes",
+        "drpc",
+        "following",
         "new_values",
         "replanned",
         "spark_faults",
@@ -108,7 +111,8 @@ def run(pyspark: str, python: str, tests: list[str]) -> str:
     found = f"import pyspark, sys; assert pyspark.__version__ == {PYSPARKS[pyspark]!r}, pyspark.__version__"
     command = [ROOT / "scripts" / "run", "python"]
     subprocess.run([*command, "-c", found], env=environment, cwd=ROOT, check=True)
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *QUIET, *tests]
+    two = ["-n", "2", "--dist", "loadfile"] if tests is WHOLE else []
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *two, *QUIET, *tests]
     done = subprocess.run([*command, *pytest], env=environment, cwd=ROOT, check=False)
     return "passed" if done.returncode == 0 else f"failed: exit code {done.returncode}"
 

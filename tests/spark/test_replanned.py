@@ -88,7 +88,9 @@ def test_a_checkpoint_that_is_one_batch_older_loses_no_row(spark, visits, each_u
 
 def test_the_newer_form_of_the_offset_log_is_read_too(spark, visits, tmp_path):
     url, setting = f"sqlite:///{tmp_path}/state.db", "spark.sql.streaming.offsetLog.formatVersion"
-    before = spark.conf.get(setting)
+    before = spark.conf.get(setting, None)
+    if before is None:
+        pytest.skip("this Spark knows one form only")
     spark.conf.set(setting, "2")
     try:
         days = Days(spark, visits, counting(opaque(url)))
