@@ -46,6 +46,7 @@ QUESTIONS = (
     "drpc",
     "dataframes",
     "following",
+    "connect",
     "starting",
 )
 KEPT = ROOT / "bench" / "answers.json"

@@ -215,8 +215,11 @@ def test_the_ledger_says_which_query_and_which_run_a_batch_is_of(url, spark, vis
 def test_another_checkpoint_is_another_query_and_is_refused(url, spark, visits, tmp_path):
     visits.put("0", [("a", 1)])
     finish(counts_of(visits, spark, url).start(visits.checkpoint, trigger=AVAILABLE))
+    other = counts_of(visits, spark, url)
     with pytest.raises(StreamingQueryException, match="StateOwnershipError"):
-        counts_of(visits, spark, url).start(tmp_path / "other", trigger=AVAILABLE).awaitTermination(120)
+        other.start(tmp_path / "other", trigger=AVAILABLE).awaitTermination(120)
+    assert isinstance(other.last_error, errors.StateOwnershipError)
+    assert other.last_error.facts["owner"] in other.last_error.message
     assert contents(url) == visits.truth()
 
 

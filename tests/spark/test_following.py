@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from pathlib import Path
@@ -56,26 +57,38 @@ class Orders:
 
 
 class Copy:
-    """What follows: keeps the last row of each key, and the rows of each micro-batch."""
+    """What follows: keeps the rows of each micro-batch, in a file, because that is where Spark Connect has them too."""
 
     def __init__(self, spark, url, path, state="totals", **options):
         self.frame = spark.readStream.format("mapstate").options(url=url, state=state, **options).load()
         self.checkpoint = f"{path}/following"
-        self.rows = {}
-        self.batches = []
+        self.folder = path / "followed"
+        self.folder.mkdir(exist_ok=True)
 
-    def take(self, rows, batch_id):
-        came = {row[0]: (row[1], row[2]) for row in rows.collect()}
-        assert len(came) == rows.count(), "a key comes once"
-        self.batches.append(came)
-        self.rows |= came
+    @property
+    def batches(self):
+        files = sorted(self.folder.iterdir(), key=lambda file: int(file.name))
+        return [{row[0]: (row[1], row[2]) for row in json.loads(file.read_text())} for file in files]
+
+    @property
+    def rows(self):
+        return {key: row for batch in self.batches for key, row in batch.items()}
 
     def there(self):
         return {key: row for key, row in self.rows.items() if row != (None, None)}
 
+    def writer(self):
+        folder = str(self.folder)
+
+        def take(rows, batch_id):
+            came = rows.collect()
+            assert len({row[0] for row in came}) == len(came), "a key comes once"
+            Path(folder, f"{batch_id}").write_text(json.dumps(came))
+
+        return self.frame.writeStream.foreachBatch(take).option("checkpointLocation", self.checkpoint)
+
     def catch_up(self):
-        query = self.frame.writeStream.foreachBatch(self.take).option("checkpointLocation", self.checkpoint)
-        query.trigger(**NOW).start().awaitTermination()
+        self.writer().trigger(**NOW).start().awaitTermination()
         return self.batches[-1] if self.batches else None
 
 
@@ -143,12 +156,7 @@ def test_a_running_stream_follows_a_running_stream(spark, url, orders, tmp_path)
     orders.come(("DE", 1))
     orders.count(spark, url)
     copy = Copy(spark, url, tmp_path)
-    query = (
-        copy.frame.writeStream.foreachBatch(copy.take)
-        .option("checkpointLocation", copy.checkpoint)
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
+    query = copy.writer().trigger(processingTime="0 seconds").start()
     try:
         for at in range(5):
             orders.come((f"c{at}", at), ("DE", at))

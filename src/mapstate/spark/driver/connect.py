@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 
-from mapstate.errors import ConfigurationError, UsageError
+from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.spark.driver.access_interface import QueryRun
 from mapstate.spark.driver.job import Branch, Follower
+from mapstate.spark.executor.report import SentError
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["ConnectAccess", "Served", "local_path", "served_by"]
+    from mapstate.spark.streams.query import Query
 
+__all__ = ["ConnectAccess", "Served", "ServedQuery", "error_of", "local_path"]
+
+_NOTE = "In JSON: "  # an error's last note
 _URL = "SPARK_CONNECT_LOCAL_URL"  # in the environment of a worker: its server's
 _UNKNOWN = (
     "under Spark Connect a foreachBatch function cannot tell which query it serves. Nothing was written. Start the "
@@ -191,21 +198,46 @@ class ConnectAccess:
         return str(self._session.read.format("text").option("wholetext", True).load(place).collect()[0][0])
 
 
-def served_by(df: Any, branches: Iterable[Branch], checkpoint: str | None, options: Mapping[str, str] | None) -> Served:
-    """What the worker of a query has to know of it. Driver, before it starts. Raises UsageError, ConfigurationError."""
-    checkpoint = checkpoint or (options or {}).get("checkpointLocation")
-    if checkpoint is None:
-        raise UsageError(
-            "under Spark Connect start needs a checkpointLocation: a batch finds in it which query it is of. "
-            "Nothing was started. See docs/connect.md#how-a-query-is-started"
-        )
-    for spec in _specs_of(branches):
-        if not spec.backend.shared_between_processes:
-            raise ConfigurationError(
-                f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
-                "server: nothing could read it. Nothing was started. Give a store that processes share"
+class ServedQuery:
+    """What the worker of a query calls: all that the client has declared, and what the worker has to know of it.
+
+    Raises MapStateError with a note that the client can read: Spark passes on nothing but its text.
+    """
+
+    def __init__(self, query: Query, served: Served) -> None:
+        self._query, self._served = query, served
+
+    @classmethod
+    def of(cls, query: Query, checkpoint: str | None, options: Mapping[str, str] | None) -> Self:
+        """Driver, before the query starts. Raises UsageError, ConfigurationError."""
+        checkpoint = checkpoint or (options or {}).get("checkpointLocation")
+        if checkpoint is None:
+            raise UsageError(
+                "under Spark Connect start needs a checkpointLocation: a batch finds in it which query it is of. "
+                "Nothing was started. See docs/connect.md#how-a-query-is-started"
             )
-    return Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id)
+        for spec in _specs_of(query.plan.branches):
+            if not spec.backend.shared_between_processes:
+                raise ConfigurationError(
+                    f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
+                    "server: nothing could read it. Nothing was started. Give a store that processes share"
+                )
+        session: Any = query.df.sparkSession
+        return cls(query, Served(str(checkpoint).rstrip("/"), session.session_id))
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch. Worker."""
+        try:
+            self._query(batch_df, batch_id)
+        except MapStateError as error:
+            error.add_note(_NOTE + msgspec.json.encode(SentError.of(error)).decode())
+            raise
+
+
+def error_of(query: StreamingQuery) -> MapStateError | None:
+    """The error that stopped a query, None while there is none of mapstate's. Client; asks the server."""
+    noted = re.findall(f"^{_NOTE}(.*)$", str(query.exception() or ""), re.MULTILINE)
+    return msgspec.json.decode(noted[-1], type=SentError).rebuild() if noted else None
 
 
 def _specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:

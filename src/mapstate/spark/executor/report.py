@@ -14,21 +14,21 @@ from mapstate.spark.executor.arrow import arrow_schema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["REPORT_COLUMN", "TaskError", "TaskReport", "report_line", "reports_of"]
+__all__ = ["REPORT_COLUMN", "SentError", "TaskReport", "report_line", "reports_of"]
 
 REPORT_COLUMN = "__mapstate_report"
 
 
-class TaskError(msgspec.Struct, frozen=True):
-    """An error of the tree on its way from a task to the driver."""
+class SentError(msgspec.Struct, frozen=True):
+    """An error of the tree on its way to another process."""
 
     kind: str
     message: str
     facts: dict[str, Any]
 
     @classmethod
-    def of(cls, error: errors.MapStateError) -> TaskError:
-        """What is left of an error in a row."""
+    def of(cls, error: errors.MapStateError) -> SentError:
+        """What is left of an error in a text."""
         # what is no text, such as half a surrogate pair out of a user's own message, has no JSON
         message = error.message.encode("utf-8", "backslashreplace").decode()
         return cls(type(error).__name__, message, error.facts)
@@ -60,7 +60,7 @@ class TaskReport(msgspec.Struct):
     keys_delta: int | None = 0
     milliseconds: int = 0
     lost_claim: bool = False
-    error: TaskError | None = None
+    error: SentError | None = None
     windows: Any = None  # see mapstate.spark.executor.window_task
 
 

@@ -31,7 +31,7 @@ from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
 from mapstate.spark.executor.cache_lease import lease
-from mapstate.spark.executor.report import TaskError, TaskReport, report_line
+from mapstate.spark.executor.report import SentError, TaskReport, report_line
 from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
 from mapstate.spec import StateSpec
 from mapstate.version import VERSION
@@ -98,7 +98,7 @@ class BatchTask:
                 )
             yield from self._apply(batches, report)
         except MapStateError as error:
-            report.error = TaskError.of(error)
+            report.error = SentError.of(error)
         for _ in batches:
             pass  # what is left unread would block the sender
         report.milliseconds = int((time.monotonic() - started) * 1000)

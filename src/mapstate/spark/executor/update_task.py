@@ -13,7 +13,7 @@ from mapstate.capabilities import close_if_possible
 from mapstate.errors import MapStateError, UpdaterError, cut
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
-from mapstate.spark.executor.report import REPORT_COLUMN, TaskError, TaskReport, report_line
+from mapstate.spark.executor.report import REPORT_COLUMN, SentError, TaskReport, report_line
 from mapstate.spark.interfaces import Collector, StateFactory, StateUpdater
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class UpdateTask:
         try:
             yield from self._update(batches, report)
         except MapStateError as error:
-            report.error = TaskError.of(error)
+            report.error = SentError.of(error)
         except Exception as error:  # noqa: BLE001  anybody's code
             names = f"{type(self.updater).__name__} or its state"
-            report.error = TaskError.of(
+            report.error = SentError.of(
                 UpdaterError(
                     f"{names} raised {type(error).__name__} in partition {report.partition} of batch {self._txid}: "
                     f"{cut(error)}",

@@ -22,7 +22,8 @@ from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
 from mapstate.spark.steps.state_query import StaticState
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream
-from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.query import Query
+from mapstate.spark.streams.startable import Startable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

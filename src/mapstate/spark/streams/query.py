@@ -1,14 +1,12 @@
-"""The streaming query of a stream: what it keeps and feeds, how it is started, and what Spark calls."""
+"""The streaming query of a stream: what it keeps and feeds, and what Spark calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from mapstate.errors import ConfigurationError, MapStateError, UsageError
-from mapstate.operations.checkpoint import check_first_offsets
-from mapstate.spark.driver.access import access_of, is_connect
+from mapstate.errors import MapStateError, UsageError
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Query", "Startable"]
+__all__ = ["Query"]
 
 
 class Query:
@@ -46,11 +44,12 @@ class Query:
         self.is_of_topology = admit is not None
         self._siblings = {} if siblings is None else siblings
         self._driver: BatchDriver | None = None
-        self._served: Any = None
+        self.started: StreamingQuery | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to the worker of Spark Connect that will call the query: all but what the client keeps."""
-        return self.__dict__ | {"df": None, "_admit": None, "_siblings": {}, "_driver": None, "last_error": None}
+        kept = dict.fromkeys(("df", "started", "last_error", "_admit", "_driver"))
+        return self.__dict__ | kept | {"_siblings": {}}
 
     def add(self, branch: Branch) -> None:
         """One more state. Raises ConfigurationError."""
@@ -126,85 +125,5 @@ class Query:
                 self.last_error = error  # Spark passes on the text alone
                 raise
 
-    def start(
-        self,
-        checkpointLocation: str | None = None,
-        *,
-        trigger: str | Mapping[str, Any] | None = None,
-        queryName: str | None = None,
-        outputMode: str = "append",
-        options: Mapping[str, str] | None = None,
-    ) -> StreamingQuery:
-        """See `Startable.start`."""
-        if not self.df.isStreaming:
-            raise UsageError("this DataFrame is no stream: read it with spark.readStream")
-        if self.plan.branches and outputMode.lower() != "append":
-            access_of(self.df).check_increments(outputMode)
-        if is_connect(self.df):
-            from mapstate.spark.driver.connect import served_by
-
-            self._served = served_by(self.df, self.plan.branches, checkpointLocation, options)
-        writer = self.df.writeStream.foreachBatch(self).outputMode(outputMode)  # which pickles it under Spark Connect
-        self._served = None
-        if trigger is not None:
-            if not isinstance(trigger, (str, Mapping)):
-                raise ConfigurationError(
-                    f"trigger is an interval such as '10 seconds', or {{'availableNow': True}}, not {trigger!r}"
-                )
-            writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-        if queryName is not None:
-            writer = writer.queryName(queryName)
-        if checkpointLocation is not None:
-            check_first_offsets(str(checkpointLocation))
-            writer = writer.option("checkpointLocation", str(checkpointLocation))
-        self.last_error = None
-        return writer.options(**(options or {})).start()
-
     def __repr__(self) -> str:
         return f"<stream {self.name}: {', '.join(branch.job.spec.state for branch in self.plan.branches)}>"
-
-
-class Startable:
-    """A part of a stream from which its query can be started; also a foreachBatch function for a job that exists.
-
-    ``query`` is that of the whole stream. One query is started at a time.
-    """
-
-    def __init__(self, query: Query) -> None:
-        self.query = query
-
-    @property
-    def last_error(self) -> MapStateError | None:
-        """The error that stopped the query: Spark's own StreamingQueryException has only its text."""
-        return self.query.last_error
-
-    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Applies one micro-batch to all that the stream keeps and feeds. What Spark calls, on the driver.
-
-        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts.
-        """
-        self.query(batch_df, batch_id)
-
-    def start(
-        self,
-        checkpointLocation: str | None = None,
-        *,
-        trigger: str | Mapping[str, Any] | None = None,
-        queryName: str | None = None,
-        outputMode: str = "append",
-        options: Mapping[str, str] | None = None,
-    ) -> StreamingQuery:
-        """Starts the streaming query of the whole stream. Driver.
-
-        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger
-        ``trigger``             an interval, "10 seconds"; or as DataStreamWriter.trigger has it, {"availableNow": True}
-        ``queryName``, ``outputMode``, ``options``  as DataStreamWriter has them
-
-        Raises UsageError for a DataFrame that is not streaming, and for a state if rows would be totals: a streaming
-        aggregation with another ``outputMode`` than "append". Raises CheckpointError for a local checkpoint that was
-        never begun, because its driver died before that.
-        """
-        return self.query.start(
-            checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
-        )

@@ -22,6 +22,7 @@ from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
 from mapstate.spark.streams.query import Query
 from mapstate.spark.streams.running import Running
+from mapstate.spark.streams.startable import Startable
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.spec import check_state_name
 
@@ -108,7 +109,7 @@ class Topology:
 
         Raises UsageError.
         """
-        return self._only_query().start(
+        return Startable(self._only_query()).start(
             checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
         )
 
@@ -159,7 +160,7 @@ class Topology:
             raise ConfigurationError(f"poll is a number of seconds above 0, not {poll!r}")
 
         def start(name: str) -> StreamingQuery:
-            return self.queries[name].start(places[name], trigger=trigger, options=options)
+            return Startable(self.queries[name]).start(places[name], trigger=trigger, options=options)
 
         Running(self.name, self.queries, start, store, poll=poll).run(active=active)
 
@@ -174,7 +175,7 @@ class Topology:
     @property
     def last_error(self) -> MapStateError | None:
         """The error that stopped the one stream's query; of several, see each stream's."""
-        return self._only_query().last_error
+        return Startable(self._only_query()).last_error
 
     def _only_query(self) -> Query:
         if len(self.queries) != 1:

@@ -1,0 +1,67 @@
+"""Around the states of a Spark Connect session: requests, streams that follow, a cluster that loses a worker."""
+
+from __future__ import annotations
+
+import pytest
+from connect_server import connect_server
+from spark_fixtures import run_job
+
+# These run here once more, with a session of Spark Connect.
+from test_connect import (  # noqa: F401
+    BY_SQLITE_IN_FULL,
+    at_commit,
+    at_put,
+    client,
+    contents,
+    each_url,
+    options_of,
+    rows_of,
+    server,
+    spark,
+    url,
+)
+from test_drpc import (  # noqa: F401
+    counts,
+    test_a_job_for_which_nobody_waits_is_ended,
+    test_a_request_fails_for_its_own_arguments_only,
+    test_the_first_of_many,
+    test_the_sum_of_the_counts_of_some_words,
+    test_two_hundred_at_once_are_few_jobs,
+)
+from test_following import (  # noqa: F401
+    orders,
+    test_a_batch_that_was_rolled_back_is_taken_back,
+    test_a_running_stream_follows_a_running_stream,
+    test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote,
+    test_who_comes_too_late_is_told,
+)
+
+from mapstate import open_reader
+from mapstate.testing import wait_for
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.slow
+@pytest.mark.local_cluster
+@BY_SQLITE_IN_FULL
+def test_on_a_cluster_a_worker_is_killed_in_mid_write_and_then_the_server_before_the_commit(url, visits, tmp_path):  # noqa: F811
+    """Spark tries the task again by itself. The second try may have other contents, so it must not write."""
+    visits.put("0", rows_of(0))
+    with connect_server(tmp_path, "local-cluster[2,1,1024]") as cluster:
+        options = options_of(visits, url, cluster.url, folder=str(tmp_path))
+        finished = run_job(options | {"faults": [at_put(0, after=True)]})
+        assert finished.returncode == 0, finished.stderr
+        assert (tmp_path / "kill").exists()
+        assert contents(url) == visits.truth()
+        with open_reader(url, "visits") as reader:
+            assert len(reader.ledger().dead) == 1
+        (tmp_path / "kill").unlink()
+        visits.put("1", rows_of(1))
+        with client(options | {"faults": [at_commit(1, who=cluster.pgid)]}):
+            wait_for(lambda: not cluster.is_alive, "the server that is killed", 120)
+        visits.put("1", [*rows_of(1)[5:], ("new", 7)])
+        cluster.start()
+        finished = run_job(options_of(visits, url, cluster.url))
+        assert finished.returncode == 0, finished.stderr
+        assert contents(url) == visits.truth()
