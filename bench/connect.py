@@ -74,8 +74,8 @@ def ask(batches: int = 8, turns: int = 5) -> Answer:
                 taken = by_turns(
                     {name: partial(counted, way, folder, rows * batches) for name, way in ways.items()}, turns
                 )
-                what = f"a batch of {rows:,} rows over {keys:,} keys, over Spark Connect"
-                found.append(Row(what, "classic PySpark", ratios(taken["connect"], taken["classic"])))
+                batch = f"a batch of {rows:,} rows over {keys:,} keys, over Spark Connect"
+                found.append(Row(batch, "classic PySpark", ratios(taken["connect"], taken["classic"])))
                 lines += [(f"{rows:,} rows: {name}", spread(own)) for name, own in taken.items()]
     spark.stop()
     how = f"{batches} batches a query, {turns} turns; a server of `local[2]` beside a driver of `local[2]`, by turns"

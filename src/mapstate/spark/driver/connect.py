@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -28,8 +28,6 @@ from mapstate.spec import StateSpec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from mapstate.spark.streams.query import Query
 
 __all__ = ["ConnectAccess", "Served", "ServedQuery", "error_of", "local_path"]
 
@@ -199,36 +197,36 @@ class ConnectAccess:
 
 
 class ServedQuery:
-    """What the worker of a query calls: all that the client has declared, and what the worker has to know of it.
+    """What the worker of a query calls: the function of its batches, with what the worker has to know of the query.
 
     Raises MapStateError with a note that the client can read: Spark passes on nothing but its text.
     """
 
-    def __init__(self, query: Query, served: Served) -> None:
-        self._query, self._served = query, served
+    def __init__(self, function: Callable[[DataFrame, int], None], served: Served) -> None:
+        self._function, self._served = function, served
 
     @classmethod
-    def of(cls, query: Query, checkpoint: str | None, options: Mapping[str, str] | None) -> Self:
-        """Driver, before the query starts. Raises UsageError, ConfigurationError."""
-        checkpoint = checkpoint or (options or {}).get("checkpointLocation")
+    def of(
+        cls, function: Callable[[DataFrame, int], None], df: Any, branches: Iterable[Branch], checkpoint: str | None
+    ) -> Self:
+        """Client, before the query starts. Raises UsageError, ConfigurationError."""
         if checkpoint is None:
             raise UsageError(
                 "under Spark Connect start needs a checkpointLocation: a batch finds in it which query it is of. "
                 "Nothing was started. See docs/connect.md#how-a-query-is-started"
             )
-        for spec in _specs_of(query.plan.branches):
+        for spec in _specs_of(branches):
             if not spec.backend.shared_between_processes:
                 raise ConfigurationError(
                     f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
                     "server: nothing could read it. Nothing was started. Give a store that processes share"
                 )
-        session: Any = query.df.sparkSession
-        return cls(query, Served(str(checkpoint).rstrip("/"), session.session_id))
+        return cls(function, Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id))
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
         try:
-            self._query(batch_df, batch_id)
+            self._function(batch_df, batch_id)
         except MapStateError as error:
             error.add_note(_NOTE + msgspec.json.encode(SentError.of(error)).decode())
             raise

@@ -22,8 +22,7 @@ from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
 from mapstate.spark.steps.state_query import StaticState
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream
-from mapstate.spark.streams.query import Query
-from mapstate.spark.streams.startable import Startable
+from mapstate.spark.streams.query import Query, Startable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,9 +23,8 @@ from mapstate.spark.driver.job import Branch, Downstream, Follower, Job, OnBatch
 from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import GroupedStream
-from mapstate.spark.streams.query import Query
+from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.rows import Rows
-from mapstate.spark.streams.startable import Startable
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

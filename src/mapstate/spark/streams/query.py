@@ -1,20 +1,22 @@
-"""The streaming query of a stream: what it keeps and feeds, and what Spark calls."""
+"""The streaming query of a stream: what it keeps and feeds, how it is started, and what Spark calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import MapStateError, UsageError
+from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
+from mapstate.spark.streams.starting import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Query"]
+__all__ = ["Query", "Startable"]
 
 
 class Query:
@@ -44,11 +46,11 @@ class Query:
         self.is_of_topology = admit is not None
         self._siblings = {} if siblings is None else siblings
         self._driver: BatchDriver | None = None
-        self.started: StreamingQuery | None = None
+        self.served: StreamingQuery | None = None  # by a Spark Connect server
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to the worker of Spark Connect that will call the query: all but what the client keeps."""
-        kept = dict.fromkeys(("df", "started", "last_error", "_admit", "_driver"))
+        kept = dict.fromkeys(("df", "served", "last_error", "_admit", "_driver"))
         return self.__dict__ | kept | {"_siblings": {}}
 
     def add(self, branch: Branch) -> None:
@@ -127,3 +129,67 @@ class Query:
 
     def __repr__(self) -> str:
         return f"<stream {self.name}: {', '.join(branch.job.spec.state for branch in self.plan.branches)}>"
+
+
+class Startable:
+    """A part of a stream from which its query can be started; also a foreachBatch function for a job that exists.
+
+    ``query`` is that of the whole stream. One query is started at a time.
+    """
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+
+    @property
+    def last_error(self) -> MapStateError | None:
+        """The error that stopped the query: Spark's own StreamingQueryException has only its text.
+
+        Under Spark Connect the server is asked for it; raises what Spark raises where that has gone.
+        """
+        if self.query.served is not None:
+            from mapstate.spark.driver.connect import error_of
+
+            return error_of(self.query.served)
+        return self.query.last_error
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Applies one micro-batch to all that the stream keeps and feeds. What Spark calls, on the driver.
+
+        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
+        and nothing of the batch counts.
+        """
+        self.query(batch_df, batch_id)
+
+    def start(
+        self,
+        checkpointLocation: str | None = None,
+        *,
+        trigger: str | Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        outputMode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """Starts the streaming query of the whole stream. Driver.
+
+        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger
+        ``trigger``             an interval, "10 seconds"; or as DataStreamWriter.trigger has it, {"availableNow": True}
+        ``queryName``, ``outputMode``, ``options``  as DataStreamWriter has them
+
+        Raises UsageError for a DataFrame that is not streaming, and for a state if rows would be totals: a streaming
+        aggregation with another ``outputMode`` than "append". Raises CheckpointError for a local checkpoint that was
+        never begun, because its driver died before that.
+        """
+        query = self.query
+        query.last_error = None
+        started = start_query(
+            query,
+            query.df,
+            query.plan.branches,
+            checkpointLocation=checkpointLocation,
+            trigger=trigger,
+            queryName=queryName,
+            outputMode=outputMode,
+            options=options or {},
+        )
+        query.served = started if is_connect(query.df) else None
+        return started

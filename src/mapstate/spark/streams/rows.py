@@ -20,7 +20,7 @@ from mapstate.spark.steps.state_query import Queried, QueryPlan, When
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate
 from mapstate.spark.streams.grouped import GroupedStream, Kept
 from mapstate.spark.streams.key_columns import with_keys
-from mapstate.spark.streams.startable import Startable
+from mapstate.spark.streams.query import Startable
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from mapstate.spark.streams.counted import CountedStream
 from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.partition_persist import PartitionPersist, update_task
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
-from mapstate.spark.streams.query import Query
+from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.rows import Rows
-from mapstate.spark.streams.startable import Startable
 from mapstate.spark.streams.windows import WindowedStream, windows_of, with_ticks
 from mapstate.spec import StateSpec, check_state_name
 from mapstate.windows import (

@@ -20,9 +20,8 @@ from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
-from mapstate.spark.streams.query import Query
+from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.running import Running
-from mapstate.spark.streams.startable import Startable
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.spec import check_state_name
 
