@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mapstate import Count, TopN, newStream, opaque
 from mapstate.drpc import DRPCClient
 from mapstate.errors import ConfigurationError, DRPCError, UsageError
 from mapstate.spark import DRPCServer, Stream
+from mapstate.spark.drpc_server import _Jobs, _Request
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
@@ -146,24 +148,63 @@ def test_a_request_fails_for_its_own_arguments_only(spark):
 
 
 def test_a_job_for_which_nobody_waits_is_ended(spark):
-    """A function has one job at a time, so the next request is answered when that of the first has ended."""
+    gone = threading.Event()
 
     def sleeps(requests: Stream) -> Stream:
-        slept = "IF(args = 'slow', java_method('java.lang.Thread', 'sleep', 60000L), 'not at all') AS slept"
         # Spark computes what it can without a job on the driver, where nothing ends it
+        slept = "java_method('java.lang.Thread', 'sleep', 60000L) AS slept"
         return requests.transform(lambda rows: rows.repartition(2).selectExpr("request_id", slept))
 
-    with serving(spark, sleeps=sleeps, options={"timeout": 3.0}) as client:
-        with pytest.raises(DRPCError) as caught:
-            client.execute("sleeps", "slow")
-        assert caught.value.status == 504
+    def late(requests: Stream) -> Stream:
+        """Spark has no job yet when the request ends."""
+        gone.wait(60)
+        return sleeps(requests)
 
-        def is_free() -> bool:
-            with suppress(DRPCError):
-                return client.execute("sleeps", "quick") == [{"slept": "not at all"}]
-            return False
+    server = DRPCServer(spark, port=0, timeout=3.0).function("sleeps", sleeps).function("late", late)
+    with server, DRPCClient("127.0.0.1", server.port) as client:
+        for name in ("sleeps", "late"):
+            with pytest.raises(DRPCError) as caught:
+                client.execute(name, "x")
+            assert caught.value.status == 504
+            gone.set()
+            wait_for(lambda: not any(jobs._running for jobs in server._jobs), "the end of the job", 30)
 
-        wait_for(is_free, "the end of the job", 30)
+
+def test_no_half_of_a_job_that_failed_runs_for_nobody(spark):
+    loop, calls = asyncio.new_event_loop(), itertools.count(1)
+    both = [_Request("x", loop, loop.create_future()) for _ in range(2)]
+
+    def fails(_: Stream) -> Stream:
+        if next(calls) == 2:  # the first half
+            for request in both:
+                request.answer.cancel()
+        raise RuntimeError("not today")
+
+    _Jobs(spark, "fails", fails)._run(both)
+    assert next(calls) == 3
+    loop.close()
+
+
+def test_a_spark_that_does_not_answer_the_end_of_a_job_holds_up_no_other_request(spark, monkeypatch):
+    go_on, is_asked = threading.Event(), threading.Event()
+
+    def held(requests: Stream) -> Stream:
+        is_asked.wait(30)
+        return requests
+
+    server = DRPCServer(spark, port=0, timeout=2.0).function("held", held)
+
+    def cancel(_: str) -> None:
+        is_asked.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(server._jobs[0]._access, "cancel", cancel)
+    with server, DRPCClient("127.0.0.1", server.port) as client:
+        with pytest.raises(DRPCError):
+            client.execute("held", "x")
+        wait_for(is_asked.is_set, "the end of the job to be asked for")
+        assert client.execute("held", "y") == [{"args": "y"}]
+        go_on.set()
 
 
 def test_more_than_may_wait_are_refused(spark):

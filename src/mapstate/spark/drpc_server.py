@@ -167,6 +167,7 @@ class _Jobs:
         self._changed = threading.Condition()
         self._waiting: list[_Request] = []
         self._running: tuple[str, list[_Request]] | None = None
+        self._is_ending = False
         self._has_ended = False
         self._thread: threading.Thread | None = None
 
@@ -193,12 +194,18 @@ class _Jobs:
             self._changed.notify()
 
     def _abandon(self) -> None:
-        """Ends the job that runs if nobody waits for it any more."""
+        """End the job that runs while nobody waits for it: again and again, for it may not have reached Spark yet."""
         with self._changed:
             running = self._running
-            if running is None or not all(request.answer.cancelled() for request in running[1]):
+            if running is None or self._is_ending or not all(request.answer.cancelled() for request in running[1]):
                 return
-            self._access.cancel(running[0])
+            self._is_ending = True
+        has_ended = False
+        while not has_ended:
+            with suppress(Exception):  # the next time, or Spark has gone and the job with it
+                self._access.cancel(running[0])
+            with self._changed:
+                has_ended = self._changed.wait_for(lambda: self._running is not running, 0.5)
 
     def _work(self) -> None:
         while True:
@@ -207,15 +214,16 @@ class _Jobs:
                 if self._has_ended:
                     return
                 taken, self._waiting = self._waiting[:_MOST_OF_A_JOB], self._waiting[_MOST_OF_A_JOB:]
-            self._run([request for request in taken if not request.answer.cancelled()])
+            self._run(taken)
 
     def _run(self, requests: list[_Request]) -> None:
-        """One job for all; if it fails, one for each half, so that a request fails for its own arguments only."""
-        if not requests:
-            return
+        """One job for all who wait; if it fails, one for each half: a request fails for its own arguments only."""
         tag = f"mapstate-drpc-{secrets.token_hex(8)}"
         with self._changed:
-            self._running = tag, requests
+            requests = [request for request in requests if not request.answer.cancelled()]
+            if not requests:
+                return
+            self._running, self._is_ending = (tag, requests), False
         try:
             try:
                 with self._access.tagged(tag):
@@ -223,14 +231,14 @@ class _Jobs:
             finally:
                 with self._changed:
                     self._running = None
+                    self._changed.notify_all()
         except Exception as error:  # noqa: BLE001  anybody's function
-            wanted = [request for request in requests if not request.answer.cancelled()]
             if len(requests) == 1:
                 requests[0].set(None, error)
             else:
-                half = (len(wanted) + 1) // 2
-                self._run(wanted[:half])
-                self._run(wanted[half:])
+                half = (len(requests) + 1) // 2
+                self._run(requests[:half])
+                self._run(requests[half:])
             return
         for request, result in zip(requests, results, strict=True):
             request.set(result)
