@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from connect_server import connect_server
 from spark_fixtures import run_job
@@ -36,10 +40,31 @@ from test_following import (  # noqa: F401
     test_who_comes_too_late_is_told,
 )
 
-from mapstate import open_reader
+from mapstate import errors, open_reader
+from mapstate.spark.driver.connect import Served, ServedQuery, error_of
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
+
+
+def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_path):
+    def raises(*_: object) -> None:
+        error = errors.AggregatorError("two\nlines\nIn JSON: {no", key=object())  # a fact that has no JSON
+        error.add_note("The request was retried.")
+        raise error
+
+    def text_of(function: Any) -> str:
+        try:
+            ServedQuery(function, Served(str(tmp_path), "session"))(None, 0)
+        except Exception:  # noqa: BLE001  as Spark's worker does
+            return f"[STREAM_FAILED] {traceback.format_exc()}\n=== Streaming Query ===\nIn JSON: [no"
+        return ""
+
+    found = error_of(SimpleNamespace(exception=lambda: text_of(raises)))
+    assert isinstance(found, errors.AggregatorError)
+    assert found.message == "two\nlines\nIn JSON: {no"
+    assert error_of(SimpleNamespace(exception=lambda: text_of(lambda *_: 1 / 0))) is None
+    assert error_of(SimpleNamespace(exception=lambda: None)) is None
 
 
 @pytest.mark.slow

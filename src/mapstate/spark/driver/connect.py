@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
@@ -112,7 +112,7 @@ class ConnectAccess:
         )
 
     def check_running_increments(self) -> None:
-        """See `Access.check_running_increments`: `Query.start` has checked it, and nothing else starts a query."""
+        """See `Access.check_running_increments`: `start_query` has checked it, and nothing else starts a query."""
 
     def serves(self, batch_id: int) -> bool:  # noqa: ARG002  nobody can tell
         """See `Access.serves`."""
@@ -228,14 +228,29 @@ class ServedQuery:
         try:
             self._function(batch_df, batch_id)
         except MapStateError as error:
-            error.add_note(_NOTE + msgspec.json.encode(SentError.of(error)).decode())
+            error.add_note(_NOTE + _noted(error))
             raise
 
 
 def error_of(query: StreamingQuery) -> MapStateError | None:
     """The error that stopped a query, None while there is none of mapstate's. Client; asks the server."""
-    noted = re.findall(f"^{_NOTE}(.*)$", str(query.exception() or ""), re.MULTILINE)
-    return msgspec.json.decode(noted[-1], type=SentError).rebuild() if noted else None
+    for noted in reversed(re.findall(f"^{_NOTE}(.*)$", str(query.exception() or ""), re.MULTILINE)):
+        with suppress(msgspec.DecodeError):  # somebody's own text
+            sent, notes = msgspec.json.decode(noted, type=tuple[SentError, list[str]])
+            error = sent.rebuild()
+            for note in notes:
+                error.add_note(note)
+            return error
+    return None
+
+
+def _noted(error: MapStateError) -> str:
+    """An error and its notes as one line, without its facts if those have no JSON."""
+    sent, notes = SentError.of(error), getattr(error, "__notes__", [])
+    try:
+        return msgspec.json.encode((sent, notes)).decode()
+    except (TypeError, ValueError):
+        return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), [])).decode()
 
 
 def _specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:

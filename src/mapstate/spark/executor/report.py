@@ -28,10 +28,11 @@ class SentError(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: errors.MapStateError) -> SentError:
-        """What is left of an error in a text."""
+        """What is left of an error in a text. One of a user's own class is sent as the nearest one of the tree."""
+        kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
         # what is no text, such as half a surrogate pair out of a user's own message, has no JSON
         message = error.message.encode("utf-8", "backslashreplace").decode()
-        return cls(type(error).__name__, message, error.facts)
+        return cls(kind, message, error.facts)
 
     def rebuild(self) -> errors.MapStateError:
         """The error again, of its own class."""

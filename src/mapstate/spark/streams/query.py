@@ -124,7 +124,7 @@ class Query:
             try:
                 self._driver.run(batch_df, batch_id)
             except MapStateError as error:
-                self.last_error = error  # Spark passes on the text alone
+                self.last_error, self.served = error, None  # Spark passes on the text alone
                 raise
 
     def __repr__(self) -> str:
@@ -180,7 +180,7 @@ class Startable:
         never begun, because its driver died before that.
         """
         query = self.query
-        query.last_error = None
+        query.last_error = query.served = None
         started = start_query(
             query,
             query.df,
