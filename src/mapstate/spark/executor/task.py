@@ -103,7 +103,7 @@ class BatchTask:
             pass  # what is left unread would block the sender
         report.milliseconds = int((time.monotonic() - started) * 1000)
         yield report_line(report, self.new_values)
-        if os.environ.get("SPARK_REUSE_WORKER") and not gc.get_freeze_count():
+        if os.environ.get("SPARK_REUSE_WORKER") and gc.get_freeze_count() < 1_000:  # Python 3.12 begins with some
             gc.collect()  # PySpark's worker does so after each task; from now on without what is imported
             gc.freeze()
 
