@@ -104,7 +104,8 @@ def run(pyspark: str, python: str, tests: list[str]) -> str:
     venv = environment_of(python)
     if venv is None:
         return f"not run: no python{python} here"
-    environment = os.environ | {"MAPSTATE_VENV": str(venv)}
+    servers = ROOT / ".venv" / "bin"  # which `make` has put there
+    environment = os.environ | {"MAPSTATE_VENV": str(venv), "PATH": f"{os.environ['PATH']}:{servers}"}
     place = pyspark_of(pyspark)
     if place is not None:
         environment["MAPSTATE_PYSPARK"] = str(place)
