@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-
-from mapstate.keys import StoreKey
+from typing import Any
 
 __all__ = ["DistinctKeys"]
 
@@ -19,10 +18,13 @@ class DistinctKeys:
     def __init__(self) -> None:
         self._hashes = array("q")
 
-    def update(self, keys: Sequence[StoreKey]) -> None:
-        """Adds some keys."""
-        texts = keys if set(map(type, keys)) == {str} else map(str, keys)  # of ints the hashes of -1 and -2 are equal
-        self._hashes.extend(map(hash, texts))
+    def update(self, keys: Sequence[Any]) -> None:
+        """Adds some keys, as the store has them."""
+        try:
+            "".join(keys)  # the fastest way to ask whether all are texts
+        except TypeError:
+            keys = list(map(str, keys))  # of ints the hashes of -1 and -2 are equal
+        self._hashes.extend(map(hash, keys))
 
     def __len__(self) -> int:
         passes = 1 + len(self._hashes) // _MOST_AT_ONCE
