@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,6 @@ from spark_fixtures import run_job
 
 # These run here once more, with a session of Spark Connect.
 from test_connect import (  # noqa: F401
-    BY_SQLITE_IN_FULL,
     at_commit,
     at_put,
     client,
@@ -22,7 +22,6 @@ from test_connect import (  # noqa: F401
     rows_of,
     server,
     spark,
-    url,
 )
 from test_drpc import (  # noqa: F401
     counts,
@@ -47,6 +46,12 @@ from mapstate.testing import wait_for
 pytestmark = pytest.mark.spark
 
 
+@pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.redis), pytest.param("sqlite", marks=pytest.mark.full)])
+def url(request: Any, tmp_path: Path) -> str:
+    """What differs between the stores is tried on classic PySpark."""
+    return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+
+
 def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_path):
     def raises(*_: object) -> None:
         error = errors.AggregatorError("two\nlines\nIn JSON: {no", key=object())  # a fact that has no JSON
@@ -69,8 +74,7 @@ def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.local_cluster
-@BY_SQLITE_IN_FULL
-def test_on_a_cluster_a_worker_is_killed_in_mid_write_and_then_the_server_before_the_commit(url, visits, tmp_path):  # noqa: F811
+def test_on_a_cluster_a_worker_is_killed_in_mid_write_and_then_the_server_before_the_commit(url, visits, tmp_path):
     """Spark tries the task again by itself. The second try may have other contents, so it must not write."""
     visits.put("0", rows_of(0))
     with connect_server(tmp_path, "local-cluster[2,1,1024]") as cluster:
