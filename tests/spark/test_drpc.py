@@ -185,7 +185,7 @@ def test_no_half_of_a_job_that_failed_runs_for_nobody(spark):
     loop.close()
 
 
-def test_a_spark_that_does_not_answer_the_end_of_a_job_holds_up_no_other_request(spark, monkeypatch):
+def test_a_spark_that_does_not_answer_the_end_of_a_job_holds_up_nobody(spark, monkeypatch):
     go_on, is_asked = threading.Event(), threading.Event()
 
     def held(requests: Stream) -> Stream:
@@ -204,7 +204,7 @@ def test_a_spark_that_does_not_answer_the_end_of_a_job_holds_up_no_other_request
             client.execute("held", "x")
         wait_for(is_asked.is_set, "the end of the job to be asked for")
         assert client.execute("held", "y") == [{"args": "y"}]
-        go_on.set()
+    go_on.set()  # the server has stopped meanwhile
 
 
 def test_more_than_may_wait_are_refused(spark):

@@ -180,32 +180,38 @@ class _Jobs:
                 self._thread = threading.Thread(target=self._work, name=f"mapstate-drpc-{self._name}", daemon=True)
                 self._thread.start()
             self._waiting.append(request)
-            self._changed.notify()
+            self._changed.notify_all()
         try:
             return await request.answer
         finally:
             if request.answer.cancelled():
-                loop.run_in_executor(None, self._abandon)
+                self._abandon()
 
     def stop(self) -> None:
         """Ends after the job that runs."""
         with self._changed:
             self._has_ended = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _abandon(self) -> None:
-        """End the job that runs while nobody waits for it: again and again, for it may not have reached Spark yet."""
+        """End the job that runs if nobody waits for it any more. On the event loop, which must not wait for Spark."""
         with self._changed:
             running = self._running
             if running is None or self._is_ending or not all(request.answer.cancelled() for request in running[1]):
                 return
             self._is_ending = True
+        threading.Thread(
+            target=self._end, args=running[:1], name=f"mapstate-drpc-{self._name}-end", daemon=True
+        ).start()
+
+    def _end(self, tag: str) -> None:
+        """Cancel a job until it has ended: it may not have reached Spark yet."""
         has_ended = False
         while not has_ended:
             with suppress(Exception):  # the next time, or Spark has gone and the job with it
-                self._access.cancel(running[0])
+                self._access.cancel(tag)
             with self._changed:
-                has_ended = self._changed.wait_for(lambda: self._running is not running, 0.5)
+                has_ended = self._changed.wait_for(lambda: self._running is None or self._running[0] != tag, 0.5)
 
     def _work(self) -> None:
         while True:
