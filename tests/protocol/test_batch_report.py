@@ -139,10 +139,10 @@ def test_an_on_batch_that_raises_is_logged_and_the_next_is_called(url, spark, ca
     with caplog.at_level("INFO", "mapstate"):
         job(frame, 0)
     assert len(seen) == 1
-    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
+    assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [
         "state visits: on_batch failed for batch 0; the batch counts"
     ]
-    line = next(one.message for one in caplog.records if one.levelname == "INFO")
+    line = next(one.getMessage() for one in caplog.records if one.levelname == "INFO")
     assert "attempt 1, 3 rows, 2 keys, 0 of them cached, 2 read, 2 written, 0 skipped, " in line
     assert contents(url)[("a",)] == {"n": 2, "bytes": 4}
 
@@ -160,7 +160,7 @@ def test_a_report_that_cannot_be_kept_fails_no_batch(error, spark, tmp_path, cap
     frame, job = visits(spark, opaque(url))
     job(frame, 0)
     assert contents(url)[("b",)] == {"n": 1, "bytes": 2}
-    (warned,) = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    (warned,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert warned == f"state visits: the report of batch 0 is not kept; the batch counts. {error}"
 
 
@@ -180,6 +180,6 @@ def test_a_job_whose_acl_lacks_LPUSH_counts_with_a_warning(redis_server, redis_u
         finally:
             admin.execute_command("ACL", "DELUSER", user)
     assert contents(redis_url) == {("a",): {"n": 4, "bytes": 8}, ("b",): {"n": 2, "bytes": 4}}
-    warned = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert len(warned) == 2
     assert all("the batch counts" in one and "LPUSH" in one and "s3cret" not in one for one in warned)
