@@ -55,7 +55,7 @@ def url(request: Any, tmp_path: Path) -> str:
 def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_path):
     def raises(*_: object) -> None:
         error = errors.AggregatorError("two\nlines\nIn JSON: {no", key=object())  # a fact that has no JSON
-        error.add_note("The request was retried.")
+        error.add_note("The request was retried\ud800.")
         raise error
 
     def text_of(function: Any) -> str:
@@ -67,7 +67,7 @@ def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_p
 
     found = error_of(SimpleNamespace(exception=lambda: text_of(raises)))
     assert isinstance(found, errors.AggregatorError)
-    assert found.message == "two\nlines\nIn JSON: {no"
+    assert (found.message, found.__notes__) == ("two\nlines\nIn JSON: {no", ["The request was retried\\ud800."])
     assert error_of(SimpleNamespace(exception=lambda: text_of(lambda *_: 1 / 0))) is None
     assert error_of(SimpleNamespace(exception=lambda: None)) is None
 

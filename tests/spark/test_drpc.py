@@ -7,11 +7,14 @@ import itertools
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from processes import FIXTURES, job
 from pyspark.sql import functions as F
@@ -151,9 +154,11 @@ def test_a_job_for_which_nobody_waits_is_ended(spark):
     gone = threading.Event()
 
     def sleeps(requests: Stream) -> Stream:
-        # Spark computes what it can without a job on the driver, where nothing ends it
-        slept = "java_method('java.lang.Thread', 'sleep', 60000L) AS slept"
-        return requests.transform(lambda rows: rows.repartition(2).selectExpr("request_id", slept))
+        def sleep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            time.sleep(60)  # Spark ends the process
+            yield from batches
+
+        return requests.transform(lambda rows: rows.mapInArrow(sleep, rows.schema))
 
     def late(requests: Stream) -> Stream:
         """Spark has no job yet when the request ends."""
@@ -162,7 +167,7 @@ def test_a_job_for_which_nobody_waits_is_ended(spark):
 
     server = DRPCServer(spark, port=0, timeout=3.0).function("sleeps", sleeps).function("late", late)
     with server, DRPCClient("127.0.0.1", server.port) as client:
-        for name in ("sleeps", "late"):
+        for name in ("late", "sleeps"):
             with pytest.raises(DRPCError) as caught:
                 client.execute(name, "x")
             assert caught.value.status == 504
@@ -192,7 +197,7 @@ def test_a_spark_that_does_not_answer_the_end_of_a_job_holds_up_nobody(spark, mo
         is_asked.wait(30)
         return requests
 
-    server = DRPCServer(spark, port=0, timeout=2.0).function("held", held)
+    server = DRPCServer(spark, port=0, timeout=5.0).function("held", held)
 
     def cancel(_: str) -> None:
         is_asked.set()

@@ -246,11 +246,12 @@ def error_of(query: StreamingQuery) -> MapStateError | None:
 
 def _noted(error: MapStateError) -> str:
     """An error and its notes as one line, without its facts if those have no JSON."""
-    sent, notes = SentError.of(error), getattr(error, "__notes__", [])
+    sent = SentError.of(error)
+    notes = [note.encode("utf-8", "backslashreplace").decode() for note in getattr(error, "__notes__", [])]
     try:
         return msgspec.json.encode((sent, notes)).decode()
     except (TypeError, ValueError):
-        return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), [])).decode()
+        return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()
 
 
 def _specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:
