@@ -10,11 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mapstate.errors import UsageError
 
-__all__ = [
-    "Backend",
-    "IBackingMap",
-    "check_lengths",
-]
+__all__ = ["Backend", "IBackingMap", "check_lengths"]
 
 K = TypeVar("K", contravariant=True)
 V = TypeVar("V")

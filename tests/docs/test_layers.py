@@ -60,7 +60,7 @@ FOREIGN = {
     "_exit": "os._exit, which is public",
     "_make": "a named tuple's public method",
     "_replace": "a named tuple's public method",
-    "_2": "half of a Scala tuple, through py4j",
+    "_explain_string": "what PySpark's explain prints",
     "_expr": "the same under Spark Connect as _jc",
     "_jc": "PySpark has no public way to compare two expressions",
     "_jdf": "PySpark has no public way to a frame's plan",

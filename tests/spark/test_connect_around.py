@@ -38,6 +38,13 @@ from test_following import (  # noqa: F401
     test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote,
     test_who_comes_too_late_is_told,
 )
+from test_spark_offsets import (  # noqa: F401
+    test_a_checkpoint_is_read_where_spark_puts_it,
+    test_a_new_checkpoint_goes_on_exactly_where_the_state_ends,
+    test_each_source_has_its_entry_in_the_order_of_the_plan,
+    test_over_many_batches_and_a_compacted_log_the_newest_is_right,
+    test_sources_that_are_read_twice_have_the_files_that_they_have_read,
+)
 
 from mapstate import errors, open_reader
 from mapstate.spark.driver.connect import Served, ServedQuery, error_of

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
+from py4j.clientserver import ClientServerConnection
+from spark_fixtures import AVAILABLE, Visits, finish
 
 from mapstate import Collect, Count, Sum, newStream, opaque, open_reader
 from mapstate.spark.driver import apply, small_batches, state
+from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.executor.task import BatchTask
 
 pytestmark = pytest.mark.spark
@@ -122,3 +126,28 @@ def test_an_attempt_on_the_driver_that_fails_is_made_again(spark, small, tmp_pat
         job.batch(4)
     assert job.batch(4) == "driver"
     job.check()
+
+
+def test_a_small_batch_of_a_file_asks_the_jvm_54_times(spark, visits: Visits, tmp_path, monkeypatch):
+    """Each is a message and its answer. A batch of a few rows waits for them as long as for its rows."""
+    asked, asks, runs = list[int](), list[Any](), BatchDriver.run
+    send = ClientServerConnection.send_command
+
+    def counted(connection: Any, *command: Any) -> Any:
+        asks.append(threading.get_ident())
+        return send(connection, *command)
+
+    def run(driver: BatchDriver, *batch: Any) -> None:
+        asks.clear()
+        runs(driver, *batch)
+        asked.append(asks.count(threading.get_ident()))
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    monkeypatch.setattr(BatchDriver, "run", run)
+    for n in range(6):
+        visits.put(str(n), [("u", n)])
+    stream = newStream("visits", visits.stream(spark)).groupBy("user_id")
+    counts = stream.persistentAggregate(opaque(f"sqlite:///{tmp_path}/s.db"), visits=Count(), bytes=Sum("bytes"))
+    finish(counts.start(visits.checkpoint, trigger=AVAILABLE))
+    assert len(asked) == 6
+    assert asked[-1] <= 54

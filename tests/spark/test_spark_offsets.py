@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 from urllib.parse import unquote
 
 import pytest
@@ -16,7 +16,9 @@ from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.errors import UsageError
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
-from mapstate.spark.driver.offsets import offsets_of, plan_of
+from mapstate.spark.driver import offsets as module
+from mapstate.spark.driver.access_interface import QueryRun, SourceLog
+from mapstate.spark.driver.offsets import PlannedBatches, known_files, with_files
 from mapstate.spark.driver.uncounted_files import files_not_counted
 
 pytestmark = pytest.mark.spark
@@ -127,6 +129,43 @@ def test_each_source_has_its_entry_in_the_order_of_the_plan(url, spark, visits, 
     assert counted == json.loads(own[-1])
 
 
+def test_sources_that_are_read_twice_have_the_files_that_they_have_read(url, spark, visits, tmp_path):
+    """Of a frame that a plan has twice there is one log, and the offset twice."""
+    put(visits, "0", [("a", 1)], T)
+    put(visits, "1", [("a", 1)], T + 1)
+    (tmp_path / "others").mkdir()
+    others = visits.input.rename(tmp_path / "others" / "input")
+    visits.input.mkdir()
+    put(visits, "2", [("a", 1)], T + 7)
+    here = visits.stream(spark)
+    there = spark.readStream.schema(here.schema).option("maxFilesPerTrigger", 1).csv(str(others))
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 3).load()
+    rate = rate.selectExpr("'r' user_id", "value bytes")
+    rate.union(here).union(rate).union(there).union(here).createOrReplaceTempView("every")
+    run(spark.table("every").where("bytes >= 0"), url, visits.checkpoint)
+    entries = json.loads(offsets(url))
+    assert [entry.get("newest") for entry in entries] == [None, T + 7, None, T + 1, T + 7]
+    assert [entry.get("logOffset") for entry in entries] == [None, 0, None, 1, 0]
+    assert [len(entry.get("paths", ())) for entry in entries] == [0, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("prefix", ["viewfs:///here", "file:"])
+def test_a_checkpoint_is_read_where_spark_puts_it(url, spark, visits, prefix):
+    """Hadoop's viewfs is another file system, here mounted on the local one. No character of a place is escaped."""
+    checkpoint = visits.checkpoint.with_name("check%20point #1")
+    spark.conf.set("fs.viewfs.mounttable.default.link./here", "file:/")
+    for n in range(3):
+        put(visits, f"{n}", [("a", n)], T + n)
+    try:
+        run(visits.stream(spark), url, f"{prefix}{checkpoint}")
+    finally:
+        spark.conf.unset("fs.viewfs.mounttable.default.link./here")
+    assert (checkpoint / "offsets" / "0").exists()
+    (entry,) = json.loads(offsets(url))
+    assert (entry["logOffset"], entry["newest"]) == (2, T + 2)
+    assert contents(url) == visits.truth()
+
+
 def test_a_batch_that_is_given_by_hand_has_no_offsets(url, spark):
     frame = spark.createDataFrame([("a", 1)], "user_id string, bytes bigint")
     newStream("visits", frame).groupBy("user_id").persistentAggregate(opaque(url), visits=Count())(frame, 0)
@@ -137,82 +176,67 @@ def test_a_batch_that_is_given_by_hand_has_no_offsets(url, spark):
         files_not_counted('[{"logOffset":3,"newest":1,"paths":[]}]', 1)
 
 
-class Listed:
-    """What py4j gives for a Scala Seq, an Option, a Map and an offset."""
+class Planned:
+    """What a batch asks of a Spark that has, or has not, what is in these texts by their places."""
 
-    def __init__(self, *items: Any) -> None:
-        self._items = items
+    def __init__(self, texts: dict[str, str], sources: int = 1, progress: Any = None) -> None:
+        self.texts = texts
+        self._sources = sources
+        self._progress = progress
 
-    def size(self):
-        return len(self._items)
+    def serves(self, _: int) -> bool:
+        return True
 
-    def apply(self, at):
-        return self._items[at]
+    def checkpoint(self) -> str:
+        return "c"
 
-    def get(self, *_: Any):
-        return self._items[0]
+    def file_sources(self) -> list[None]:
+        return [None] * self._sources
 
-    def isDefined(self):
-        return bool(self._items)
+    def text(self, place: str) -> str:
+        return self.texts[place]
 
-    def json(self):
-        return self._items[0]
-
-
-NO_JVM: Any = SimpleNamespace(
-    sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jvm=None, getLocalProperty=lambda _: None))
-)
+    def progress(self) -> Any:
+        return self._progress or self.texts["progress"]
 
 
-def test_a_spark_whose_offset_log_is_elsewhere_tells_the_offsets_of_its_progress(monkeypatch):
-    from mapstate.spark.driver import access as module
+@pytest.fixture
+def planned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Planned, int], PlannedBatches]:
+    """The batches of a query, with this one planned."""
 
-    start, end = (Listed(Listed(Listed(offset))) for offset in ("3", '{"visits":{"1":7,"0":42}}'))
-    query = SimpleNamespace(
-        sources=lambda: Listed("a source"), committedOffsets=lambda: start, availableOffsets=lambda: end
-    )
-    monkeypatch.setattr(module._ClassicAccess, "_execution", query)
-    plan = plan_of(NO_JVM, 4, None)
-    assert plan == BatchPlan("[3]", '[{"visits":{"0":42,"1":7}}]')
-    assert plan.digest().fingerprint is None
+    def plan(spark: Planned, batch_id: int) -> PlannedBatches:
+        monkeypatch.setattr(module, "access_of", lambda _: spark)
+        planned = PlannedBatches()
+        planned.next(cast("Any", None), batch_id, QueryRun("q", "r"))
+        return planned
+
+    return plan
 
 
-def test_a_spark_that_tells_nothing_of_a_batch_is_warned_of_and_fails_no_batch(monkeypatch, caplog):
-    from mapstate.spark.driver import access as module
+def test_a_spark_whose_offset_log_is_elsewhere_tells_the_offsets_of_its_progress(planned_by):
+    planned = planned_by(Planned({}, progress=(["3"], ['{"visits":{"1":7,"0":42}}'])), 4)
+    assert planned.plan == BatchPlan("[3]", '[{"visits":{"0":42,"1":7}}]')
+    assert planned.plan.digest().fingerprint is None
 
-    monkeypatch.setattr(module._ClassicAccess, "_execution", object())
-    assert plan_of(NO_JVM, 0, None) is None
+
+def test_a_spark_that_tells_nothing_of_a_batch_is_warned_of_and_fails_no_batch(planned_by, caplog):
+    planned = planned_by(Planned({}), 0)
+    assert planned.plan is None
     assert "would be taken for a replay" in caplog.text
-    assert offsets_of(NO_JVM, None, "q", Commit(batch_id=0, txid=1, owner="q", offsets="[]")) is None
+    assert planned.offsets(None, "q", Commit(batch_id=0, txid=1, owner="q", offsets="[]")) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(monkeypatch, version):
-    from mapstate.spark.driver import access as module
-
+def test_a_source_that_has_not_begun_is_null_and_kafkas_own_json_is_kept(planned_by, version):
     kafka = '{"visits":{"0":42,"1":7}}'
     lines = [kafka, "-", "no json"] if version == 1 else ["2:no json", f"0:{kafka}", "1:-"]
     entry = "\n".join([f"v{version}", '{"batchTimestampMs":17}', *lines])
-    log = SimpleNamespace(get=lambda _: Listed("an entry"), serialize=lambda _, out: out.append(entry))
-    source = SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "KafkaMicroBatchStream"))
-    query = SimpleNamespace(offsetLog=lambda: log, sources=lambda: Listed(source, source, source))
-    monkeypatch.setattr(module._ClassicAccess, "_execution", query)
-    monkeypatch.setattr(module, "_java_class", lambda *_: Written)
-    plan = plan_of(NO_JVM, 1, None)
-    assert (plan.planned_at, plan.previous_planned_at) == (17, 17)
-    assert json.loads(offsets_of(NO_JVM, plan, "q", None)) == [json.loads(kafka), None, "no json"]
-
-
-class Written(list[int]):
-    """A ByteArrayOutputStream."""
-
-    def toString(self, _: str) -> str:
-        return "".join(self)
+    planned = planned_by(Planned({"c/offsets/0": entry, "c/offsets/1": entry}, 3), 1)
+    assert (planned.plan.planned_at, planned.plan.previous_planned_at) == (17, 17)
+    assert json.loads(planned.offsets(None, "q", None)) == [json.loads(kafka), None, "no json"]
 
 
 def test_where_the_files_cannot_be_read_the_next_batch_makes_up_for_it(url, spark, visits, monkeypatch):
-    from mapstate.spark.driver import access as module
-
     put(visits, "0", [("a", 1)], T)
     run(visits.stream(spark), url, visits.checkpoint)
     put(visits, "1", [("a", 1)], T + 9)
@@ -233,3 +257,46 @@ def test_where_the_files_cannot_be_read_the_next_batch_makes_up_for_it(url, spar
     put(visits, "4", [("a", 1)], T + 2)
     run(visits.stream(spark), url, visits.checkpoint)
     assert json.loads(offsets(url))[0]["newest"] == T + 10
+
+
+def test_a_number_of_another_log_is_forgotten_also_by_the_commits_that_follow():
+    """A state goes on with a new checkpoint, whose first commit cannot read its files."""
+    log = SourceLog("FileStreamSource[file:/in]", "c/sources/0")
+    texts = {f"c/sources/0/{n}": f'v1\n{{"path":"file:///in/{n}","timestamp":{n},"batchId":{n}}}' for n in range(7)}
+
+    def broken(_: str) -> str:
+        raise OSError
+
+    old = {"logOffset": 5, "source": log.name, "newest": 3, "paths": ["file:/old"]}
+    first = with_files({"logOffset": 4}, log, known_files(old, log, same_log=False), broken)
+    assert "newest" not in first
+    second = with_files({"logOffset": 5}, log, known_files(first, log, same_log=True), broken)
+    third = with_files({"logOffset": 6}, log, known_files(second, log, same_log=True), texts.__getitem__)
+    assert (third["newest"], third["paths"]) == (6, ["file:/in/6"])
+    texts["c/sources/0/6"] = texts["c/sources/0/0"]
+    third = with_files({"logOffset": 6}, log, known_files(second, log, same_log=True), texts.__getitem__)
+    assert third["newest"] == 5  # and not 3, which is all that the old commit knew
+
+
+def test_where_nothing_was_known_the_whole_log_is_read_as_soon_as_it_can_be():
+    log = SourceLog("FileStreamSource[file:/in]", "c/sources/0")
+    texts = {f"c/sources/0/{n}": f'v1\n{{"path":"file:///in/{n}","timestamp":{9 - n},"batchId":{n}}}' for n in range(2)}
+    first = with_files({"logOffset": 0}, log, {}, {}.__getitem__)
+    assert first == {"logOffset": 0, "source": log.name}
+    second = with_files({"logOffset": 1}, log, known_files(first, log, same_log=True), texts.__getitem__)
+    assert (second["newest"], second["paths"]) == (9, ["file:/in/0"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("file:/in", "/in", True),
+        ("hdfs://name/in", "/in", True),
+        ("file:/in", "file:/out", False),
+        ("file:/in", "in", False),
+    ],
+)
+def test_a_source_is_the_same_whether_its_store_was_named_or_not(one, other, same):
+    old = {"logOffset": 1, "source": f"FileStreamSource[{one}]", "newest": 1, "paths": []}
+    source = SourceLog(f"FileStreamSource[{other}]", "c/sources/0")
+    assert known_files(old, source, same_log=True) == (old if same else {})

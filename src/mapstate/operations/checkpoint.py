@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
@@ -21,7 +21,9 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.spec import check_state_name
 
-__all__ = ["Rewound", "check_first_offsets", "clear_first_offsets", "query_of", "rewind"]
+__all__ = ["Rewound", "check_first_offsets", "clear_first_offsets", "local_path", "query_of", "rewind"]
+
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?(?=/)")
 
 
 class Rewound(NamedTuple):
@@ -75,6 +77,14 @@ def query_of(checkpoint: str | Path) -> str:
     return _query_id(_local(checkpoint))
 
 
+def local_path(place: str | Path) -> Path | None:
+    """A place as Spark is given it, if it is one of this machine: ``file:`` or no scheme, and no character escaped."""
+    scheme = _SCHEME.match(str(place))
+    if scheme is None:
+        return Path(place)
+    return Path(str(place)[scheme.end() :]) if scheme[0].startswith("file:") else None
+
+
 def check_first_offsets(checkpoint: str) -> None:
     """Refuse, before a query starts, the files of a driver that died while it wrote ``offsets/0``.
 
@@ -105,7 +115,9 @@ def clear_first_offsets(checkpoint: str | Path) -> list[Path]:
 
 def _first_offsets(checkpoint: str) -> list[Path]:
     """The files in ``offsets`` if no batch has begun; none without such a local directory."""
-    folder = Path(unquote(urlsplit(checkpoint).path) if checkpoint.startswith("file:") else checkpoint)
+    folder = local_path(checkpoint)
+    if folder is None:
+        return []
     try:
         left = sorted((folder / "offsets").iterdir())
         batches = [*_numbers(folder / "offsets"), *_numbers(folder / "commits")]
@@ -148,15 +160,13 @@ def _move(path: Path, target: Path) -> None:
 
 
 def _local(checkpoint: str | Path) -> Path:
-    text = str(checkpoint)
-    if text.startswith("file:"):
-        text = unquote(urlsplit(text).path)
-    elif "://" in text:
+    folder = local_path(checkpoint)
+    if folder is None:
         raise UsageError(
-            f"a checkpoint can be rewound in a local directory, not in a {text.partition('://')[0]}:// store. Nothing "
-            "was changed. Copy it here, rewind it, and copy it back."
+            f"a checkpoint can be rewound in a local directory, not in a {str(checkpoint).partition(':')[0]}:// store. "
+            "Nothing was changed. Copy it here, rewind it, and copy it back."
         )
-    folder = Path(text).resolve()
+    folder = folder.resolve()
     if not (folder / "metadata").is_file():
         raise UsageError(f"{str(folder)!r} is no checkpoint of a streaming query: it has no file 'metadata'.")
     return folder

@@ -12,19 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
-from mapstate.errors import (
-    FencedError,
-    RollbackError,
-    UsageError,
-)
-from mapstate.protocol.ledger_record import (
-    DROPPER,
-    AlreadyCommitted,
-    Attempt,
-    Commit,
-    InFlight,
-    LedgerRecord,
-)
+from mapstate.errors import FencedError, RollbackError, UsageError
+from mapstate.protocol.ledger_record import DROPPER, AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord
 from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
 from mapstate.protocol.refusals import missing_batches, stale_batch
 from mapstate.protocol.windows import PaneChange, WindowCommit

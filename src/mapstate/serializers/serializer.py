@@ -18,11 +18,7 @@ __all__ = ["RecordCodec", "Serializer"]
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError)
 _TXID = Annotated[int, msgspec.Meta(ge=0)]
-_VALUES_AT: dict[StateType, tuple[int, ...]] = {
-    "non-transactional": (),
-    "transactional": (1,),
-    "opaque": (1, 2),
-}
+_VALUES_AT: dict[StateType, tuple[int, ...]] = {"non-transactional": (), "transactional": (1,), "opaque": (1, 2)}
 
 
 class Serializer(ABC):

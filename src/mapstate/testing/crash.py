@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from mapstate.errors import UsageError
+from mapstate.operations.checkpoint import local_path
 
 __all__ = ["crash_between"]
 
@@ -43,9 +43,7 @@ def _batches(log: Path) -> list[int]:
 
 
 def _local(checkpoint: str | Path) -> Path:
-    if isinstance(checkpoint, str) and ":/" in checkpoint:
-        parts = urlsplit(checkpoint)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise UsageError(f"{checkpoint!r} is not on this machine's disk, and only there a crash can be made")
-        return Path(unquote(parts.path))
-    return Path(checkpoint)
+    place = local_path(checkpoint)
+    if place is None:
+        raise UsageError(f"{checkpoint!r} is not on this machine's disk, and only there a crash can be made")
+    return place

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mapstate.spark.driver.access_interface import Access, QueryRun
+from mapstate.spark.driver.access_interface import Access, QueryRun, SourceLog
 from mapstate.spark.driver.increments import check_plan
-from mapstate.spark.driver.uncounted_files import NO_HOST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["access_of", "configured", "is_connect"]
-
-_MOST_PATHS = 200  # every reader reads the ledger, so it stays small
-_log = logging.getLogger("mapstate")
 
 
 def access_of(frame: DataFrame) -> Access:
@@ -83,14 +78,27 @@ class _ClassicAccess:
             check_plan(execution.analyzedPlan(), mode)
 
     def serves(self, batch_id: int) -> bool:
-        if self._execution is None:
+        if self._query_id is None:
             return False
         return self._context.getLocalProperty("streaming.sql.batchId") in (str(batch_id), None)
 
-    def logged(self, batch_id: int) -> str:
-        log, out = self._execution.offsetLog(), _java_class(self._context._jvm, "java.io.ByteArrayOutputStream")()
-        log.serialize(log.get(batch_id).get(), out)  # the whole entry in one call to the JVM
-        return str(out.toString("UTF-8"))
+    def checkpoint(self) -> str:
+        return str(self._execution.resolvedCheckpointRoot())
+
+    def file_sources(self) -> list[SourceLog | None]:
+        sources = self._execution.sources()
+        return [_source_log(sources.apply(at)) for at in range(sources.size())]
+
+    def text(self, place: str) -> str:
+        if place.startswith("file:"):  # and nothing in it is escaped
+            return Path(place.removeprefix("file:")).read_text("utf-8")
+        jvm = self._context._jvm
+        path = _java_class(jvm, "org.apache.hadoop.fs.Path")(place)
+        stream = path.getFileSystem(self._frame.sparkSession._jsparkSession.sessionState().newHadoopConf()).open(path)
+        try:
+            return str(_java_class(jvm, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
+        finally:
+            stream.close()
 
     def initial(self, count: int) -> list[str | None]:  # noqa: ARG002  Spark knows
         sources, found = self._execution.sources(), list[str | None]()
@@ -107,17 +115,6 @@ class _ClassicAccess:
         known = ([of.get(one) for one in every] for of in (query.committedOffsets(), query.availableOffsets()))
         start, end = ([str(one.get().json()) if one.isDefined() else None for one in offsets] for offsets in known)
         return start, end
-
-    def with_files(self, entries: list[Any], before: list[Any], *, same_log: bool) -> list[Any]:
-        query, jvm = self._execution, self._context._jvm
-        sources = None if query is None else query.sources()
-        if sources is None or sources.size() != len(entries):
-            return entries
-        for at, entry in enumerate(entries):
-            if sources.apply(at).getClass().getSimpleName() == "FileStreamSource":
-                known = before[at] if at < len(before) else None
-                entries[at] = _with_files(jvm, sources.apply(at), entry, known, same_log=same_log)
-        return entries
 
     def is_local(self) -> bool:
         return bool(self._context._jsc.isLocal())
@@ -174,49 +171,9 @@ def _java_class(jvm: Any, name: str) -> Any:
     return reduce(getattr, name.split("."), jvm)
 
 
-def _with_files(jvm: Any, source: Any, entry: Any, old: Any, *, same_log: bool) -> Any:
-    """A file source's entry with what can start another checkpoint.
-
-    Builds on the entry of the last commit that knew: ``newest`` never goes down, also where a new owner's
-    log begins with files that the state has counted long ago.
-    """
-    name = source.toString()
-    known = old.get("before", old) if isinstance(old, dict) and old.get("source") == name else None
-    try:
-        start = known["logOffset"] + 1 if known is not None and same_log else None
-        files = [] if start == entry["logOffset"] + 1 else _files(jvm, source, start, entry["logOffset"])
-    except Exception as error:  # noqa: BLE001  reads what is private to Spark
-        _log.debug("the files of %s are not known: %s", name, error)
-        return {**entry, "source": name} | ({} if known is None else {"before": known})
-    times = [time for _, time in files] + ([] if known is None else [known["newest"]])
-    if not times:
-        return {**entry, "source": name}
-    newest = max(times)
-    paths = {path for path, time in files if time == newest}
-    if known is not None and known["newest"] == newest:
-        paths.update(known["paths"])
-    if len(paths) > _MOST_PATHS:
-        return {**entry, "source": name} | ({} if known is None else {"before": known})
-    return {**entry, "source": name, "newest": newest, "paths": sorted(paths)}
-
-
-def _files(jvm: Any, source: Any, start: int | None, end: int) -> list[tuple[str, int]]:
-    """Path and modification time of the files from log entry ``start`` to ``end``, from the source's own log."""
-    field = source.getClass().getDeclaredField("metadataLog")
+def _source_log(source: Any) -> SourceLog | None:
+    if source.getClass().getSimpleName() != "FileStreamSource":
+        return None
+    field = source.getClass().getDeclaredField("metadataLog")  # private to Spark
     field.setAccessible(True)
-    log = field.get(source)
-    found = []
-    last = _option(jvm, end)
-    for pair in log.get(last if start == end else _option(jvm, start), last):
-        out = _java_class(jvm, "java.io.ByteArrayOutputStream")()
-        log.serialize(pair._2(), out)  # all of them in one call to the JVM
-        entries = map(json.loads, out.toString("UTF-8").splitlines()[1:])
-        found += [(NO_HOST.sub(r"\1/", entry["path"]), entry["timestamp"]) for entry in entries]
-    return found
-
-
-def _option(jvm: Any, number: int | None) -> Any:
-    """A Scala Option of a Long; a Long by itself would come back as a Python int."""
-    longs = _java_class(jvm, "java.util.OptionalLong")
-    optional = longs.empty() if number is None else longs.of(number)
-    return _java_class(jvm, "scala.jdk.javaapi.OptionConverters").toScala(optional)
+    return SourceLog(source.toString(), field.get(source).metadataPath().toString())

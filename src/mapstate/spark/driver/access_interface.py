@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-__all__ = ["Access", "QueryRun"]
+__all__ = ["Access", "QueryRun", "SourceLog"]
 
 
 class QueryRun(NamedTuple):
@@ -14,6 +14,13 @@ class QueryRun(NamedTuple):
 
     query_id: str
     run_id: str | None
+
+
+class SourceLog(NamedTuple):
+    """What a file source calls itself, and where it keeps the log of its files."""
+
+    name: str
+    place: str
 
 
 class Access(Protocol):
@@ -38,17 +45,20 @@ class Access(Protocol):
     def serves(self, batch_id: int) -> bool:
         """Whether a query calls, and this is the id of its batch and not one of the user's own."""
 
-    def logged(self, batch_id: int) -> str:
-        """The entry of a batch in the offset log of the query that calls. Raises whatever Spark raises."""
+    def checkpoint(self) -> str:
+        """Where the query that calls keeps its logs; the same in all of a run. Raises whatever Spark raises."""
+
+    def file_sources(self) -> list[SourceLog | None]:
+        """In the order of the offsets, None for another source; the same in all of a run. Empty if nobody can tell."""
+
+    def text(self, place: str) -> str:
+        """A file of the checkpoint. Raises whatever Python or Spark raises."""
 
     def initial(self, count: int) -> list[str | None]:
         """Where the first batch starts in each of ``count`` sources: what a source has written down, or None."""
 
     def progress(self) -> tuple[list[str | None], list[str | None]]:
         """Where the present batch starts and ends in each source, where the log cannot be read."""
-
-    def with_files(self, entries: list[Any], before: list[Any], *, same_log: bool) -> list[Any]:
-        """Offsets of a batch, those of file sources with what can start another checkpoint. ``before`` are earlier."""
 
     def is_local(self) -> bool:
         """Whether tasks run in the process of the driver, so that no executor can be lost."""

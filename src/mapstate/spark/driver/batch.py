@@ -29,7 +29,7 @@ from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import StreamPlan
-from mapstate.spark.driver.offsets import PlannedBatches, offsets_of
+from mapstate.spark.driver.offsets import PlannedBatches
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.repeats import emit_again, emit_fired_again, emit_nothing
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
@@ -177,20 +177,16 @@ class BatchDriver:
         return attempts
 
     def _commit(
-        self,
-        batch: _Batch,
-        ledgers: Ledgers,
-        attempts: Sequence[Attempt],
-        results: Sequence[AttemptResult | None],
+        self, batch: _Batch, ledgers: Ledgers, attempts: Sequence[Attempt], results: Sequence[AttemptResult | None]
     ) -> list[Commit]:
         """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
         at, commits = now(), []
-        offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and the JVM is asked for it
+        offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and files are read for it
         for attempt, record, result in zip(attempts, ledgers.records, results, strict=True):
             last = record.last_commit
             before = None if last is None else (last.owner, last.offsets)
             if before not in offsets:
-                offsets[before] = offsets_of(batch.df, self._planned.plan, record.owner, last)
+                offsets[before] = self._planned.offsets(batch.df, record.owner, last)
             commit = Commit(
                 batch_id=attempt.batch_id,
                 txid=attempt.txid,

@@ -8,19 +8,19 @@ what differs for a user.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
-from mapstate.spark.driver.access_interface import QueryRun
+from mapstate.operations.checkpoint import local_path
+from mapstate.spark.driver.access_interface import QueryRun, SourceLog
 from mapstate.spark.driver.job import Branch, Follower
 from mapstate.spark.executor.report import SentError
 from mapstate.spec import StateSpec
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["ConnectAccess", "Served", "ServedQuery", "error_of", "local_path"]
+__all__ = ["ConnectAccess", "FileSource", "Served", "ServedQuery", "error_of"]
 
+_log = logging.getLogger("mapstate")
 _NOTE = "In JSON: "  # an error's last note
 _URL = "SPARK_CONNECT_LOCAL_URL"  # in the environment of a worker: its server's
 _UNKNOWN = (
@@ -40,22 +41,31 @@ _UNKNOWN = (
 )
 
 
-class Served(NamedTuple):
-    """The query that a worker serves: its checkpoint, and the session that has started it.
+class FileSource(NamedTuple):
+    """What a file source calls itself, and the number of its own log in the checkpoint."""
 
-    A worker unpickles it with the function of its query, once, and knows from then on.
+    name: str
+    log: int
+
+
+class Served(NamedTuple):
+    """The query that a worker serves: its checkpoint, the session that has started it, and its sources in order.
+
+    A source that is none of files is None. A worker unpickles this with the function of its query, once, and knows
+    from then on.
     """
 
     checkpoint: str
     session_id: str
+    sources: tuple[FileSource | None, ...] = ()
 
     def __reduce__(self) -> Any:
         """See the class."""
         return _serve, tuple(self)
 
 
-def _serve(checkpoint: str, session_id: str) -> Served:
-    served = Served(checkpoint, session_id)
+def _serve(*fields: Any) -> Served:
+    served = Served(*fields)
     if _URL in os.environ:
         ConnectAccess.served = served
     return served
@@ -83,7 +93,7 @@ class ConnectAccess:
         served = self._served()
         run = self._run
         if run is None:
-            query_id = json.loads(self._text(f"{served.checkpoint}/metadata"))["id"]
+            query_id = json.loads(self.text(f"{served.checkpoint}/metadata"))["id"]
             query = self._query(query_id)
             if query is None:
                 raise UsageError(
@@ -118,9 +128,21 @@ class ConnectAccess:
         """See `Access.serves`."""
         return _URL in os.environ
 
-    def logged(self, batch_id: int) -> str:
-        """See `Access.logged`: the file in the checkpoint."""
-        return self._text(f"{self._served().checkpoint}/offsets/{batch_id}")
+    def checkpoint(self) -> str:
+        """See `Access.checkpoint`."""
+        return self._served().checkpoint
+
+    def file_sources(self) -> list[SourceLog | None]:
+        """See `Access.file_sources`."""
+        place, _, sources = self._served()
+        return [None if one is None else SourceLog(one.name, f"{place}/sources/{one.log}") for one in sources]
+
+    def text(self, place: str) -> str:
+        """See `Access.text`. A local file is here: the worker runs beside the server."""
+        path = local_path(place)
+        if path is not None:
+            return path.read_text("utf-8")
+        return str(self._session.read.format("text").option("wholetext", True).load(place).collect()[0][0])
 
     def initial(self, count: int) -> list[str | None]:
         """See `Access.initial`: the sources' own files have as many forms as there are sources."""
@@ -129,10 +151,6 @@ class ConnectAccess:
     def progress(self) -> tuple[list[str | None], list[str | None]]:
         """See `Access.progress`."""
         raise LookupError("Spark Connect has no other place for them than the checkpoint")
-
-    def with_files(self, entries: list[Any], before: list[Any], *, same_log: bool) -> list[Any]:  # noqa: ARG002
-        """See `Access.with_files`: nobody knows which source is one of files."""
-        return entries
 
     def is_local(self) -> bool:
         """See `Access.is_local`."""
@@ -188,13 +206,6 @@ class ConnectAccess:
             session = SparkSession.builder.remote(f"{os.environ[_URL]};session_id={root}").create()
         return session.streams.get(query_id)
 
-    def _text(self, place: str) -> str:
-        """A file of the checkpoint. A local one is here: the worker runs beside the server."""
-        path = local_path(place)
-        if path is not None:
-            return path.read_text("utf-8")
-        return str(self._session.read.format("text").option("wholetext", True).load(place).collect()[0][0])
-
 
 class ServedQuery:
     """What the worker of a query calls: the function of its batches, with what the worker has to know of the query.
@@ -221,7 +232,7 @@ class ServedQuery:
                     f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
                     "server: nothing could read it. Nothing was started. Give a store that processes share"
                 )
-        return cls(function, Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id))
+        return cls(function, Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id, _sources_of(df)))
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
@@ -254,17 +265,29 @@ def _noted(error: MapStateError) -> str:
         return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()
 
 
+def _sources_of(df: Any) -> tuple[FileSource | None, ...]:
+    """The sources of a stream, in the order of its offsets. None are known where the server's plan has another form.
+
+    Spark gives each a log by a number, in the order in which they come first; the same frame is one source wherever it
+    is used.
+    """
+    try:
+        plan = df._explain_string(extended=True).partition("\n== Analyzed")[2].partition("\n== ")[0]
+    except Exception as error:  # noqa: BLE001  what is private to PySpark; the stream's own errors come at its start
+        _log.debug("the sources of a stream are not known: %s", error)
+        return ()
+    relations = re.findall(r"^[ :+-]*~?StreamingRelation(?:V2)? (.*)$", plan, re.MULTILINE)
+    logs = {relation: number for number, relation in enumerate(dict.fromkeys(relations))}
+    paths = [re.match(r"FileSource\[(.*?)\], \[", relation) for relation in relations]
+    return tuple(
+        None if path is None else FileSource(f"FileStreamSource[{path[1]}]", logs[relation])
+        for relation, path in zip(relations, paths, strict=True)
+    )
+
+
 def _specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:
     """Those of the states, and of all that follow them."""
     for branch in branches:
         yield branch.job.spec
         following = [one.branch for one in (*branch.downstream, *branch.fired) if isinstance(one, Follower)]
         yield from _specs_of(follower for follower in following if follower is not None)
-
-
-def local_path(place: str) -> Path | None:
-    """The path, None where it is none of this machine."""
-    parts = urlsplit(place)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return Path(unquote(parts.path))
-    return Path(place) if not parts.scheme else None

@@ -1,7 +1,7 @@
 """What Spark planned for a batch, and how far a committed batch has read its sources.
 
-The plan is read on the driver before a batch begins, from the running query's own offset log: it tells a replay from a
-batch that was planned anew. The offsets are kept with the commit, so that a new checkpoint can start there. Where the
+The plan is read on the driver before a batch begins, from the query's own offset log: it tells a replay from a batch
+that was planned anew. The offsets are kept with the commit, so that a new checkpoint can start there. Where the
 function is called by hand there is neither.
 """
 
@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.access import access_of
-from mapstate.spark.driver.access_interface import QueryRun
+from mapstate.spark.driver.access_interface import Access, QueryRun, SourceLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["PlannedBatches", "offsets_of", "plan_of"]
+__all__ = ["NO_HOST", "PlannedBatches", "known_files", "with_files"]
 
+NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
+_STORE = re.compile(r"\[[A-Za-z0-9+.-]+:(//[^/]*)?/")  # in a source's name; Spark Connect has the path as it was given
+_MOST_PATHS = 200  # every reader reads the ledger, so it stays small
 _log = logging.getLogger("mapstate")
 
 
@@ -29,71 +34,84 @@ class PlannedBatches:
 
     def __init__(self) -> None:
         self._known: tuple[QueryRun, int] | None = None
+        self._checkpoint: str | None = None
+        self._sources: list[SourceLog | None] | None = None
         self.plan: BatchPlan | None = None
 
     def next(
         self, batch_df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None = None
     ) -> BatchPlan | None:
-        """The plan of the batch that comes, see `plan_of`; it is ``plan`` from here on."""
+        """The plan of the batch that comes; it is ``plan`` from here on.
+
+        None where the function is called by hand, or with a batch id of the user's own. What Spark does not tell is
+        logged as a warning, and then the batch cannot be told from a replay.
+        """
         if run.run_id is None:
             self._known = self.plan = None
         elif self._known != (run, batch_id):
+            if self._known is None or self._known[0] != run:
+                self._checkpoint = self._sources = None
             before = self.plan if self._known == (run, batch_id - 1) else None
-            self._known, self.plan = (run, batch_id), plan_of(batch_df, batch_id, before)
+            self._known, self.plan = (run, batch_id), self._plan_of(access_of(batch_df), batch_id, before)
         if self.plan is not None:
             self.plan = self.plan._replace(upstream_txid=upstream_txid)
         return self.plan
 
+    def offsets(self, batch_df: DataFrame, owner: str, before: Commit | None) -> str | None:
+        """Where the batch ends in each source, as JSON: a list in the order of the plan. Never raises.
 
-def plan_of(batch_df: DataFrame, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:
-    """What Spark planned for a batch; None where the function is called by hand, or with a batch id of the user's own.
+        An entry is the source's own offset. That of a file source says nothing outside its checkpoint, so it
+        gets ``newest``, the latest modification time (in ms) of all files that were read up to here, and
+        ``paths``, those of them that have exactly this time. ``before`` is the commit before this one, on
+        which they build; ``owner`` the query that brings the batch.
+        """
+        if self.plan is None or self.plan.end.startswith("{"):  # of named sources nothing says which is which
+            return None
+        access = access_of(batch_df)
+        try:
+            if self._sources is None:
+                self._sources = access.file_sources()
+            entries = json.loads(self.plan.end)
+            if not any(self._sources) or len(self._sources) != len(entries):
+                return self.plan.end
+            old = json.loads((before and before.offsets) or "[]")
+            for at, source in enumerate(self._sources):
+                if source is not None:
+                    same_log = before is not None and before.owner == owner
+                    known = known_files(old[at] if at < len(old) else None, source, same_log=same_log)
+                    entries[at] = with_files(entries[at], source, known, access.text)
+            return json.dumps(entries, separators=(",", ":"))
+        except Exception as error:  # noqa: BLE001  whatever another Spark raises, the batch counts
+            _log.debug("the files that end at %s are not known: %s", self.plan.end, error)
+            return self.plan.end
 
-    Driver, once per batch. ``before`` is the plan of the batch before it, if this run of the query had that one. What
-    Spark does not tell is logged as a warning, and then the batch cannot be told from a replay.
-    """
-    access = access_of(batch_df)
-    if not access.serves(batch_id):
-        return None
-    try:
-        planned_at, end = _logged(access.logged(batch_id))
-        if before is not None:
-            return BatchPlan(before.end, _json(end), planned_at, before.planned_at)
-        if batch_id == 0:
-            return BatchPlan(_json(map(_parsed, access.initial(len(end)))), _json(end), planned_at)
-        previous_planned_at, start = _logged(access.logged(batch_id - 1))
-        return BatchPlan(_json(start), _json(end), planned_at, previous_planned_at)
-    except Exception as error:  # noqa: BLE001  whatever another Spark raises
-        _log.debug("the entry of batch %d in the offset log cannot be read: %s", batch_id, error)
-    try:
-        start, now = access.progress()
-        return BatchPlan(_json(map(_parsed, start)), _json(map(_parsed, now)))
-    except Exception as error:  # noqa: BLE001  the same
-        _log.warning(
-            "the source offsets of batch %d are not known, so a batch that Spark plans anew, from an older checkpoint, "
-            "would be taken for a replay: %s",
-            *(batch_id, error),
-        )
-        return None
-
-
-def offsets_of(batch_df: DataFrame, plan: BatchPlan | None, owner: str, before: Commit | None) -> str | None:
-    """Where the batch ends in each source, as JSON: a list in the order of the plan. Never raises.
-
-    An entry is the source's own offset. That of a file source says nothing outside its checkpoint, so it
-    gets ``newest``, the latest modification time (in ms) of all files that were read up to here, and
-    ``paths``, those of them that have exactly this time. ``before`` is the commit before this one, on
-    which they build; ``owner`` the query that brings the batch.
-    """
-    if plan is None or plan.end.startswith("{"):  # of named sources nothing says which is which
-        return None
-    try:
-        old = json.loads(before.offsets) if before is not None and before.offsets is not None else []
-        same_log = before is not None and before.owner == owner
-        entries = access_of(batch_df).with_files(json.loads(plan.end), old, same_log=same_log)
-        return json.dumps(entries, separators=(",", ":"))
-    except Exception as error:  # noqa: BLE001  whatever another Spark raises, the batch counts
-        _log.debug("the files that end at %s are not known: %s", plan.end, error)
-        return plan.end
+    def _plan_of(self, access: Access, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:
+        """What Spark planned for a batch. ``before`` is the plan of the one before it, if this run had that one."""
+        if not access.serves(batch_id):
+            return None
+        try:
+            if self._checkpoint is None:
+                self._checkpoint = access.checkpoint()
+            offsets = f"{self._checkpoint}/offsets"
+            planned_at, end = _logged(access.text(f"{offsets}/{batch_id}"))
+            if before is not None:
+                return BatchPlan(before.end, _json(end), planned_at, before.planned_at)
+            if batch_id == 0:
+                return BatchPlan(_json(map(_parsed, access.initial(len(end)))), _json(end), planned_at)
+            previous_planned_at, start = _logged(access.text(f"{offsets}/{batch_id - 1}"))
+            return BatchPlan(_json(start), _json(end), planned_at, previous_planned_at)
+        except Exception as error:  # noqa: BLE001  whatever another Spark raises
+            _log.debug("the entry of batch %d in the offset log cannot be read: %s", batch_id, error)
+        try:
+            start, now = access.progress()
+            return BatchPlan(_json(map(_parsed, start)), _json(map(_parsed, now)))
+        except Exception as error:  # noqa: BLE001  the same
+            _log.warning(
+                "the source offsets of batch %d are not known, so a batch that Spark plans anew, from an older "
+                "checkpoint, would be taken for a replay: %s",
+                *(batch_id, error),
+            )
+            return None
 
 
 def _logged(text: str) -> tuple[int, Any]:
@@ -123,3 +141,54 @@ def _parsed(text: str | None) -> Any:
 
 def _json(entries: Any) -> str:
     return json.dumps(entries if isinstance(entries, dict) else list(entries), sort_keys=True, separators=(",", ":"))
+
+
+def known_files(old: Any, source: SourceLog, *, same_log: bool) -> dict[str, Any]:
+    """What an entry of the commit before this one knows of the files of a source; empty where nothing is known."""
+    known: dict[str, Any] = old.get("before", old) if isinstance(old, dict) else {}
+    if "newest" not in known or _STORE.sub("[/", known["source"]) != _STORE.sub("[/", source.name):
+        return {}
+    # A number of another log means nothing, now and for all commits that follow.
+    return known if same_log else {name: value for name, value in known.items() if name != "logOffset"}
+
+
+def with_files(entry: Any, source: SourceLog, known: dict[str, Any], text: Callable[[str], str]) -> Any:
+    """A file source's offset with what can start another checkpoint; ``text`` reads the log.
+
+    Builds on what the last commit has ``known``: ``newest`` never goes down, also where a new owner's log begins with
+    files that the state has counted long ago.
+    """
+    named = {**entry, "source": source.name}
+    unknown = {**named, "before": known} if known else named
+    try:
+        files = _files(text, source, known.get("logOffset", -1) + 1, entry["logOffset"])
+    except Exception as error:  # noqa: BLE001  a form that another Spark writes, or a store that fails
+        _log.debug("the files of %s are not known: %s", source.name, error)
+        return unknown
+    files += [(path, known["newest"]) for path in known.get("paths", ())]
+    newest = max((time for _, time in files), default=0)
+    paths = {path for path, time in files if time == newest}
+    if not 0 < len(paths) <= _MOST_PATHS:
+        return unknown
+    return {**named, "newest": newest, "paths": sorted(paths)}
+
+
+def _files(text: Callable[[str], str], source: SourceLog, start: int, end: int) -> list[tuple[str, int]]:
+    """Path and modification time of the files from entry ``start`` to ``end`` of a source's own log.
+
+    Every so often an entry holds all before it, too, in their order, and is called ``.compact``.
+    """
+    found, is_compact = [], False
+    for number in reversed(range(start, end + 1)):
+        try:
+            lines = text(f"{source.place}/{number}")
+        except Exception:  # noqa: BLE001  Python's, or one of many of Spark's
+            lines, is_compact = text(f"{source.place}/{number}.compact"), True
+        for line in reversed(lines.splitlines()[1:]):
+            file = json.loads(line)
+            if file["batchId"] < start:
+                break
+            found.append((NO_HOST.sub(r"\1/", file["path"]), file["timestamp"]))
+        if is_compact:
+            break
+    return found

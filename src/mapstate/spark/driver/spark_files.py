@@ -6,6 +6,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mapstate.errors import UsageError
+from mapstate.operations.checkpoint import local_path
 from mapstate.spark.driver.access import is_connect
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ class _LocalFiles:
     """Of the server's machine, beside which the workers of Spark Connect run."""
 
     def __init__(self, place: str) -> None:
-        from mapstate.spark.driver.connect import local_path
-
         path = local_path(place)
         if path is None:
             raise UsageError(

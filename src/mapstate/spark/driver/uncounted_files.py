@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 from mapstate.errors import UsageError
+from mapstate.spark.driver.offsets import NO_HOST
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["NO_HOST", "files_not_counted"]
-
-NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
+__all__ = ["files_not_counted"]
 
 
 def files_not_counted(offsets: str | None, source: int = 0) -> Column:
