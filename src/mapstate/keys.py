@@ -77,8 +77,7 @@ class KeyCodec:
         values = key if isinstance(key, (tuple, list)) else (key,)
         if len(values) != len(self.fields):
             raise KeyEncodingError(
-                f"the key {shown(key)} has {len(values)} values; this state is keyed by {self._schema()}",
-                key=repr(key),
+                f"the key {shown(key)} has {len(values)} values; this state is keyed by {self._schema()}", key=repr(key)
             )
         text: StoreKey = self.encode_columns([[value] for value in values], 1)[0]
         return text

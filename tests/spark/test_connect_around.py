@@ -47,7 +47,7 @@ from test_spark_offsets import (  # noqa: F401
 )
 
 from mapstate import errors, open_reader
-from mapstate.spark.driver.connect import Served, ServedQuery, error_of
+from mapstate.spark.driver.connect import FileSource, Served, ServedQuery, error_of, sources_of
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
@@ -57,6 +57,31 @@ pytestmark = pytest.mark.spark
 def url(request: Any, tmp_path: Path) -> str:
     """What differs between the stores is tried on classic PySpark."""
     return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+
+
+OPTIONS = (
+    "DataSource(org.apache.spark.sql.classic.SparkSession@1f,csv,List(),None,List(),None,Map(lineSep -> \n),None), "
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [(OPTIONS, ""), ("", ", name=<Unassigned>")], ids=["4.0, 4.1", "4.2, 4.3"]
+)
+def test_the_sources_of_a_stream_are_found_in_the_text_of_each_sparks_plan(options, name):
+    def files(path: str, number: int) -> str:
+        return f"~StreamingRelation {options}FileSource[{path}], [u#{number}, n#6L]{name}"
+
+    rate = f"~StreamingRelationV2 a.RateProvider@2, rate, a.RateTable@5, [rowsPerBatch=1], [at#1, n#2L]{name}"
+    lines = ["~Union false, false", f":- ~Project [r AS u#3]\n:  +- {rate}", f":- {files('/in', 5)}", f":- {rate}"]
+    lines += [f":- {files('s3a://b/a [b], c/', 9)}", f":- {files('//x/../in/', 7)}", f"+- {files('/in', 5)}"]
+    analyzed = "\n".join(lines)
+    text = (
+        f"== Parsed Logical Plan ==\n{rate}\n\n== Analyzed Logical Plan ==\nu: string\n{analyzed}\n\n== Optimized ..."
+    )
+    frame = SimpleNamespace(_explain_string=lambda extended: text)
+    first, last = FileSource("FileStreamSource[/in]", 1), FileSource("FileStreamSource[/in]", 3)
+    other = FileSource("FileStreamSource[s3a://b/a [b], c]", 2)
+    assert sources_of(frame) == (None, first, None, other, last, first)
 
 
 def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_path):

@@ -268,13 +268,13 @@ def test_a_number_of_another_log_is_forgotten_also_by_the_commits_that_follow():
         raise OSError
 
     old = {"logOffset": 5, "source": log.name, "newest": 3, "paths": ["file:/old"]}
-    first = with_files({"logOffset": 4}, log, known_files(old, log, same_log=False), broken)
+    first = with_files({"logOffset": 4}, log, known_files([old], 0, log, same_log=False), broken)
     assert "newest" not in first
-    second = with_files({"logOffset": 5}, log, known_files(first, log, same_log=True), broken)
-    third = with_files({"logOffset": 6}, log, known_files(second, log, same_log=True), texts.__getitem__)
+    second = with_files({"logOffset": 5}, log, known_files([first], 0, log, same_log=True), broken)
+    third = with_files({"logOffset": 6}, log, known_files([second], 0, log, same_log=True), texts.__getitem__)
     assert (third["newest"], third["paths"]) == (6, ["file:/in/6"])
     texts["c/sources/0/6"] = texts["c/sources/0/0"]
-    third = with_files({"logOffset": 6}, log, known_files(second, log, same_log=True), texts.__getitem__)
+    third = with_files({"logOffset": 6}, log, known_files([second], 0, log, same_log=True), texts.__getitem__)
     assert third["newest"] == 5  # and not 3, which is all that the old commit knew
 
 
@@ -283,7 +283,7 @@ def test_where_nothing_was_known_the_whole_log_is_read_as_soon_as_it_can_be():
     texts = {f"c/sources/0/{n}": f'v1\n{{"path":"file:///in/{n}","timestamp":{9 - n},"batchId":{n}}}' for n in range(2)}
     first = with_files({"logOffset": 0}, log, {}, {}.__getitem__)
     assert first == {"logOffset": 0, "source": log.name}
-    second = with_files({"logOffset": 1}, log, known_files(first, log, same_log=True), texts.__getitem__)
+    second = with_files({"logOffset": 1}, log, known_files([first], 0, log, same_log=True), texts.__getitem__)
     assert (second["newest"], second["paths"]) == (9, ["file:/in/0"])
 
 
@@ -292,6 +292,7 @@ def test_where_nothing_was_known_the_whole_log_is_read_as_soon_as_it_can_be():
     [
         ("file:/in", "/in", True),
         ("hdfs://name/in", "/in", True),
+        ("s3a://eu/in", "s3a://us/in", False),
         ("file:/in", "file:/out", False),
         ("file:/in", "in", False),
     ],
@@ -299,4 +300,55 @@ def test_where_nothing_was_known_the_whole_log_is_read_as_soon_as_it_can_be():
 def test_a_source_is_the_same_whether_its_store_was_named_or_not(one, other, same):
     old = {"logOffset": 1, "source": f"FileStreamSource[{one}]", "newest": 1, "paths": []}
     source = SourceLog(f"FileStreamSource[{other}]", "c/sources/0")
-    assert known_files(old, source, same_log=True) == (old if same else {})
+    assert known_files([None, old], 0, source, same_log=True) == (old if same else {})
+
+
+def test_what_was_known_of_files_is_kept_while_nobody_can_tell_which_source_they_are_of():
+    """A state goes on with a new checkpoint; a commit that is read later builds on what the old one knew."""
+    log = SourceLog("FileStreamSource[file:/in]", "c/sources/0")
+    old = {"logOffset": 5, "source": log.name, "newest": 3, "paths": ["file:/old"]}
+    unknown = with_files({"logOffset": 0}, None, known_files([old], 0, None, same_log=False), {}.__getitem__)
+    assert "newest" not in unknown
+    files = {"c/sources/0/1": 'v1\n{"path":"file:///in/1","timestamp":1,"batchId":1}', "c/sources/0/0": "v1"}
+    known = known_files([unknown], 0, log, same_log=True)
+    assert with_files({"logOffset": 1}, log, known, files.__getitem__)["newest"] == 3
+    assert with_files({"offset": 0}, None, known, files.__getitem__) == {"offset": 0}
+    assert with_files({"logOffset": 0}, None, {}, files.__getitem__) == {"logOffset": 0}
+
+
+def test_a_source_that_brings_nothing_for_a_while_forgets_nothing(url, spark, visits, tmp_path):
+    """Two lost checkpoints; in between the query stops early, and one of two directories is empty."""
+    frames = []
+    for n in range(4):
+        put(visits, f"{n}", [("a", n)], T + n)
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "b.csv").write_text("b,1\n")
+
+    def union() -> Any:
+        here, end = visits.stream(spark), offsets(url) if frames else None
+        there = spark.readStream.schema(here.schema).csv(str(others))
+        frames.append(here)
+        if end is None:
+            return here.union(there)
+        return here.where(files_not_counted(end, 0)).union(there.where(files_not_counted(end, 1)))
+
+    run(union(), url, visits.checkpoint)
+    (others / "b.csv").unlink()
+    shutil.rmtree(visits.checkpoint)
+    counts = newStream("visits", union()).groupBy("user_id")
+    job = counts.persistentAggregate(opaque(url, on_new_owner="adopt"), visits=Count(), bytes=Sum("bytes"))
+
+    def stop(*_: Any) -> None:
+        raise ValueError("enough")
+
+    with pytest.raises(Exception, match="enough"):
+        job.newValuesStream().foreachBatch(stop).start(visits.checkpoint, trigger=AVAILABLE).awaitTermination(120)
+    here, there = json.loads(offsets(url))
+    assert here["newest"] == T + 3
+    assert there["newest"] > T + 3
+    (others / "c.csv").write_text("c,1\n")
+    shutil.rmtree(visits.checkpoint)
+    run(union(), url, visits.checkpoint, on_new_owner="adopt")
+    truth = visits.truth() | {("b",): {"visits": 1, "bytes": 1}, ("c",): {"visits": 1, "bytes": 1}}
+    assert contents(url) == truth

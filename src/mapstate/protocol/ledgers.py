@@ -150,13 +150,7 @@ class Ledgers:
         return [by_index[index] for index in range(len(self.ledgers))]
 
     def _begun(
-        self,
-        records: Sequence[Any],
-        batch_id: int,
-        plan: BatchPlan | None,
-        *,
-        nonces: Sequence[str] = (),
-        at: str = "",
+        self, records: Sequence[Any], batch_id: int, plan: BatchPlan | None, *, nonces: Sequence[str] = (), at: str = ""
     ) -> list[tuple[LedgerRecord, Attempt | AlreadyCommitted]]:
         """The ledgers of all states after the begin of a batch, with the results. Writes nothing."""
         sessions = [ledger.session for ledger in self.ledgers]

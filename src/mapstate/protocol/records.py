@@ -88,11 +88,7 @@ class CommitView:
     __slots__ = ("_starts", "dead", "first_txid", "floor", "last")
 
     def __init__(
-        self,
-        last: int | None,
-        dead: Iterable[tuple[int, int]] = (),
-        floor: int = 0,
-        first_txid: int = 0,
+        self, last: int | None, dead: Iterable[tuple[int, int]] = (), floor: int = 0, first_txid: int = 0
     ) -> None:
         self.last = last
         self.dead = tuple((low, high) for low, high in dead)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -65,7 +65,7 @@ class _ClassicAccess:
     def may_go_on(self) -> bool:
         if self._query_id is None:
             return True
-        execution = None if self._context._jvm is None else self._found()  # without one the session was stopped
+        execution = None if self._context._jvm is None else self._execution  # without one the session was stopped
         return execution is not None and bool(execution.isActive())
 
     def check_increments(self, output_mode: str) -> None:
@@ -94,11 +94,9 @@ class _ClassicAccess:
             return Path(place.removeprefix("file:")).read_text("utf-8")
         jvm = self._context._jvm
         path = _java_class(jvm, "org.apache.hadoop.fs.Path")(place)
-        stream = path.getFileSystem(self._frame.sparkSession._jsparkSession.sessionState().newHadoopConf()).open(path)
-        try:
+        conf = self._frame.sparkSession._jsparkSession.sessionState().newHadoopConf()
+        with closing(path.getFileSystem(conf).open(path)) as stream:
             return str(_java_class(jvm, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
-        finally:
-            stream.close()
 
     def initial(self, count: int) -> list[str | None]:  # noqa: ARG002  Spark knows
         sources, found = self._execution.sources(), list[str | None]()
@@ -151,13 +149,9 @@ class _ClassicAccess:
     def _query_id(self) -> str | None:
         return cast("str | None", self._context.getLocalProperty("sql.streaming.queryId"))
 
-    @cached_property
+    @property
     def _execution(self) -> Any:
-        """The JVM's StreamExecution that calls; None where the function is called by hand."""
-        return self._found()
-
-    def _found(self) -> Any:
-        """The same, as it is now: None too once it has ended."""
+        """The JVM's StreamExecution that calls; None once it has ended, or where the function is called by hand."""
         query_id = self._query_id
         if query_id is None:
             return None

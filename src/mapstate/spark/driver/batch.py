@@ -147,9 +147,8 @@ class BatchDriver:
             try:
                 with batch.timed("attempt"):
                     with self._frames.of_branches(rows, batch.batch_id) as frames:
-                        for state, sent, record, attempt in zip(
-                            self._states, frames, ledgers.records, attempts, strict=True
-                        ):
+                        each = zip(self._states, frames, ledgers.records, attempts, strict=True)
+                        for state, sent, record, attempt in each:
                             results.append(state.attempt(sent, record, attempt))
                     commits = self._commit(batch, ledgers, attempts, results)
             except Exception as error:

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from posixpath import normpath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import msgspec
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["ConnectAccess", "FileSource", "Served", "ServedQuery", "error_of"]
+__all__ = ["ConnectAccess", "FileSource", "Served", "ServedQuery", "error_of", "sources_of"]
 
+# A streaming source in the text of a plan, without the name that Spark 4.2 adds; and the path of one of files. Up to
+# Spark 4.1 all options of a source are in front of that, in which there may be ends of lines.
+_RELATION = re.compile(r"^[ :+-]*~?StreamingRelation(?:V2)? (.*?\])(?:, name=[^\n]*)?$", re.MULTILINE | re.DOTALL)
+_FILES = re.compile(r"(?:^|\), )FileSource\[(.*?)\], \[", re.DOTALL)
 _log = logging.getLogger("mapstate")
 _NOTE = "In JSON: "  # an error's last note
 _URL = "SPARK_CONNECT_LOCAL_URL"  # in the environment of a worker: its server's
@@ -232,7 +237,7 @@ class ServedQuery:
                     f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
                     "server: nothing could read it. Nothing was started. Give a store that processes share"
                 )
-        return cls(function, Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id, _sources_of(df)))
+        return cls(function, Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id, sources_of(df)))
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
@@ -265,7 +270,7 @@ def _noted(error: MapStateError) -> str:
         return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()
 
 
-def _sources_of(df: Any) -> tuple[FileSource | None, ...]:
+def sources_of(df: Any) -> tuple[FileSource | None, ...]:
     """The sources of a stream, in the order of its offsets. None are known where the server's plan has another form.
 
     Spark gives each a log by a number, in the order in which they come first; the same frame is one source wherever it
@@ -276,13 +281,18 @@ def _sources_of(df: Any) -> tuple[FileSource | None, ...]:
     except Exception as error:  # noqa: BLE001  what is private to PySpark; the stream's own errors come at its start
         _log.debug("the sources of a stream are not known: %s", error)
         return ()
-    relations = re.findall(r"^[ :+-]*~?StreamingRelation(?:V2)? (.*)$", plan, re.MULTILINE)
+    relations = _RELATION.findall(plan)
     logs = {relation: number for number, relation in enumerate(dict.fromkeys(relations))}
-    paths = [re.match(r"FileSource\[(.*?)\], \[", relation) for relation in relations]
+    paths = [_FILES.search(relation) for relation in relations]
     return tuple(
-        None if path is None else FileSource(f"FileStreamSource[{path[1]}]", logs[relation])
+        None if path is None else FileSource(f"FileStreamSource[{_normalized(path[1])}]", logs[relation])
         for relation, path in zip(relations, paths, strict=True)
     )
+
+
+def _normalized(path: str) -> str:
+    """A path as classic PySpark has it in the name of a source, as far as it can be told here."""
+    return path.rstrip("/") if ":" in path else normpath(re.sub("//+", "/", path))
 
 
 def _specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mapstate.protocol.ledger_record import Commit
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_HOST", "PlannedBatches", "known_files", "with_files"]
 
 NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
-_STORE = re.compile(r"\[[A-Za-z0-9+.-]+:(//[^/]*)?/")  # in a source's name; Spark Connect has the path as it was given
+_STORE = re.compile(r"\[[A-Za-z0-9+.-]+:(//[^/]*)?/")  # in a source's name
 _MOST_PATHS = 200  # every reader reads the ledger, so it stays small
 _log = logging.getLogger("mapstate")
 
@@ -38,9 +39,7 @@ class PlannedBatches:
         self._sources: list[SourceLog | None] | None = None
         self.plan: BatchPlan | None = None
 
-    def next(
-        self, batch_df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None = None
-    ) -> BatchPlan | None:
+    def next(self, df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None = None) -> BatchPlan | None:
         """The plan of the batch that comes; it is ``plan`` from here on.
 
         None where the function is called by hand, or with a batch id of the user's own. What Spark does not tell is
@@ -52,7 +51,7 @@ class PlannedBatches:
             if self._known is None or self._known[0] != run:
                 self._checkpoint = self._sources = None
             before = self.plan if self._known == (run, batch_id - 1) else None
-            self._known, self.plan = (run, batch_id), self._plan_of(access_of(batch_df), batch_id, before)
+            self._known, self.plan = (run, batch_id), self._plan_of(access_of(df), batch_id, before)
         if self.plan is not None:
             self.plan = self.plan._replace(upstream_txid=upstream_txid)
         return self.plan
@@ -67,23 +66,29 @@ class PlannedBatches:
         """
         if self.plan is None or self.plan.end.startswith("{"):  # of named sources nothing says which is which
             return None
-        access = access_of(batch_df)
         try:
-            if self._sources is None:
-                self._sources = access.file_sources()
-            entries = json.loads(self.plan.end)
-            if not any(self._sources) or len(self._sources) != len(entries):
-                return self.plan.end
-            old = json.loads((before and before.offsets) or "[]")
-            for at, source in enumerate(self._sources):
-                if source is not None:
-                    same_log = before is not None and before.owner == owner
-                    known = known_files(old[at] if at < len(old) else None, source, same_log=same_log)
-                    entries[at] = with_files(entries[at], source, known, access.text)
+            entries, old = json.loads(self.plan.end), json.loads((before and before.offsets) or "[]")
+            same_log = before is not None and before.owner == owner
+            access = access_of(batch_df)
+            for at, source in enumerate(self._sources_of(access, entries)):
+                known = known_files(old, at, source, same_log=same_log)
+                entries[at] = with_files(entries[at], source, known, access.text)
             return json.dumps(entries, separators=(",", ":"))
         except Exception as error:  # noqa: BLE001  whatever another Spark raises, the batch counts
             _log.debug("the files that end at %s are not known: %s", self.plan.end, error)
             return self.plan.end
+
+    def _sources_of(self, access: Access, entries: list[Any]) -> list[SourceLog | None]:
+        """The file sources of these offsets, asked once in a run."""
+        if self._sources is None:
+            found = list[SourceLog | None]()
+            with suppress(Exception):  # it asks for what is private to Spark
+                found = access.file_sources()
+            self._sources = found if len(found) == len(entries) else [None] * len(entries)
+            unknown = [entry for entry, source in zip(entries, self._sources, strict=True) if source is None]
+            if any(map(_is_of_files, unknown)):
+                _log.warning("Spark does not tell the files of a source, so files_not_counted will refuse")
+        return self._sources
 
     def _plan_of(self, access: Access, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:
         """What Spark planned for a batch. ``before`` is the plan of the one before it, if this run had that one."""
@@ -143,23 +148,33 @@ def _json(entries: Any) -> str:
     return json.dumps(entries if isinstance(entries, dict) else list(entries), sort_keys=True, separators=(",", ":"))
 
 
-def known_files(old: Any, source: SourceLog, *, same_log: bool) -> dict[str, Any]:
-    """What an entry of the commit before this one knows of the files of a source; empty where nothing is known."""
-    known: dict[str, Any] = old.get("before", old) if isinstance(old, dict) else {}
-    if "newest" not in known or _STORE.sub("[/", known["source"]) != _STORE.sub("[/", source.name):
-        return {}
-    # A number of another log means nothing, now and for all commits that follow.
-    return known if same_log else {name: value for name, value in known.items() if name != "logOffset"}
+def known_files(old: list[Any], at: int, source: SourceLog | None, *, same_log: bool) -> dict[str, Any]:
+    """What the entries of the commit before this one know of the files of a source, or nothing.
+
+    Found by its name, which another place may have had; where nobody can tell the name, by its place ``at``.
+    """
+    for entry in old[at : at + 1] + (old if source is not None else []):
+        known = entry.get("before", entry) if isinstance(entry, dict) else {}
+        if "newest" in known and (source is None or _is_same(known["source"], source.name)):
+            if same_log and known.get("logOffset", -1) <= entry.get("logOffset", -1):
+                return dict(known)
+            # A number of another log means nothing, now and for all commits that follow.
+            return {name: value for name, value in known.items() if name != "logOffset"}
+    return {}
 
 
-def with_files(entry: Any, source: SourceLog, known: dict[str, Any], text: Callable[[str], str]) -> Any:
-    """A file source's offset with what can start another checkpoint; ``text`` reads the log.
+def with_files(entry: Any, source: SourceLog | None, known: dict[str, Any], text: Callable[[str], str]) -> Any:
+    """A source's offset; that of files with what can start another checkpoint. ``text`` reads the log.
 
     Builds on what the last commit has ``known``: ``newest`` never goes down, also where a new owner's log begins with
     files that the state has counted long ago.
     """
-    named = {**entry, "source": source.name}
-    unknown = {**named, "before": known} if known else named
+    if source is None:
+        return {**entry, "source": known["source"], "before": known} if known and _is_of_files(entry) else entry
+    if entry is None:  # this query has read nothing of it so far
+        return known or None
+    entry = {**entry, "source": source.name}
+    unknown = entry | ({"before": known} if known else {})
     try:
         files = _files(text, source, known.get("logOffset", -1) + 1, entry["logOffset"])
     except Exception as error:  # noqa: BLE001  a form that another Spark writes, or a store that fails
@@ -168,9 +183,7 @@ def with_files(entry: Any, source: SourceLog, known: dict[str, Any], text: Calla
     files += [(path, known["newest"]) for path in known.get("paths", ())]
     newest = max((time for _, time in files), default=0)
     paths = {path for path, time in files if time == newest}
-    if not 0 < len(paths) <= _MOST_PATHS:
-        return unknown
-    return {**named, "newest": newest, "paths": sorted(paths)}
+    return entry | {"newest": newest, "paths": sorted(paths)} if 0 < len(paths) <= _MOST_PATHS else unknown
 
 
 def _files(text: Callable[[str], str], source: SourceLog, start: int, end: int) -> list[tuple[str, int]]:
@@ -178,17 +191,26 @@ def _files(text: Callable[[str], str], source: SourceLog, start: int, end: int) 
 
     Every so often an entry holds all before it, too, in their order, and is called ``.compact``.
     """
-    found, is_compact = [], False
-    for number in reversed(range(start, end + 1)):
+    found = []
+    while end >= start:
         try:
-            lines = text(f"{source.place}/{number}")
+            lines, end = text(f"{source.place}/{end}"), end - 1
         except Exception:  # noqa: BLE001  Python's, or one of many of Spark's
-            lines, is_compact = text(f"{source.place}/{number}.compact"), True
-        for line in reversed(lines.splitlines()[1:]):
-            file = json.loads(line)
+            lines, end = text(f"{source.place}/{end}.compact"), -1
+        end_of_line = len(lines.rstrip())
+        while (start_of_line := lines.rfind("\n", 0, end_of_line)) > 0:  # of a large log only the end is looked at
+            file, end_of_line = json.loads(lines[start_of_line:end_of_line]), start_of_line
             if file["batchId"] < start:
                 break
             found.append((NO_HOST.sub(r"\1/", file["path"]), file["timestamp"]))
-        if is_compact:
-            break
     return found
+
+
+def _is_of_files(entry: Any) -> bool:
+    return isinstance(entry, dict) and set(entry) == {"logOffset"}
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two names are of one source; Spark Connect has a path as it was given, mostly without its store."""
+    paths = [_STORE.sub("[/", name) for name in (one, other)]
+    return one == other or (paths[0] == paths[1] and (one in paths or other in paths))

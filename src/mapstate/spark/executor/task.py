@@ -168,10 +168,7 @@ class BatchTask:
             report.read = report.keys
             return
         kept = lease(
-            *(spec, self.spread, report.partition),
-            attempt=self.attempt,
-            committed=self.committed,
-            records=records,
+            *(spec, self.spread, report.partition), attempt=self.attempt, committed=self.committed, records=records
         )
         with kept as cache:
             hits, misses = cache.hits, cache.misses
