@@ -115,7 +115,7 @@ model: $(STAMP)
 chaos: $(STAMP)
 	scripts/run python -m pytest tests/chaos tests/spark/test_spark_faults.py tests/spark/test_topology.py \
 	    tests/spark/test_following.py tests/spark/test_window_joins.py tests/spark/test_connect.py \
-	    tests/spark/test_connect_around.py --chaos full $(ARGS)
+	    tests/spark/test_connect_around.py tests/spark/test_connect_once_more.py --chaos full $(ARGS)
 
 bench: $(STAMP)
 	scripts/run python bench/run.py $(ARGS)

@@ -126,7 +126,7 @@ def said(process: Any) -> str:
     return str(process.log.read_text()[-3000:])
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["redis", pytest.param("sqlite", marks=pytest.mark.full)])
 def site(request: Any, tmp_path: Path) -> Site:
     url = f"sqlite:///{tmp_path}/state.db"
     return Site(tmp_path / "site", url if request.param == "sqlite" else request.getfixturevalue("redis_url"))

@@ -271,7 +271,13 @@ def reading(url: str, users: list[str], number: int = READERS, guests: Sequence[
             one.join()
 
 
-@pytest.fixture(params=["sqlite", *(pytest.param(one, marks=pytest.mark.redis) for one in ("redis", "packed"))])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("redis", marks=pytest.mark.redis),
+        pytest.param("packed", marks=[pytest.mark.redis, pytest.mark.full]),
+    ]
+)
 def url(request: Any, store_at: Callable[[str], str]) -> str:
     return store_at(request.param)
 

@@ -39,7 +39,7 @@ STEPS: dict[str, list[Any]] = {
 LEFT_COMMITTED = ("after the commit", "downstream, before its begin", "downstream, after its commit")
 
 
-@pytest.mark.parametrize("store", ["redis", "sqlite"])
+@pytest.mark.parametrize("store", ["redis", pytest.param("sqlite", marks=pytest.mark.full)])
 def test_windows_are_right_whenever_the_driver_dies(
     store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
 ):

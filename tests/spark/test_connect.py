@@ -38,11 +38,6 @@ from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
 
-BY_SQLITE_IN_FULL = pytest.mark.parametrize(
-    "url",
-    [pytest.param("redis", marks=pytest.mark.redis), pytest.param("sqlite", marks=pytest.mark.full)],
-    indirect=True,
-)
 CONF = {
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
     "spark.sql.session.timeZone": "America/St_Johns",
@@ -69,7 +64,7 @@ def each_url(url: str) -> str:
     return url
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.redis), pytest.param("sqlite", marks=pytest.mark.full)])
 def url(request: Any, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
 
@@ -134,7 +129,6 @@ STEPS: dict[str, tuple[Any, dict[str, bool]]] = {
 
 
 @pytest.mark.slow
-@BY_SQLITE_IN_FULL
 def test_the_server_is_killed_at_each_step_and_replays_hold_other_rows(url, visits, tmp_path):
     """SIGKILL of JVM and workers, and of the client; another client starts the query on a new server."""
     with connect_server(tmp_path) as server:

@@ -11,7 +11,7 @@ import pytest
 from connect_server import connect_server
 from spark_fixtures import run_job
 
-# These run here once more, with a session of Spark Connect.
+# Some run here once more, with a session of Spark Connect; others in test_connect_once_more.py.
 from test_connect import (  # noqa: F401
     at_commit,
     at_put,
@@ -25,24 +25,15 @@ from test_connect import (  # noqa: F401
 )
 from test_drpc import (  # noqa: F401
     counts,
-    test_a_job_for_which_nobody_waits_is_ended,
     test_a_request_fails_for_its_own_arguments_only,
-    test_the_first_of_many,
-    test_the_sum_of_the_counts_of_some_words,
     test_two_hundred_at_once_are_few_jobs,
 )
 from test_following import (  # noqa: F401
     orders,
-    test_a_batch_that_was_rolled_back_is_taken_back,
-    test_a_running_stream_follows_a_running_stream,
     test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote,
-    test_who_comes_too_late_is_told,
 )
 from test_spark_offsets import (  # noqa: F401
-    test_a_checkpoint_is_read_where_spark_puts_it,
     test_a_new_checkpoint_goes_on_exactly_where_the_state_ends,
-    test_each_source_has_its_entry_in_the_order_of_the_plan,
-    test_over_many_batches_and_a_compacted_log_the_newest_is_right,
     test_sources_that_are_read_twice_have_the_files_that_they_have_read,
 )
 

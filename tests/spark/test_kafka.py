@@ -167,6 +167,7 @@ def test_orders_count_once_though_driver_and_broker_are_killed(orders):
     orders.check()
 
 
+@pytest.mark.full
 def test_a_new_checkpoint_goes_on_at_the_offsets_of_the_state(orders):
     with orders.producing(5_000):
         pass
@@ -197,6 +198,7 @@ def test_a_batch_that_is_taken_back_is_read_again_from_its_own_offsets(orders):
     orders.check()
 
 
+@pytest.mark.full
 def test_records_that_kafka_has_removed_end_the_job_and_nothing_of_the_batch_counts(orders):
     with orders.producing(2_000):
         pass

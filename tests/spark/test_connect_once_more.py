@@ -1,0 +1,27 @@
+"""Tests of classic PySpark, once more with a session of Spark Connect: with ``--chaos full``, because they are many."""
+
+from __future__ import annotations
+
+import pytest
+from test_connect import each_url, server, spark  # noqa: F401
+from test_connect_around import url  # noqa: F401
+from test_drpc import (  # noqa: F401
+    counts,
+    test_a_job_for_which_nobody_waits_is_ended,
+    test_the_first_of_many,
+    test_the_sum_of_the_counts_of_some_words,
+)
+from test_following import (  # noqa: F401
+    orders,
+    test_a_batch_that_was_rolled_back_is_taken_back,
+    test_a_running_stream_follows_a_running_stream,
+    test_who_comes_too_late_is_told,
+)
+from test_spark_offsets import (  # noqa: F401
+    test_a_checkpoint_is_read_where_spark_puts_it,
+    test_a_source_that_brings_nothing_for_a_while_forgets_nothing,
+    test_each_source_has_its_entry_in_the_order_of_the_plan,
+    test_over_many_batches_and_a_compacted_log_the_newest_is_right,
+)
+
+pytestmark = [pytest.mark.spark, pytest.mark.full]
