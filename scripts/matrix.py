@@ -40,7 +40,7 @@ WHOLE = [
 SHORT = [
     f"tests/spark/test_{test}"
     for test in (
-        "connect.py::test_the_ledger_says_which_query_and_which_run_a_batch_is_of[sqlite]",
+        "connect.py::test_the_ledger_says_which_query_and_which_run_a_batch_is_of[redis]",
         "dataframes.py::test_a_frame_has_the_columns_types_and_values_of_the_state[sqlite]",
         "replanned.py::test_a_checkpoint_that_is_one_batch_older_loses_no_row[sqlite]",
         "spark_faults.py::test_a_worker_killed_in_mid_write_on_local_is_begun_anew[sqlite]",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from test_connect import each_url, server, spark  # noqa: F401
-from test_connect_around import url  # noqa: F401
+from test_connect_around import (  # noqa: F401  its own stores, not all that there are
+    each_url,
+    server,
+    spark,
+    url,
+)
 from test_drpc import (  # noqa: F401
     counts,
     test_a_job_for_which_nobody_waits_is_ended,
