@@ -38,7 +38,8 @@ from test_spark_offsets import (  # noqa: F401
 )
 
 from mapstate import errors, open_reader
-from mapstate.spark.driver.connect import FileSource, Served, ServedQuery, error_of, sources_of
+from mapstate.spark.driver.access_interface import SourceLog
+from mapstate.spark.driver.connect import Served, ServedQuery, error_of, sources_of
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
@@ -70,9 +71,9 @@ def test_the_sources_of_a_stream_are_found_in_the_text_of_each_sparks_plan(optio
         f"== Parsed Logical Plan ==\n{rate}\n\n== Analyzed Logical Plan ==\nu: string\n{analyzed}\n\n== Optimized ..."
     )
     frame = SimpleNamespace(_explain_string=lambda extended: text)
-    first, last = FileSource("FileStreamSource[/in]", 1), FileSource("FileStreamSource[/in]", 3)
-    other = FileSource("FileStreamSource[s3a://b/a [b], c]", 2)
-    assert sources_of(frame) == (None, first, None, other, last, first)
+    first, last = (SourceLog("FileStreamSource[/in]", f"c/sources/{number}") for number in (1, 3))
+    other = SourceLog("FileStreamSource[s3a://b/a [b], c]", "c/sources/2")
+    assert sources_of(frame, "c") == (None, first, None, other, last, first)
 
 
 def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_path):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["ConnectAccess", "FileSource", "Served", "ServedQuery", "error_of", "sources_of"]
+__all__ = ["ConnectAccess", "Served", "ServedQuery", "error_of", "sources_of"]
 
 # A streaming source in the text of a plan, without the name that Spark 4.2 adds; and the path of one of files. Up to
 # Spark 4.1 all options of a source are in front of that, in which there may be ends of lines.
@@ -46,13 +46,6 @@ _UNKNOWN = (
 )
 
 
-class FileSource(NamedTuple):
-    """What a file source calls itself, and the number of its own log in the checkpoint."""
-
-    name: str
-    log: int
-
-
 class Served(NamedTuple):
     """The query that a worker serves: its checkpoint, the session that has started it, and its sources in order.
 
@@ -62,7 +55,7 @@ class Served(NamedTuple):
 
     checkpoint: str
     session_id: str
-    sources: tuple[FileSource | None, ...] = ()
+    sources: tuple[SourceLog | None, ...] = ()
 
     def __reduce__(self) -> Any:
         """See the class."""
@@ -139,8 +132,7 @@ class ConnectAccess:
 
     def file_sources(self) -> list[SourceLog | None]:
         """See `Access.file_sources`."""
-        place, _, sources = self._served()
-        return [None if one is None else SourceLog(one.name, f"{place}/sources/{one.log}") for one in sources]
+        return list(self._served().sources)
 
     def text(self, place: str) -> str:
         """See `Access.text`. A local file is here: the worker runs beside the server."""
@@ -237,7 +229,8 @@ class ServedQuery:
                     f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
                     "server: nothing could read it. Nothing was started. Give a store that processes share"
                 )
-        return cls(function, Served(str(checkpoint).rstrip("/"), df.sparkSession.session_id, sources_of(df)))
+        place = str(checkpoint).rstrip("/")
+        return cls(function, Served(place, df.sparkSession.session_id, sources_of(df, place)))
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
@@ -270,8 +263,8 @@ def _noted(error: MapStateError) -> str:
         return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()
 
 
-def sources_of(df: Any) -> tuple[FileSource | None, ...]:
-    """The sources of a stream, in the order of its offsets. None are known where the server's plan has another form.
+def sources_of(df: Any, checkpoint: str) -> tuple[SourceLog | None, ...]:
+    """The sources of a stream in the order of its offsets. Client; empty where the server's plan has another form.
 
     Spark gives each a log by a number, in the order in which they come first; the same frame is one source wherever it
     is used.
@@ -285,7 +278,9 @@ def sources_of(df: Any) -> tuple[FileSource | None, ...]:
     logs = {relation: number for number, relation in enumerate(dict.fromkeys(relations))}
     paths = [_FILES.search(relation) for relation in relations]
     return tuple(
-        None if path is None else FileSource(f"FileStreamSource[{_normalized(path[1])}]", logs[relation])
+        None
+        if path is None
+        else SourceLog(f"FileStreamSource[{_normalized(path[1])}]", f"{checkpoint}/sources/{logs[relation]}")
         for relation, path in zip(relations, paths, strict=True)
     )
 

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mapstate.protocol.ledger_record import Commit
@@ -35,7 +34,7 @@ class PlannedBatches:
 
     def __init__(self) -> None:
         self._known: tuple[QueryRun, int] | None = None
-        self._checkpoint: str | None = None
+        self._offset_log: str | None = None
         self._sources: list[SourceLog | None] | None = None
         self.plan: BatchPlan | None = None
 
@@ -49,7 +48,7 @@ class PlannedBatches:
             self._known = self.plan = None
         elif self._known != (run, batch_id):
             if self._known is None or self._known[0] != run:
-                self._checkpoint = self._sources = None
+                self._offset_log = self._sources = None
             before = self.plan if self._known == (run, batch_id - 1) else None
             self._known, self.plan = (run, batch_id), self._plan_of(access_of(df), batch_id, before)
         if self.plan is not None:
@@ -81,13 +80,14 @@ class PlannedBatches:
     def _sources_of(self, access: Access, entries: list[Any]) -> list[SourceLog | None]:
         """The file sources of these offsets, asked once in a run."""
         if self._sources is None:
-            found = list[SourceLog | None]()
-            with suppress(Exception):  # it asks for what is private to Spark
-                found = access.file_sources()
-            self._sources = found if len(found) == len(entries) else [None] * len(entries)
-            unknown = [entry for entry, source in zip(entries, self._sources, strict=True) if source is None]
-            if any(map(_is_of_files, unknown)):
-                _log.warning("Spark does not tell the files of a source, so files_not_counted will refuse")
+            try:
+                self._sources = access.file_sources()
+            except Exception as error:  # noqa: BLE001  it asks for what is private to Spark
+                _log.debug("the file sources are not known: %s", error)
+            if self._sources is None or len(self._sources) != len(entries):
+                self._sources = [None] * len(entries)
+            if any(_is_of_files(entry) and not log for entry, log in zip(entries, self._sources, strict=True)):
+                _log.warning("a file source's log was not found: files_not_counted refuses if the checkpoint is lost")
         return self._sources
 
     def _plan_of(self, access: Access, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:
@@ -95,15 +95,13 @@ class PlannedBatches:
         if not access.serves(batch_id):
             return None
         try:
-            if self._checkpoint is None:
-                self._checkpoint = access.checkpoint()
-            offsets = f"{self._checkpoint}/offsets"
-            planned_at, end = _logged(access.text(f"{offsets}/{batch_id}"))
+            log = self._offset_log = self._offset_log or f"{access.checkpoint()}/offsets"
+            planned_at, end = _logged(access.text(f"{log}/{batch_id}"))
             if before is not None:
                 return BatchPlan(before.end, _json(end), planned_at, before.planned_at)
             if batch_id == 0:
                 return BatchPlan(_json(map(_parsed, access.initial(len(end)))), _json(end), planned_at)
-            previous_planned_at, start = _logged(access.text(f"{offsets}/{batch_id - 1}"))
+            previous_planned_at, start = _logged(access.text(f"{log}/{batch_id - 1}"))
             return BatchPlan(_json(start), _json(end), planned_at, previous_planned_at)
         except Exception as error:  # noqa: BLE001  whatever another Spark raises
             _log.debug("the entry of batch %d in the offset log cannot be read: %s", batch_id, error)
