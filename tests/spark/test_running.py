@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from mapstate.operations import control
 from mapstate.operations.control import Control, list_topologies
 from mapstate.protocol import control as rules
 from mapstate.reader import open_reader
+from mapstate.spark.streams.query import Startable
+from mapstate.spark.streams.running import Running
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
@@ -353,6 +356,52 @@ def test_it_ends_with_its_queries_and_with_their_errors(run: Run):
     assert control.topology(run.url, "site").driver is None
     assert run.streams() == []
     control.kill(run.url, "site")
+
+
+@pytest.mark.parametrize("active", [0, 2])
+def test_a_query_that_fails_while_it_is_looked_at_is_no_good_end(active: int, tmp_path: Path):
+    """Spark may end it between two questions of one step."""
+
+    class Failing:
+        looks = 0
+
+        @property
+        def isActive(self) -> bool:
+            self.looks += 1
+            return self.looks <= active
+
+        def exception(self) -> Exception | None:
+            return ValueError("it failed") if self.looks > active else None
+
+        def stop(self) -> None:
+            """It has ended."""
+
+    def failing(_: str) -> Any:
+        return Failing()
+
+    query: Any = SimpleNamespace(plan=SimpleNamespace(branches=[]), last_error=None, around=None)
+    url = f"sqlite:///{tmp_path}/state.db"
+    with pytest.raises(ValueError, match="it failed"):
+        Running("site", {"visits": query}, failing, url, poll=POLL).run(active=True)
+
+
+def test_a_driver_beats_while_its_queries_start(spark, tmp_path: Path, monkeypatch):
+    run = Run(spark, tmp_path, f"sqlite:///{tmp_path}/state.db")
+    start = Startable.start
+    topology = run.topology()
+
+    def slow(self: Startable, *args: Any, **options: Any) -> Any:
+        with pytest.raises(AlreadyAliveError):
+            topology.run(str(run.folder / "checkpoint"), store=run.url, poll=POLL)
+        return start(self, *args, **options)
+
+    monkeypatch.setattr(Startable, "start", slow)
+    run.put("a")
+    thread = run.start(trigger={"availableNow": True})
+    thread.join(120)
+    assert run.error is None
+    assert run.counts() == {"a": 1}
+    assert control.kill(run.url, "site").record.status == "REMOVED"
 
 
 @pytest.mark.redis

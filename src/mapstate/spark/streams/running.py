@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -150,11 +150,9 @@ class Running:
                 threading.Event().wait(running.silence)
 
     def _read(self, last: ControlRecord) -> ControlRecord:
-        """The record, with a beat of this driver. While the store does not answer, the last one."""
+        """The record as `_beat` leaves it. While the store does not answer, the last one."""
         try:
-            record = self._control.change(
-                lambda record: control.beat(record, self._topology, self._driver.session, now())
-            )
+            record = self._beat()
         except FencedError:
             if self._control.read() is None:
                 raise StoreLostError(
@@ -170,6 +168,27 @@ class Running:
         self._is_store_lost = False
         return record
 
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Beats meanwhile: Spark may take longer to start a query than another driver watches."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat_until, args=(done,), name="mapstate-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _beat_until(self, done: threading.Event) -> None:
+        while not done.wait(self._poll):
+            with suppress(MapStateError):  # the next `_read` meets it, too
+                self._beat()
+
+    def _beat(self) -> ControlRecord:
+        """The record, with a beat of this driver. By one thread at a time."""
+        return self._control.change(lambda record: control.beat(record, self._topology, self._driver.session, now()))
+
     def _step(self, record: ControlRecord) -> bool:
         """Does what the record asks for, as far as that is possible now. True at the end of the run."""
         if record.status != "KILLED":  # where it has ended, whatever became of its last batch
@@ -180,18 +199,22 @@ class Running:
             return self._say(lambda found: control.remove(found, self._topology, self._driver.session, now()))
         if is_done and record.obeyed < record.command:
             self._say(lambda found: control.obey(found, self._topology, self._driver.session, record.command))
-        if self._stopping is not None or not self._started:
+        if record.status == "KILLED" or self._stopping is not None or not self._started:
             return False
-        return not any(query.isActive for query in self._started.values())
+        if any(query.isActive for query in self._started.values()):
+            return False
+        self._check_failures()  # of one that was still running when this step began
+        return True
 
     def _go_on(self) -> bool:
         if self._stopping is not None and not self._have_stopped(self._stopping):
             return False
         if not self._started:
             self._gate.open()
-            for name, query in self._queries.items():
-                query.around = self._around
-                self._started[name] = self._start(name)
+            with self._beating():
+                for name, query in self._queries.items():
+                    query.around = self._around
+                    self._started[name] = self._start(name)
         self._gate.open()  # also where a command to stop was taken back before it was obeyed
         return True
 
