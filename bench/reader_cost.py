@@ -15,6 +15,7 @@ Then the whole state, page by page of a thousand keys:
 
     scan        `scan()`: names listed, records read as of a batch, decoded, keys taken apart; a dict for each
     SCAN, MGET  redis-py's `scan` with the state's names as a pattern, and `mget` of each page
+    in form     the same, and each record decoded with msgspec, each name and value in the form of `scan()`
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 from measuring import Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
 
 import statistics
+from collections.abc import Callable
 
 import msgspec
 from counted_state import STATE, CountedState, arrow_batches
@@ -47,15 +49,27 @@ def scanned(keys: int, turns: int) -> dict[str, list[float]]:
             with open_reader(server.url, STATE) as reader:
                 assert sum(value["n"] for _, value in reader.scan(PAGE)) == keys
 
-        def raw() -> None:
+        def raw(use: Callable[[list[bytes], list[bytes]], int]) -> None:
             with server.client() as client:
                 found, at = 0, None
                 while at != 0:
                     at, names = client.scan(at or 0, f"{STATE}:*", PAGE)
-                    found += len(client.mget(names)) if names else 0
+                    found += use(names, client.mget(names)) if names else 0
                 assert found >= keys  # a name may come twice
 
-        return by_turns({"scan": scan, "SCAN, MGET": raw}, turns)
+        start, decode = len(f"{STATE}:"), msgspec.json.Decoder(tuple[int, int, int | None]).decode
+
+        def in_form(names: list[bytes], records: list[bytes]) -> int:
+            pairs = zip(names, records, strict=True)
+            rows = [((name[start:].decode(),), {"n": decode(one)[1]}) for name, one in pairs]
+            return sum(value["n"] for _, value in rows)
+
+        ways = {
+            "scan": scan,
+            "SCAN, MGET": lambda: raw(lambda _, records: len(records)),
+            "in form": lambda: raw(in_form),
+        }
+        return by_turns(ways, turns)
 
 
 def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans: int = 5) -> Answer:
@@ -115,6 +129,16 @@ def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans:
                 "raw SCAN and MGET",
                 ratios(scans_of["scan"], scans_of["SCAN, MGET"]),
                 Goal("most", 1.3),
+            ),
+            Row(
+                "the same",
+                "SCAN and MGET, each record decoded with msgspec, each name and value in the form of `scan()`",
+                ratios(scans_of["scan"], scans_of["in form"]),
+            ),
+            Row(
+                "SCAN and MGET in that form",
+                "raw SCAN and MGET",
+                ratios(scans_of["in form"], scans_of["SCAN, MGET"]),
             ),
         ],
         f"{turns} turns of {READS} reads after 100 reads to warm up",

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import with_fast_java
 
 DEMO = Path(__file__).resolve().parents[2] / "examples/demo.py"
 
@@ -17,6 +18,7 @@ def test_a_job_killed_in_mid_batch_loses_nothing_and_counts_nothing_twice():
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=with_fast_java(),
         timeout=280,
         check=False,
     )

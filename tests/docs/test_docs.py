@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import with_fast_java
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -162,6 +163,12 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, 
 def test_the_quickstart_runs_as_pasted_into_python():
     (quickstart,) = blocks(ROOT / "README.md")
     pasted = subprocess.run(
-        [sys.executable, "-i", "-q"], input=f"{quickstart}\n", capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-i", "-q"],
+        input=f"{quickstart}\n",
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=with_fast_java(),
     )
     assert pasted.stdout.splitlines()[-1:] == ["{'visits': 3, 'bytes': 512}"], pasted.stderr

@@ -10,9 +10,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import class_archive
 import pytest
-from processes import FAST
+from processes import with_fast_java
 from test_docs import BLOCK, ROOT
 
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -39,9 +38,8 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # four jobs, each with a JVM of its own
 def test_a_newcomer_who_follows_the_tutorial_sees_what_it_says(redis_url, tmp_path):
-    environment = os.environ | {
+    environment = with_fast_java() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "JAVA_TOOL_OPTIONS": f"{FAST} {class_archive.options()}",  # four JVMs start
     }
     out, programs, compared = "", 0, 0
     for language, block in BLOCK.findall(PAGE.read_text()):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import with_fast_java
 
 from mapstate import open_reader
 
@@ -134,6 +135,7 @@ def test_every_window_and_every_late_line_is_awks(spark, store, tmp_path, monkey
 def test_the_example_runs_as_its_head_says(tmp_path):
     command = [sys.executable, "examples/access_log_windows.py", "--logs", "tests/data/access_log"]
     command += ["--store", f"sqlite:///{tmp_path}/hours.db", "--checkpoint", str(tmp_path / "checkpoint")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    environment = with_fast_java()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "hours that are final" in done.stdout

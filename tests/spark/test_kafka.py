@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka_broker import EXAMPLE, KafkaBroker, jars
+from processes import with_fast_java
 
 from mapstate import open_reader
 from mapstate.backends import resolve
@@ -75,7 +76,7 @@ class Orders:
                 [sys.executable, str(EXAMPLE / "job.py"), *given],
                 stdout=out,
                 stderr=out,
-                env=os.environ | {"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"])},
+                env=with_fast_java() | {"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"])},
                 start_new_session=True,
             )
         process.log = log  # type: ignore[attr-defined]
