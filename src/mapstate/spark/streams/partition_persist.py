@@ -59,7 +59,7 @@ class PartitionPersist(Startable):
         frame = empty_frame(self.query.df, self._task.emitted)
 
         def feed(function: Downstream) -> None:
-            self.query.check_open()
+            self.query.reopen()
             self._downstream.append(function)
 
         return NewValuesStream(self.query.name, self, frame, feed, kind="events")

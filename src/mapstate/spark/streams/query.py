@@ -55,24 +55,24 @@ class Query:
 
     def add(self, branch: Branch) -> None:
         """One more state. Raises ConfigurationError."""
-        self.check_open()
+        self.reopen()
         if self._admit is not None:
             self._admit(self, branch)
         self.plan.branches.append(branch)
 
     def add_behind(self, function: Downstream | Follower, branch: Branch | None = None) -> None:
         """One more function that gets each batch's own rows after the commit, with the txid of a state."""
-        self.check_open()
+        self.reopen()
         self.plan.behind.append(Behind(function, branch))
 
     def add_downstream(self, branch: Branch, function: Downstream | Follower, *, fired: bool = False) -> None:
         """One more function that gets the new values of a state, or the windows that it has ``fired``."""
-        self.check_open()
+        self.reopen()
         (branch.fired if fired else branch.downstream).append(function)
 
     def add_on_batch(self, branch: Branch, function: OnBatch) -> None:
         """One more function that gets the reports of a state."""
-        self.check_open()
+        self.reopen()
         branch.on_batch.append(function)
 
     def merged(self, others: Sequence[Query], df: DataFrame) -> Query:
@@ -81,7 +81,7 @@ class Query:
         Raises UsageError for a stream of which something is declared already.
         """
         for query in (self, *others):
-            query.check_open()
+            query.reopen()
             if query.plan.branches or query.plan.behind:
                 raise UsageError(
                     f"the stream {query.name!r}{query._owner} keeps states already: merge streams before anything else"
@@ -94,7 +94,7 @@ class Query:
         self._siblings[self.name] = both
         return both
 
-    def check_open(self) -> None:
+    def reopen(self) -> None:
         """Raises UsageError once a started query has brought a batch, or the stream was merged into another one.
 
         After batches that were given by hand the states are opened again, with all that is declared then.
@@ -114,7 +114,7 @@ class Query:
         """Applies one micro-batch. What Spark calls, on the driver.
 
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts.
+        and nothing of the batch counts, unless a function that follows the commit raised it.
         """
         if not self.plan.branches and not self.plan.behind:
             raise UsageError(f"the stream {self.name!r}{self._owner} has no state to keep")
@@ -156,7 +156,7 @@ class Startable:
         """Applies one micro-batch to all that the stream keeps and feeds. What Spark calls, on the driver.
 
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts.
+        and nothing of the batch counts, unless a function that follows the commit raised it.
         """
         self.query(batch_df, batch_id)
 

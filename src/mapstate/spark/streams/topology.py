@@ -134,9 +134,9 @@ class Topology:
         ``poll``     seconds between two reads of the control record. After ten of them without a beat another driver
                      may take over, so after a crash the next one waits that long
 
-        Raises AlreadyAliveError where another driver runs a topology of this name, FencedError where one has taken over
-        meanwhile, and the error of a query that fails. Then all of them are stopped, and nothing of their open batches
-        counts.
+        Raises UsageError and ConfigurationError before anything is written, AlreadyAliveError where another driver runs
+        a topology of this name, FencedError where one has taken over meanwhile, StoreLostError, and the error of a
+        query that fails. Then all of them are stopped, and nothing of their open batches counts.
         """
         if not self.queries:
             self._only_query()  # which raises
@@ -167,7 +167,7 @@ class Topology:
         """Applies one micro-batch of the one stream to all states. What Spark calls, on the driver.
 
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts.
+        and nothing of the batch counts, unless a function that follows the commit raised it.
         """
         self._only_query()(batch_df, batch_id)
 
@@ -181,7 +181,7 @@ class Topology:
             names = ", ".join(self.queries) or "none"
             raise UsageError(
                 f"topology {self.name!r} has {len(self.queries)} streams ({names}), and each is a query of its own "
-                "with a checkpoint of its own: make one with newStream, or start each of them: stream.start(...)"
+                "with a checkpoint of its own: make one with newStream, or start each, stream.start(...), or run({...})"
             )
         (query,) = self.queries.values()
         return query
