@@ -10,7 +10,6 @@ when its topology is REMOVED, so the number of a command is never given out twic
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any, Literal
 
 import msgspec
@@ -91,10 +90,6 @@ class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int | None = None
     states: tuple[str, ...] = ()
     driver: DriverRecord | None = None
-
-    def seconds_since(self, at: str) -> float:
-        """The seconds from the last change of the status until ``at``."""
-        return (dt.datetime.fromisoformat(at) - dt.datetime.fromisoformat(self.since)).total_seconds()
 
 
 def submit(
@@ -185,6 +180,8 @@ def obey(record: ControlRecord | None, topology: str, session: str, command: int
 
 def remove(record: ControlRecord | None, topology: str, session: str, at: str) -> ControlRecord:
     """The driver of a killed topology has stopped its queries. Raises FencedError, UsageError."""
+    if record is not None and record.status == "REMOVED":
+        return record  # by this driver, to which the store's answer was lost
     record, _ = _own(record, topology, session)
     if record.status != "KILLED":
         raise UsageError(f"topology {topology!r} is {record.status}: it cannot remove itself.")

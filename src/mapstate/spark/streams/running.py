@@ -7,13 +7,14 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mapstate.backing_map import Backend
-from mapstate.errors import AlreadyAliveError, FencedError, MapStateError, StoreError, StoreLostError
+from mapstate.errors import AlreadyAliveError, FencedError, LedgerError, MapStateError, StoreError, StoreLostError
 from mapstate.operations.control import Control
 from mapstate.protocol import control
 from mapstate.protocol.control import ControlRecord, DriverRecord
@@ -105,6 +106,9 @@ class Running:
         self._partitions: int | None = None
         self._started: dict[str, Any] = {}
         self._stopping: threading.Thread | None = None
+        self._gave_up = False  # Spark, to wait for a query that was to stop
+        self._has_failed = False  # a batch, whose query may not have ended yet
+        self._kill = -1, 0.0  # the number of the last kill, and when this driver first saw it, by its own clock
         self._is_store_lost = False
 
     def run(self, *, active: bool) -> None:
@@ -116,8 +120,11 @@ class Running:
                     threading.Event().wait(self._poll)
                     record = self._read(record)
             finally:
-                self._end_queries()
-                self._release()
+                try:
+                    with self._beating():
+                        self._end_queries()
+                finally:
+                    self._release()
 
     @contextmanager
     def _around(self, batch_df: DataFrame) -> Iterator[None]:
@@ -126,7 +133,11 @@ class Running:
             if self._partitions is not None:
                 partitions = {"spark.sql.shuffle.partitions": str(self._partitions)}
                 stack.enter_context(configured(batch_df, partitions))
-            yield
+            try:
+                yield
+            except Exception:
+                self._has_failed = True  # before the gate is empty
+                raise
 
     def _submitted(self, *, active: bool) -> ControlRecord:
         """The record with this driver in it, once no other driver beats. Raises AlreadyAliveError."""
@@ -154,11 +165,14 @@ class Running:
         try:
             record = self._beat()
         except FencedError:
-            if self._control.read() is None:
+            found = self._control.read()
+            if found is None:
                 raise StoreLostError(
                     f"the control record of topology {self._topology!r} has vanished: its store was emptied or "
                     "replaced. The queries are stopped. See docs/operating.md#a-store-that-was-emptied"
                 ) from None
+            if found.status == "REMOVED" and last.status == "KILLED" and not self._started:
+                return found  # by this driver, to which the store's answer was lost
             raise
         except StoreError as error:
             if not self._is_store_lost:
@@ -170,7 +184,7 @@ class Running:
 
     @contextmanager
     def _beating(self) -> Iterator[None]:
-        """Beats meanwhile: Spark may take longer to start a query than another driver watches."""
+        """Beats meanwhile: Spark may take longer to start or stop a query than another driver watches."""
         done = threading.Event()
         thread = threading.Thread(target=self._beat_until, args=(done,), name="mapstate-beat", daemon=True)
         thread.start()
@@ -181,9 +195,10 @@ class Running:
             thread.join()
 
     def _beat_until(self, done: threading.Event) -> None:
-        while not done.wait(self._poll):
-            with suppress(MapStateError):  # the next `_read` meets it, too
-                self._beat()
+        with suppress(LedgerError):  # fenced; the next `_read` meets it, too
+            while not done.wait(self._poll):
+                with suppress(StoreError):
+                    self._beat()
 
     def _beat(self) -> ControlRecord:
         """The record, with a beat of this driver. By one thread at a time."""
@@ -191,6 +206,8 @@ class Running:
 
     def _step(self, record: ControlRecord) -> bool:
         """Does what the record asks for, as far as that is possible now. True at the end of the run."""
+        if record.status == "REMOVED":
+            return True
         if record.status != "KILLED":  # where it has ended, whatever became of its last batch
             self._check_failures()
         self._partitions = record.partitions
@@ -210,6 +227,7 @@ class Running:
         if self._stopping is not None and not self._have_stopped(self._stopping):
             return False
         if not self._started:
+            self._has_failed = False
             self._gate.open()
             with self._beating():
                 for name, query in self._queries.items():
@@ -224,30 +242,48 @@ class Running:
             if not self._started:
                 return True
             self._gate.close()
-            is_late = record.status == "KILLED" and record.seconds_since(now()) >= record.wait
-            if not (self._gate.is_empty or is_late):
+            if record.status == "KILLED":
+                may_stop = self._gate.is_empty or self._has_waited(record)
+            else:
+                may_stop = self._gate.is_empty and not self._has_failed  # its query ends, and a step raises its error
+            if not may_stop:
                 return False
             self._gate.end()
-            self._stopping = threading.Thread(target=self._stop_all, name="mapstate-stop", daemon=True)
-            self._stopping.start()
+            self._stopping = self._stop_in_thread()
         return self._have_stopped(self._stopping)
 
+    def _has_waited(self, record: ControlRecord) -> bool:
+        """Whether the wait of a kill is over. Not by the record's time, which is of another machine's clock."""
+        number, since = self._kill
+        if number != record.command:
+            number, since = self._kill = record.command, time.monotonic()
+        return time.monotonic() - since >= record.wait
+
     def _have_stopped(self, stopping: threading.Thread) -> bool:
-        """Whether no query runs any more. Where Spark gave up to wait for one, the next step stops it once more."""
+        """Whether no query runs any more. Where Spark gave up to wait for one, all are stopped once more."""
         stopping.join(self._poll)
         if stopping.is_alive():
             return False
-        self._stopping = None
-        if not self._gate.is_empty or any(query.isActive for query in self._started.values()):
+        are_active = any(query.isActive for query in self._started.values())  # raises where Spark has gone
+        if are_active or self._gave_up or not self._gate.is_empty:
+            self._stopping = self._stop_in_thread()
             return False
+        self._stopping = None
         self._started.clear()
         return True
 
+    def _stop_in_thread(self) -> threading.Thread:
+        stopping = threading.Thread(target=self._stop_all, name="mapstate-stop", daemon=True)
+        stopping.start()
+        return stopping
+
     def _stop_all(self) -> None:
+        self._gave_up = False
         for name, query in self._started.items():
             try:
                 query.stop()
             except Exception:  # noqa: BLE001  Spark has waited for its stopTimeout, or has gone
+                self._gave_up = True
                 _log.exception("the query of %s could not be stopped", name)
 
     def _check_failures(self) -> None:
@@ -271,8 +307,9 @@ class Running:
         if self._stopping is not None:
             self._stopping.join()
         self._stop_all()
-        for query in self._queries.values():
-            query.around = lambda _: nullcontext()
+        if not self._gave_up:  # else no batch passes the gate
+            for query in self._queries.values():
+                query.around = lambda _: nullcontext()
 
     def _release(self) -> None:
         try:

@@ -155,8 +155,8 @@ class Topology:
                 "process of the server. Nothing was started. Use start, or run with classic PySpark. See "
                 "docs/connect.md#what-is-refused"
             )
-        if not poll > 0:
-            raise ConfigurationError(f"poll is a number of seconds above 0, not {poll!r}")
+        if not 0 < poll <= 3600:
+            raise ConfigurationError(f"poll is a number of seconds above 0 and up to an hour, not {poll!r}")
 
         def start(name: str) -> StreamingQuery:
             return Startable(self.queries[name]).start(places[name], trigger=trigger, options=options)
