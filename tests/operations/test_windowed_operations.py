@@ -280,6 +280,14 @@ def test_an_advance_that_is_wrong_writes_nothing(url):
     assert run("advance", url, "s", "--to", "1970-01-01T00:03:20Z", "--yes").exit_code == 2
 
 
+def test_a_time_that_no_row_may_have_is_no_watermark(url):
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1))
+    with pytest.raises(UsageError, match="up to 2305843009213693952"):
+        advance(url, "s", (1 << 61) + 1)
+    assert advance(url, "s", 1 << 61) == (1, 1 << 61)
+
+
 def test_a_state_without_windows_by_time_cannot_be_advanced(url):
     clocked = Windowed(url, by_clock=True, kind="timestamp")
     clocked.batch()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mapstate.errors import DataError
 from mapstate.protocol.windows import (
     NEVER,
     Input,
@@ -23,6 +25,7 @@ from mapstate.protocol.windows import (
     runs_without,
     watermark,
 )
+from mapstate.schema import KeyField
 
 shapes = st.builds(Panes, st.integers(1, 12), st.integers(1, 12), st.integers(-15, 15))
 times = st.integers(-60, 60)
@@ -125,6 +128,16 @@ def test_an_input_without_rows_keeps_its_time_and_one_with_rows_never_goes_back(
     assert known.noted(3, 9, has_rows=True) == Input(5, 9)
     assert known.noted(8, 9, has_rows=True) == Input(8, 9)
     assert Input().noted(None, 9, has_rows=True).latest == NEVER
+
+
+def test_a_run_of_more_windows_than_a_ledger_can_name_is_refused_before_it_is_committed():
+    definition = WindowDefinition(length=1, slide=1, retention=20_000_000)
+    record = WindowsRecord(definition=definition, panes=((0, 9_999_999),))
+    commits = [SimpleNamespace(windows=WindowCommit())]
+    longer = record.committed(PaneChange({10_000_000}, [], 1))
+    assert not longer.has_flaw([KeyField("window_start", "bigint")], commits)
+    with pytest.raises(DataError, match="shorter lag or retention"):
+        longer.committed(PaneChange({10_000_001}, [], 1))
 
 
 @pytest.mark.parametrize("change", [{"length": 9}, {"slide": 9}, {"offset": 1}, {"by_clock": True}])

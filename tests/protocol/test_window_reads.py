@@ -273,6 +273,18 @@ def test_a_scan_gives_no_index_and_no_window_that_is_gone(url, opened):
     assert any(is_index_key(key) for page in job.store.scan(100) for key in page)
 
 
+def test_keys_of_a_window_that_is_gone_are_gone_together(url, opened):
+    """Also while a purge has removed some of them."""
+    job = Windowed(url)
+    job.batch(Row(1, "ann", 1), Row(2, "bob", 2))
+    job.batch(Row(25, "ann", 4))
+    with opened(url, "s") as reader:
+        assert reader.multi_get([(0, "ann"), (0, "bob")]) == [{"total": 1}, {"total": 2}]
+        with job._writer(job._begin()) as writer:
+            job._remove(writer, ["0|bob"])
+        assert reader.multi_get([(0, "ann"), (0, "bob"), (20, "ann")]) == [None, None, {"total": 4}]
+
+
 def test_a_state_without_windows_has_none(url, opened):
     Job(url).batch(a=1)
     with opened(url, "s") as reader:

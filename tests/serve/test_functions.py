@@ -16,6 +16,7 @@ from states import Job, made_of_one_batch
 
 from mapstate.drpc import DRPCClient
 from mapstate.errors import ConfigurationError, DRPCError
+from mapstate.operations.drop import drop
 from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
 from mapstate.serve.answers import Problem
@@ -56,6 +57,9 @@ def always(states, args):
 
 def fails(states, args):
     raise ValueError(args)
+
+def stops(states, args):
+    return next(iter(()))
 
 def waits(states, args):
     entered.set()
@@ -108,7 +112,7 @@ def test_a_function_reads_states(url, module):
         document = client.get("/openapi.json").json()
         validate(document)
         described = {path.rpartition("/")[2] for path in document["paths"] if path.startswith("/drpc/")}
-        assert described == {"total", "twice", "swallows", "always", "fails", "waits"}
+        assert described == {"total", "twice", "swallows", "always", "fails", "stops", "waits"}
 
 
 def test_a_state_that_is_not_there_is_not_found(url, module):
@@ -117,6 +121,10 @@ def test_a_state_that_is_not_there_is_not_found(url, module):
         assert (status, document["error"]) == (404, "StateNotFoundError")
         Job(url).batch(a=1)
         assert asked(client, "total", "a") == (200, {"result": {"total": 1}})
+        drop(url, "s")
+        assert [asked(client, "total", "a")[0] for _ in range(2)] == [404, 404]
+        Job(url).batch(a=2)
+        assert asked(client, "total", "a") == (200, {"result": {"total": 2}})
 
 
 @pytest.mark.parametrize("name", ["twice", "swallows"])
@@ -146,6 +154,7 @@ def test_what_a_function_raises_is_said_without_a_password(url, module):
         assert (status, document["detail"], document["error"]) == (500, "no such page", "ValueError")
         assert "s3cr3t" not in asked(client, "fails", "cannot reach redis://u:s3cr3t@host")[1]["detail"]
         assert asked(client, "fails", "")[0] == 500
+        assert asked(client, "stops")[0] == 500
         assert len(asked(client, "fails", "x" * 10_000)[1]["detail"]) < 200
 
 

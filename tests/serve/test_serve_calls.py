@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from mapstate.reader import open_reader
 from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
 from mapstate.serve import states as states_module
+from mapstate.serve.commits import Commits
 
 VISITS = (Field("visits", "Count", "bigint"), Field("bytes", "Sum(bytes)", "bigint"))
 ROWS = {"user-42": (3, 512), "user-7": (1, 1)}
@@ -264,19 +266,54 @@ def test_a_lost_ledger_is_a_conflict_and_is_not_sought_by_each_request(url, monk
     with client_of(url) as client:
         assert client.get("/states/s/values?k=a").status_code == 200
         remove_ledger(job.store)
-        scans = Counter[str]()
-        plain = type(job.store).scan
-
-        def counted(self, *arguments):
-            scans["s"] += 1
-            return plain(self, *arguments)
-
-        monkeypatch.setattr(type(job.store), "scan", counted)
+        scans = counted_scans(job.store, monkeypatch)
         for _ in range(20):
             problem(client.get("/states/s/values?k=a"), 409)
         assert scans["s"] <= 2
         time.sleep(0.25)
         problem(client.get("/states/s/values?k=a"), 404)  # the service asks for the ledger alone then
+
+
+@pytest.mark.parametrize("call", ["/states", "/metrics"])
+def test_a_state_that_is_gone_is_not_sought_by_what_asks_for_all(url, monkeypatch, call):
+    job = Job(url)
+    job.batch(a=1)
+    with client_of(url) as client:
+        assert client.get("/states/s/values?k=a").status_code == 200
+        remove_ledger(job.store)
+        scans = counted_scans(job.store, monkeypatch)
+        for _ in range(5):
+            assert client.get(call).status_code == 200
+    assert scans["s"] <= 2
+
+
+def test_a_state_that_is_gone_is_not_sought_for_those_who_listen(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/s.db"
+    job, app = Job(url), make_app(url)
+    job.batch(a=1)
+
+    async def heard():
+        async with app.router.lifespan_context(app):
+            (event,) = await first_events(app, 1, lambda: remove_ledger(job.store))
+            assert (event["event"], event["state"]) == ("problem", "s")
+            scans = counted_scans(job.store, monkeypatch)
+            commit = partial(made_of_one_batch, url, "more", (KeyField("k", "string"),), VISITS, ROWS)
+            events = await first_events(app, 2, commit)  # after some more looks at all states
+            assert [(one["event"], one["state"]) for one in events] == [("problem", "s"), ("commit", "more")]
+            assert scans["s"] <= 1  # by the new state, which looks for records that were left
+
+    asyncio.run(heard())
+
+
+def counted_scans(store, monkeypatch):
+    scans, plain = Counter[str](), type(store).scan
+
+    def counted(self, *arguments):
+        scans["s"] += 1
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(type(store), "scan", counted)
+    return scans
 
 
 def remove_ledger(store):
@@ -303,6 +340,56 @@ def test_a_state_that_is_made_again_with_other_keys_is_read_by_these(url, fields
         answer = client.post("/states/s/values", json={"keys": [named]})
         assert answer.json()["values"] == [{"visits": 3, "bytes": 4}]
         problem(client.get("/states/s/values?more=x"), 400)
+
+
+def test_a_state_that_is_made_again_with_its_key_columns_changed_round_is_read_by_these(url):
+    """The old names and types fit the request, too."""
+    a, b = KeyField("a", "string"), KeyField("b", "string")
+    made_of_one_batch(url, "s", (a, b), VISITS, {str(KeyCodec((a, b)).encode(("1", "2"))): (1, 2)})
+    with client_of(url) as client:
+        ask = {"a": "1", "b": "2"}
+        assert client.get("/states/s/values", params=ask).json()["value"] == {"visits": 1, "bytes": 2}
+        drop(url, "s")
+        made_of_one_batch(url, "s", (b, a), VISITS, {str(KeyCodec((b, a)).encode(("2", "1"))): (3, 4)})
+        assert client.get("/states/s/values", params=ask).json()["value"] == {"visits": 3, "bytes": 4}
+        drop(url, "s")
+        made_of_one_batch(url, "s", (a, b), VISITS, {str(KeyCodec((a, b)).encode(("1", "2"))): (5, 6)})
+        answer = client.post("/states/s/values", json={"keys": [ask]})
+        assert answer.json()["values"] == [{"visits": 5, "bytes": 6}]
+
+
+def test_a_state_that_is_closed_within_a_request_is_to_be_asked_for_again(visits, monkeypatch):
+    """Another request has found it gone, or too many are open."""
+    with client_of(visits) as client:
+        assert client.get("/states/visits/values?user_id=user-7").status_code == 200
+
+        async def closed(*_):
+            raise UsageError("the reader is not open")
+
+        monkeypatch.setattr(states_module.OpenState, "multi_get", closed)
+        problem(client.get("/states/visits/values?user_id=user-7"), 400)
+        monkeypatch.setattr(states_module.States, "is_open", lambda *_: False)
+        answer = client.get("/states/visits/values?user_id=user-7")
+        assert "closed" in problem(answer, 503)
+        assert answer.headers["retry-after"] == "1"
+
+
+def test_the_state_that_was_not_asked_for_longest_is_closed_for_another(url, monkeypatch):
+    monkeypatch.setattr(states_module, "MOST_OPEN", 1)
+    monkeypatch.setattr(states_module, "_MORE_OPEN", 1)
+    for name in "abc":
+        made_of_one_batch(url, name, (KeyField("k", "string"),), VISITS, ROWS)
+
+    async def ask():
+        states = states_module.States(url)
+        for name in "aba":
+            await states.state(name)
+        first, second = await asyncio.gather(states.state("c"), states.state("c"))
+        assert first is second
+        assert [name for name in "abc" if states.is_open(name)] == ["a", "c"]
+        await states.close()
+
+    asyncio.run(ask())
 
 
 def test_a_cluster_and_memory_are_served(redis_cluster):
@@ -344,6 +431,23 @@ def test_a_scan_gives_all_keys_page_by_page_and_goes_on_from_a_cursor(url):
         assert chosen[1]["value"] == {"bytes": right[chosen[1]["key"]["k"]]["bytes"]}
 
 
+@pytest.mark.redis
+def test_pages_that_are_read_in_parts_go_on_from_their_cursor(redis_url):
+    """Redis gives a small hash in one piece, whatever the limit; records that may be large are read some at a time."""
+    url = f"{redis_url}{'&' if '?' in redis_url else '?'}layout=hash"
+    rows: Any = {f"u{at}": "x" for at in range(100)}
+    made_of_one_batch(url, "s", (KeyField("k", "string"),), (Field("most", "Max(page)", "string"),), rows)
+    with client_of(url) as client:
+        seen, params = set[str](), dict[str, Any]()
+        for _ in range(20):
+            lines = lines_of(client.get("/states/s/scan", params={"limit": 10} | params))
+            seen |= {line["key"]["k"] for line in lines if "key" in line}
+            if lines[-1]["is_end"]:
+                break
+            params = {"cursor": lines[-1]["cursor"]}
+        assert (lines[-1]["is_end"], seen) == (True, set(rows))
+
+
 @pytest.mark.parametrize(
     "query", ["cursor=x", "cursor=%F0", "cursor=eA==", "limit=0", "limit=-1", "limit=x", "columns=no", "x=1"]
 )
@@ -373,6 +477,20 @@ def test_a_record_that_cannot_be_read_stands_behind_all_others(tmp_path):
         assert lines[-1]["problem"]["error"] == "CorruptRecordError"
         problem(client.get("/states/s/values?k=b"), 409)
         assert client.get("/states/s/values?k=a").json()["value"] == {"n": 1}
+
+
+def test_each_scan_up_to_a_limit_says_what_it_could_not_read(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    job = Job(url)
+    job.batch(a=1, b=2, c=3)
+    job.store.multi_put(["b"], [b"nothing"])
+    with client_of(url) as client:
+        last, found = dict[str, Any](), []
+        while not last.get("is_end"):
+            cursor = {"cursor": last["cursor"]} if last else {}
+            *lines, last = lines_of(client.get("/states/s/scan", params={"limit": 1} | cursor))
+            found.append(([line["key"]["k"] for line in lines if "key" in line], "problem" in last))
+    assert found == [(["a"], False), (["c"], True), ([], False)]
 
 
 # Windows
@@ -437,13 +555,47 @@ def test_a_request_waits_for_a_batch(url):
             problem(client.get(f"/states/s/values?k=a&{wrong}"), 400)
 
 
+def test_a_batch_of_an_owner_before_is_not_the_one_that_is_waited_for(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    job = Job(url)
+    for at in range(3):
+        job.batch(a=at)
+    other = Job(url, owner="other", on_new_owner="adopt")
+    with client_of(url) as client:
+        problem(client.get("/states/s/values?k=a&min_batch=1&wait=0.05"), 503)
+        for at in range(2):
+            other.batch(a=at)
+        assert client.get("/states/s/values?k=a&min_batch=1").status_code == 200
+
+
+def test_who_waits_for_a_batch_does_not_wait_for_the_listing_of_states(tmp_path, monkeypatch):
+    job, go_on = Job(f"sqlite:///{tmp_path}/s.db"), threading.Event()
+    job.batch(a=1)
+    monkeypatch.setattr(states_module.States, "_list", lambda _: go_on.wait(60) and [])
+
+    async def wait():
+        states = states_module.States(f"sqlite:///{tmp_path}/s.db")
+        commits = Commits(states)
+        listening: Any = asyncio.ensure_future(anext(commits.events()))
+        reached = asyncio.create_task(commits.reached("s", 1, 30))
+        await asyncio.to_thread(job.batch, a=2)
+        await reached
+        assert not listening.done()  # the states are not known yet
+        go_on.set()
+        assert await listening is None
+        await commits.close()
+        await states.close()
+
+    asyncio.run(wait())
+
+
 async def asgi_events(app, most, do):
     async with app.router.lifespan_context(app):
         return await first_events(app, most, do)
 
 
 async def first_events(app, most, do):
-    """The first events that the application sends; ``do`` is called once it listens."""
+    """The first events that the application sends; ``do`` is called once it has said that it listens."""
     sent: asyncio.Queue[Any] = asyncio.Queue()
     gone = asyncio.Event()
 
@@ -469,7 +621,6 @@ async def first_events(app, most, do):
             events.append(json.loads(message["body"].split(b"data: ")[1]))
         elif message["type"] == "http.response.body" and not is_done:
             is_done = True
-            await asyncio.sleep(0.5)  # the ledgers have been read once
             await asyncio.to_thread(do)
     gone.set()
     await asyncio.wait_for(task, 20)
@@ -500,6 +651,26 @@ def test_an_event_comes_for_a_commit_without_a_report(tmp_path):
     job.batch(a=1)
     (event,) = asyncio.run(asgi_events(make_app(url), 1, lambda: job.batch(b=1)))
     assert (event["as_of"]["batch_id"], event["report"], event["keys_held"]) == (1, None, 2)
+
+
+def test_a_batch_that_was_rolled_back_is_no_event(url):
+    job = Job(url)
+    job.batch(a=1)
+
+    def batches():
+        job.batch(a=2)
+        job.store.keep_report(encode_report(report(1)), 100)
+        job.ledger.rollback()
+        job.next = 1
+        job.batch(a=3)
+        last = job.ledger.record.last_commit
+        assert last is not None
+        assert last.txid > 1001
+        job.store.keep_report(encode_report(report(1, txid=last.txid)), 100)
+        job.batch(a=4)
+
+    events = asyncio.run(asgi_events(make_app(url), 2, batches))
+    assert 1001 not in [one["as_of"]["txid"] for one in events]
 
 
 # Who may ask
@@ -533,6 +704,15 @@ def test_a_local_service_answers_to_its_own_names(visits, host):
 def test_a_local_service_answers_to_no_other_name(visits, host):
     with client_of(visits, local_only=True) as client:
         problem(client.get("/states", headers={"Host": host}), 403)
+
+
+def test_a_local_service_answers_to_no_page_of_another_host(visits):
+    """A browser says where a page is from that sends a request; it would send one without asking."""
+    with client_of(visits, local_only=True) as client:
+        for origin in ("https://evil.example", "null", "http://localhost.evil.example"):
+            problem(client.get("/states", headers={"Host": "localhost", "Origin": origin}), 403)
+        for origin in ("http://localhost:8080", "http://127.0.0.1:3000"):
+            assert client.get("/states", headers={"Host": "localhost", "Origin": origin}).status_code == 200
 
 
 def test_the_page_takes_nothing_from_other_hosts(visits):
@@ -608,6 +788,11 @@ def test_metrics_say_what_the_reports_say(url):
         assert after["mapstate_retried_batches_total", "s"] == 2
         assert after["mapstate_keys", "s"] == 4
         assert metrics_of(client)["mapstate_rows_total", "s"] == 300
+        for at in (5, 4):  # the report of a driver that was taken over comes late
+            job.store.keep_report(encode_report(report(at, rows=at)), 100)
+        for _ in range(2):
+            last = metrics_of(client)
+            assert (last["mapstate_rows_total", "s"], last["mapstate_batch_rows", "s"]) == (309, 5)
 
 
 def test_the_description_is_valid_and_names_every_call(visits):

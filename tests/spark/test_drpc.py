@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -210,6 +211,33 @@ def test_a_spark_that_does_not_answer_the_end_of_a_job_holds_up_nobody(spark, mo
         wait_for(is_asked.is_set, "the end of the job to be asked for")
         assert client.execute("held", "y") == [{"args": "y"}]
     go_on.set()  # the server has stopped meanwhile
+
+
+def test_requests_whose_time_is_over_do_not_wait_for_the_next_job(spark):
+    go_on = threading.Event()
+
+    def held(requests: Stream) -> Stream:
+        go_on.wait(60)
+        return requests
+
+    server = DRPCServer(spark, port=0, timeout=1.0).function("held", held)
+    with server, DRPCClient("127.0.0.1", server.port) as client, ThreadPoolExecutor(5) as pool:
+        for asked in [pool.submit(client.execute, "held", "x") for _ in range(5)]:
+            with pytest.raises(DRPCError) as caught:
+                asked.result()
+            assert caught.value.status == 504
+        assert server._jobs[0]._waiting == []
+        go_on.set()
+
+
+def test_a_function_that_ends_its_thread_is_a_function_that_fails(spark):
+    def leaves(_: Stream) -> Stream:
+        sys.exit("wrong arguments")
+
+    with serving(spark, leaves=leaves) as client:
+        for _ in range(2):
+            with pytest.raises(DRPCError, match="wrong arguments"):
+                client.execute("leaves", "x")
 
 
 def test_more_than_may_wait_are_refused(spark):

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sessions_oracle import Oracle, Session
 from windows_oracle import Row
 
-from mapstate import Count, ReducerAggregator, SessionWindow, Sum, Topology, errors, newStream, opaque
+from mapstate import Collect, Count, ReducerAggregator, SessionWindow, Sum, Topology, errors, newStream, opaque
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import every_pane
 from mapstate.reader import open_reader
@@ -161,6 +161,22 @@ def test_sessions_of_timestamps_and_of_the_whole_stream(spark, url):
         ]
         with pytest.raises(errors.UsageError, match="are sessions"):
             list(reader.window(at("11:19:59")))
+
+
+def test_a_session_that_has_outgrown_its_bound_sets_no_batch_aside(spark, tmp_path):
+    """Its rows came with earlier batches, each within the bound; those of this one are right."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    topology = Topology("site", on_poison="quarantine", quarantine=str(tmp_path / "kept"))
+    stream = topology.newStream("clicks", frame(spark, [])).window(SessionWindow.of(10), timestampField="at")
+    stream.groupBy("user").persistentAggregate(opaque(url, "lists"), numbers=Collect("n", most=3))
+
+    def batches() -> None:
+        for batch_id in range(20):
+            topology(frame(spark, [Row(5 * batch_id, "x", batch_id)]), batch_id)
+
+    with pytest.raises(errors.ConfigurationError, match="session of earlier batches"):
+        batches()
+    assert not (tmp_path / "kept").exists()
 
 
 class Names(ReducerAggregator):

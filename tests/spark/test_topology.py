@@ -20,9 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents, finish
 
-from mapstate import Count, Sum, Topology, errors, non_transactional, opaque, transactional
+from mapstate import Count, Sum, Topology, errors, newStream, non_transactional, opaque, transactional
 from mapstate.backends import resolve
 from mapstate.spark import Collector, StateFactory, StateUpdater
+from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
 
 pytestmark = pytest.mark.spark
@@ -529,6 +530,132 @@ def test_a_damaged_record_stops_a_query_with_quarantine(spark, tmp_path):
     with pytest.raises(errors.CorruptRecordError):
         topology(frame, 1)
     assert not kept.exists()
+
+
+READS = ("multi_get", "multi_get_with_ledger")
+
+
+def test_an_outage_of_a_state_that_is_asked_stops_a_query_with_quarantine(spark, tmp_path):
+    """It is no fault of the batch, and its tasks tell of it in a text of Spark's."""
+    url, kept = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept"
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    newStream("asked", frame).groupBy("user_id").persistentAggregate(opaque(url, "asked"), n=Count())(frame, 0)
+    faults = [Fail(method=one, error=errors.StoreUnavailableError, times=99) for one in READS]
+    away = opaque(FaultyBackend(resolve(url), str(tmp_path), tuple(faults)), "asked")
+    topology = Topology("site", on_poison="quarantine", quarantine=str(kept))
+    asking = topology.newStream("visits", frame.limit(0)).stateQuery(away, "user_id")
+    asking.groupBy("user_id").persistentAggregate(opaque(url, "s", patience=0), n=Count())
+    with pytest.raises(errors.StoreUnavailableError):
+        topology(frame, 0)
+    assert not kept.exists()
+
+
+def test_a_batch_that_another_driver_has_committed_is_not_kept(spark, tmp_path):
+    url, kept = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept"
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+
+    def topology(check: Any) -> Topology:
+        own = Topology("site", on_poison="quarantine", quarantine=str(kept))
+        checked = own.newStream("visits", frame.limit(0)).transform(check)
+        checked.groupBy("user_id").persistentAggregate(opaque(url, "s", max_attempts=1), n=Count())
+        return own
+
+    def overtaken(rows: DataFrame) -> DataFrame:
+        if not rows.isEmpty():
+            topology(lambda same: same)(frame, 0)
+            raise ValueError("mine")
+        return rows
+
+    with pytest.raises(errors.FencedError):
+        topology(overtaken)(frame, 0)
+    assert not kept.exists()
+    assert contents(url, "s") == {("u1",): {"n": 1}}
+
+
+def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_path, monkeypatch):
+    """It stands still behind its begin, while another one sets the batch aside."""
+    url, kept = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept"
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+
+    def fails(rows: DataFrame) -> DataFrame:
+        if not rows.isEmpty():
+            raise ValueError("mine")
+        return rows
+
+    def topology() -> Topology:
+        own = Topology("site", on_poison="quarantine", quarantine=str(kept))
+        checked = own.newStream("visits", frame.limit(0)).transform(fails)
+        checked.groupBy("user_id").persistentAggregate(opaque(url, "s", max_attempts=1), n=Count())
+        return own
+
+    forget = Quarantine.forget
+
+    def late(*arguments: Any) -> None:
+        monkeypatch.setattr(Quarantine, "forget", forget)
+        topology()(frame, 0)
+        forget(*arguments)
+
+    monkeypatch.setattr(Quarantine, "forget", late)
+    with pytest.raises(errors.FencedError):
+        topology()(frame, 0)
+    assert [tuple(row) for row in spark.read.parquet(str(kept)).select("user_id", "bytes").collect()] == [("u1", 1)]
+
+
+def test_a_function_that_fails_without_rows_too_holds_no_batch_up_that_was_set_aside(spark, tmp_path, caplog):
+    """No state follows, so nobody needs its columns."""
+    url, fails = f"sqlite:///{tmp_path}/state.db", {"on": False}
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+
+    def asks(rows: DataFrame) -> DataFrame:
+        if fails["on"]:
+            raise ValueError("a service is down")
+        return rows
+
+    topology = Topology("site", on_poison="quarantine", quarantine=str(tmp_path / "kept"))
+    stream = topology.newStream("visits", frame.limit(0)).transform(asks)
+    stream.groupBy("user_id").persistentAggregate(opaque(url, "s", max_attempts=1), n=Count())
+    fails["on"] = True
+    topology(frame, 0)
+    fails["on"] = False
+    topology(frame, 1)
+    assert contents(url, "s") == {("u1",): {"n": 1}}
+    assert "a service is down" in caplog.text
+
+
+def test_why_a_batch_was_to_be_set_aside_is_logged_where_its_rows_cannot_be_kept(spark, tmp_path, caplog):
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    (tmp_path / "kept").write_text("a file")
+    topology = Topology("site", on_poison="quarantine", quarantine=str(tmp_path / "kept"))
+    stream = topology.newStream("visits", frame.limit(0))
+    wrong = stream.transform(lambda rows: rows.where(F.expr("raise_error('wrong row') is null")))
+    wrong.groupBy("user_id").persistentAggregate(opaque(f"sqlite:///{tmp_path}/s.db", max_attempts=1), n=Count())
+    with pytest.raises(Exception, match="kept"):
+        topology(frame, 0)
+    assert "wrong row" in caplog.text
+
+
+def test_a_job_group_of_the_users_is_no_run(spark, visits, tmp_path):
+    """It is the same at each start."""
+    url = f"sqlite:///{tmp_path}/state.db"
+
+    def start() -> Any:
+        counts = newStream("visits", visits.stream(spark)).groupBy("user_id")
+        state = counts.persistentAggregate(opaque(url, "s"), visits=Count(), bytes=Sum("bytes"))
+
+        def grouped(rows: DataFrame, batch_id: int) -> None:
+            spark.sparkContext.setJobGroup("etl", "my job")
+            state(rows, batch_id)
+
+        query = visits.stream(spark).writeStream.foreachBatch(grouped).option("checkpointLocation", visits.checkpoint)
+        return query.trigger(availableNow=True).start()
+
+    visits.put("a", [("u1", 2)])
+    finish(start())
+    assert crash_between(visits.checkpoint) == 0
+    finish(start())  # the batch comes again
+    visits.put("b", [("u1", 3)])
+    finish(start())
+    assert contents(url, "s") == visits.truth()
 
 
 def test_streams_of_a_topology_are_merged_before_anything_else(spark, tmp_path):

@@ -33,6 +33,7 @@ from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
 from mapstate.spark.driver.windows import WindowedState, _spread
+from mapstate.spark.executor import window_task
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark
@@ -526,6 +527,33 @@ def test_a_function_sees_the_rows_of_each_window_also_behind_a_crash(spark, url)
     assert found == [(5, [1, 5]), (10, [1, 5, 9]), (15, [9])]
 
 
+def test_what_a_purge_leaves_in_a_store_that_cannot_remove_is_no_new_value(spark, tmp_path, monkeypatch):
+    """Not where a batch comes again, and its new values are read out of the store, either."""
+    monkeypatch.setattr(window_task, "FencedWrites", type("None", (), {}))
+    url, passed_on, dies = f"memory://{tmp_path.name}", list[Any](), [False]
+
+    def build() -> Any:
+        stream = newStream("clicks", frame(spark, []))
+        windows = stream.tumblingWindow(10, timestampField="at", retention=0).groupBy("user")
+        counts = windows.persistentAggregate(opaque(url, "counts"), rows=Count())
+        counts.newValuesStream().foreachBatch(take)
+        return counts
+
+    def take(rows: DataFrame, batch_id: int) -> None:
+        passed_on.append((batch_id, [(row["window_start"], row["rows"]) for row in rows.collect()]))
+        if dies[0]:
+            raise KeyboardInterrupt
+
+    build()(frame(spark, [Row(5, "x", 1)]), 0)
+    build()(frame(spark, [Row(25, "x", 1)]), 1)
+    dies[0] = True
+    with pytest.raises(KeyboardInterrupt):
+        build()(frame(spark, [Row(45, "x", 1)]), 2)  # it removes the first window
+    dies[0] = False
+    build()(frame(spark, [Row(45, "x", 1)]), 2)
+    assert passed_on[2:] == 2 * [(2, [(40, 1)])]
+
+
 def test_what_windows_refuse(spark):
     stream = newStream("clicks", frame(spark, []))
     by_ten = {"timestampField": "at"}
@@ -541,6 +569,7 @@ def test_what_windows_refuse(spark):
         (lambda: stream.tumblingWindow("1 hour", lag="1 minute"), errors.ConfigurationError, "timestampField='at'"),
         (lambda: stream.tumblingWindow(10, idle="1 minute", **by_ten), errors.ConfigurationError, "leave both out"),
         (lambda: stream.tumblingWindow(10, inputs={"user": []}, **by_ten), errors.ConfigurationError, "at least one"),
+        (lambda: stream.tumblingWindow(10, inputs={"user": [0, 1]}, **by_ten), errors.ConfigurationError, "are texts"),
         (lambda: stream.tumblingWindow(10, inputs={"n": ["1"]}, **by_ten), errors.UnknownColumnError, "of text"),
         (lambda: stream.tumblingWindow(10, inputs=["user"], **by_ten), errors.ConfigurationError, "names one column"),
         (lambda: stream.tumblingWindow(10, timestampField=F.col("at")), errors.ConfigurationError, "name of a column"),

@@ -7,7 +7,7 @@ import msgspec
 from mapstate.errors import FencedError, UsageError
 from mapstate.protocol.ledger_record import DROPPER, Attempt, InFlight, LedgerRecord
 from mapstate.protocol.transitions import check_in_flight
-from mapstate.protocol.windows import WindowCommit, WindowsRecord
+from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField
 from mapstate.windows import time_text
 
@@ -167,9 +167,12 @@ def advance(ledger: LedgerRecord, to: int, session: str, *, take_over: bool = Fa
     """Give the watermark a least value, which the next batch takes; see `WindowsRecord`.
 
     ``session`` is a new random name, ``take_over`` as of `begin_vacuum`. Raises UsageError for a state without windows
-    by the time of rows, if the watermark is there already, and if an attempt is in flight.
+    by the time of rows, for a time that no row may have, if the watermark is there already, and if an attempt is in
+    flight.
     """
     windows = check_advance(ledger)
+    if to > LATEST:
+        raise UsageError(f"state {ledger.state!r}: rows have times up to {LATEST}, not {to}. Nothing was written.")
     now = max(windows.least, (ledger.last_windows() or WindowCommit()).watermark)
     if to <= now:
         time = ledger.keys[0].type

@@ -19,6 +19,7 @@ import msgspec
 from mapstate.errors import DataError
 
 __all__ = [
+    "LATEST",
     "MOST_PANES",
     "MOST_RUNS",
     "NEVER",
@@ -38,6 +39,9 @@ __all__ = [
 
 NEVER = -(1 << 62)
 """The watermark before any row. It is earlier than every time that counts."""
+
+LATEST = 1 << 61
+"""The latest time, in units of the time column, with which a row counts; -`LATEST` is the earliest."""
 
 MOST_PANES = 1000
 """The most panes of one window."""
@@ -243,18 +247,18 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         """After a commit. Raises DataError where the panes are of too many different times."""
         panes = self.definition.panes
         runs = runs_without(panes, runs_with(panes, self.panes, change.written), change.purged)
-        if len(runs) > MOST_RUNS:
+        if len(runs) > MOST_RUNS or any(_slides(self.definition, run) > _MOST_SLIDES for run in runs):
             raise DataError(
-                f"the rows are of times that lie far apart: {len(runs)} runs of windows would be open, and a ledger "
-                f"names {MOST_RUNS} at most. Nothing was committed. Leave out rows with times that are wrong, or take "
-                "longer windows."
+                f"{len(runs)} runs of windows would be open, from {runs[0][0]} to {runs[-1][1]}. A ledger names "
+                f"{MOST_RUNS} runs of {_MOST_SLIDES} windows at most. Nothing was committed. Leave out rows with times "
+                "that are wrong; or take a shorter lag or retention, or longer windows."
             )
         return msgspec.structs.replace(self, panes=runs, width=max(self.width, change.width))
 
     def has_flaw(self, keys: Sequence[Any], commits: Iterable[Any]) -> bool:
         """Whether this is damaged: no event leaves it in a ledger with these key columns and commits."""
         definition = self.definition
-        slides = ((last - first) // max(1, definition.slide) for first, last in self.panes)
+        slides = (_slides(definition, run) for run in self.panes)
         bounds = [bound for span in self.panes for bound in span]
         small = (
             definition.length < 1 or definition.slide < 1 or min(definition.lag, definition.retention, self.width) < 0
@@ -357,3 +361,7 @@ def runs_without(panes: Panes, runs: Runs, removed: Iterable[int]) -> Runs:
         if start is not None:
             kept.append((start, before))
     return tuple(kept)
+
+
+def _slides(definition: WindowDefinition, run: tuple[int, int]) -> int:
+    return (run[1] - run[0]) // max(1, definition.slide)

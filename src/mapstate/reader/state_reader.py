@@ -13,6 +13,7 @@ from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.errors import (
     ConfigurationError,
+    CorruptRecordError,
     KeyEncodingError,
     UnknownColumnError,
     UsageError,
@@ -46,11 +47,14 @@ class ScanPage(NamedTuple):
     """A page of a scan: its keys and their fields, the ledger as of which they are, and the cursor behind it.
 
     ``cursor`` is None where the store cannot go on from one: it is not a `mapstate.reader.capabilities.ScansFrom`.
+    Where the store's page is read in parts, all but the last part have the cursor in front of it.
+    ``problem`` names keys of this scan so far that cannot be read; the scan raises it behind its last page.
     """
 
     rows: Page
     ledger: LedgerRecord
     cursor: str | None
+    problem: CorruptRecordError | None = None
 
 
 def open_reader(
@@ -210,7 +214,7 @@ class StateReader:
                 continue
             opened, values = self._reads.read(texts)
             if opened.keys is known.keys:
-                return opened, values
+                return opened, without_gone(opened.ledger, texts, values)
             known = opened
 
     def scan(
@@ -390,17 +394,23 @@ class StateReader:
     def _scanned(
         self, pages: Iterator[_Listed], count: KeyCount | None, columns: list[str] | None, cursor: str | None
     ) -> Iterator[ScanPage]:
-        for opened, keys, values, behind in self._found(pages, count, cursor):
+        unreadable = Unreadable(self._state)
+        for opened, keys, values, behind in self._found(pages, count, cursor, unreadable):
             named: Iterable[Any] = opened.fields.named(values)
             if columns is not None:
                 named = ({name: fields.get(name) for name in columns} for fields in named)
-            yield ScanPage(list(zip(keys, named, strict=True)), opened.ledger, behind)
+            problem = unreadable.error() if unreadable.count else None
+            yield ScanPage(list(zip(keys, named, strict=True)), opened.ledger, behind, problem)
 
     def _found(
-        self, pages: Iterator[_Listed], count: KeyCount | None, cursor: str | None = None
+        self,
+        pages: Iterator[_Listed],
+        count: KeyCount | None,
+        cursor: str | None = None,
+        unreadable: Unreadable | None = None,
     ) -> Iterator[tuple[Opened, list[Key], list[Any], str | None]]:
         """The keys of each page that are there, and their values. Errors as of `scan`, after the last page."""
-        unreadable = Unreadable(self._state)
+        unreadable = unreadable or Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
             keys = _decoded(opened.keys, texts, unreadable)
             if contains_none(values) or contains_none(keys):

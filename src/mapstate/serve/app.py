@@ -22,10 +22,8 @@ from mapstate.backing_map import Backend
 from mapstate.errors import (
     CorruptRecordError,
     LedgerError,
-    LedgerLostError,
     MapStateError,
     MissingKeysError,
-    StateNotFoundError,
     UsageError,
 )
 from mapstate.keys import Key
@@ -150,7 +148,7 @@ class _Service:
         async def ask(known: View) -> Response:
             fields = known.ledger.keys
             key = key_of(request, fields, {"min_batch", "wait"})
-            values, view = await state.multi_get([key])
+            values, view = await state.multi_get([key], known)
             shown = {field.name: plain(part) for field, part in zip(fields, key, strict=True)}
             return json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
 
@@ -165,7 +163,7 @@ class _Service:
             keys = known.forms.keys_in(body)
             if len(keys) > MOST_KEYS:
                 raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(keys)}.")
-            values, view = await state.multi_get(keys)
+            values, view = await state.multi_get(keys, known)
             return json_answer(request, view, lambda: {"values": view.forms.values(values)})
 
         return await state.by_schema(ask)
@@ -196,15 +194,20 @@ class _Service:
         pages = state.reader.pages_as_of(size, columns=columns, cursor=cursor_of(cursor))
 
         async def sent() -> AsyncGenerator[bytes, None]:
-            count = 0
+            count, last = 0, cursor_of(cursor)
             try:
                 async for page in pages:
                     rows = state.view(page.ledger).forms.rows(page.rows)
                     count += len(rows)
-                    behind = {} if page.cursor is None else {"cursor": cursor_text(page.cursor)}
+                    behind: dict[str, Any] = {} if page.cursor is None else {"cursor": cursor_text(page.cursor)}
+                    # A page of the store that is read in parts has the cursor in front of it until the last part.
+                    is_last = limit is not None and count >= limit and page.cursor not in (None, last)
+                    if is_last and page.problem is not None:
+                        behind["problem"] = problem_of(page.problem).document
                     yield lines([{"as_of": as_of(page.ledger), "keys": len(rows)}, *rows, {"is_end": False, **behind}])
-                    if limit is not None and count >= limit and behind:
+                    if is_last:
                         return
+                    last = page.cursor or last
                 yield lines([{"is_end": True, "keys": count}])
             except (CorruptRecordError, MissingKeysError) as error:  # after all keys that can be read
                 yield lines([{"is_end": True, "keys": count, "problem": problem_of(error).document}])
@@ -224,7 +227,7 @@ class _Service:
                 {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": plain(one.value)}
                 for one in windows
             ]
-            return json_answer(request, state.view(ledger), lambda: {"windows": shown})
+            return json_answer(request, state.view(ledger, known), lambda: {"windows": shown})
 
         return await state.by_schema(ask)
 
@@ -257,11 +260,10 @@ class _Service:
         events = self._commits.events()
 
         async def sent() -> AsyncGenerator[bytes, None]:
-            yield b": mapstate\n\n"
             async with aclosing(events):
                 async for event in events:
                     if event is None:
-                        yield b": still here\n\n"
+                        yield b": mapstate\n\n"
                     else:
                         yield b"event: %b\ndata: %b\n\n" % (event["event"].encode(), line(event))
 
@@ -278,16 +280,19 @@ class _Service:
     async def failed(self, request: Request, error: Exception) -> Response:
         """The answer for an error of mapstate. A state that is gone is not sought again for a while."""
         assert isinstance(error, MapStateError)  # noqa: S101  for the type checker; Starlette calls by class
-        if isinstance(error, (StateNotFoundError, LedgerLostError)):
-            await self._states.lose(request.path_params.get("state", ""), error)
+        name = request.path_params.get("state", "")
+        await self._states.lose_if_gone(name, error)
+        if name and isinstance(error, UsageError) and not self._states.is_open(name):
+            return Busy(f"State {name!r} was closed meanwhile.").response()  # for another request
         return problem_of(error).response()
 
     async def _summary(self, name: str) -> dict[str, Any] | None:
         try:
             ledger = await (await self._states.state(name)).reader.ledger()
-        except LedgerError:
-            return None  # dropped since the listing
         except MapStateError as error:
+            await self._states.lose_if_gone(name, error)
+            if isinstance(error, LedgerError):
+                return None  # dropped since the listing
             return {"name": name, "problem": problem_of(error).document}
         return {**state_document(ledger), "as_of": as_of(ledger)}
 

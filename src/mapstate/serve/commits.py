@@ -36,7 +36,7 @@ class Commits:
         self._waiting: set[tuple[str, int, asyncio.Future[None]]] = set()
         self._seen: dict[str, tuple[int | None, int]] = {}  # the last txid, and how often its report was missing
         self._away: set[str] = set()
-        self._knows_all = False  # whether each state that was there when the first listener came has been seen
+        self._knows_all = asyncio.Event()  # each state that was there when the first listener came has been seen
         self._following: asyncio.Task[None] | None = None
 
     async def reached(self, name: str, batch_id: int, seconds: float) -> None:
@@ -53,16 +53,20 @@ class Commits:
         try:
             await asyncio.wait_for(done, seconds)
         except TimeoutError:
-            ledger = await state.reader.ledger()
+            ledger = await (await self._states.state(name)).reader.ledger()
+            if _has(ledger, batch_id):
+                return
             detail = f"Batch {batch_id} of state {name!r} was not committed within {seconds:g} seconds."
             raise Problem(503, detail, retry_after=1, as_of=as_of(ledger)) from None
         finally:
             self._waiting.discard(waiting)
 
     def events(self) -> AsyncGenerator[Event | None, None]:
-        """An event per commit of any state, and where a state cannot be read; None after a while without one.
+        """An event per commit of any state, and where a state cannot be read.
 
-        They end for a listener that is far behind. Raises Busy.
+        First comes None: what is committed from then on is an event. More of them come after a while without an event,
+        also before, where the store is away or takes long to be listed. All end for a listener that is far behind.
+        Raises Busy.
         """
         if len(self._listeners) >= _MOST_LISTENERS:
             raise Busy(f"{len(self._listeners)} clients listen for events.")
@@ -71,12 +75,15 @@ class Commits:
     async def _heard(self) -> AsyncGenerator[Event | None, None]:
         queue: asyncio.Queue[Event | None] = asyncio.Queue(_MOST_BEHIND)
         if not self._listeners:
-            self._knows_all = False
+            self._knows_all = asyncio.Event()
             self._seen.clear()
             self._away.clear()
         self._listeners.add(queue)
         self._start()
         try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._knows_all.wait(), _HEARTBEAT)
+            yield None
             while True:
                 try:
                     event = await asyncio.wait_for(queue.get(), _HEARTBEAT)
@@ -103,15 +110,26 @@ class Commits:
             self._following = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        while self._listeners or self._waiting:
-            names, knows_all = {name for name, _, _ in self._waiting}, False
-            if self._listeners:
-                with suppress(MapStateError):  # each state says by itself that the store is away
-                    names |= set(await self._states.names())
-                    knows_all = True
-            await asyncio.gather(*(self._poll(name) for name in names))
-            self._knows_all |= knows_all
-            await asyncio.sleep(_INTERVAL)
+        listing: asyncio.Task[list[str]] | None = None
+        listed: list[str] = []
+        try:
+            while self._listeners or self._waiting:
+                names, known = {name for name, _, _ in self._waiting}, None
+                if self._listeners:
+                    listing = listing or asyncio.create_task(self._states.names())
+                    await asyncio.wait({listing}, timeout=_INTERVAL)  # a large Redis takes minutes; others wait, too
+                    if listing.done():
+                        with suppress(MapStateError):  # each state says by itself that the store is away
+                            listed, known = listing.result(), self._knows_all
+                        listing = None
+                    names.update(listed)
+                await asyncio.gather(*(self._poll(name) for name in names))
+                if known is not None:
+                    known.set()
+                await asyncio.sleep(_INTERVAL)
+        finally:
+            if listing is not None:
+                listing.cancel()
 
     async def _poll(self, name: str) -> None:
         try:
@@ -121,6 +139,7 @@ class Commits:
             if self._listeners:
                 await self._publish(reader, ledger)
         except MapStateError as error:
+            await self._states.lose_if_gone(name, error)
             if name not in self._away:
                 self._away.add(name)
                 self._send({"event": "problem", "state": name, "problem": problem_of(error).document})
@@ -135,7 +154,7 @@ class Commits:
         name, last = ledger.state, ledger.last_commit
         txid = None if last is None else last.txid
         is_back = name in self._away
-        seen = self._seen.setdefault(name, (None if self._knows_all else txid, 0))
+        seen = self._seen.setdefault(name, (None if self._knows_all.is_set() else txid, 0))
         if seen[0] == txid and not is_back:
             return
         reports = await reader.reports()
@@ -144,7 +163,8 @@ class Commits:
             return
         self._seen[name] = (txid, 0)
         self._away.discard(name)
-        new = reports[:1] if seen[0] is None else [one for one in reversed(reports) if one.txid > seen[0]]
+        counting = [one for one in reports if one.txid in ledger.view()]  # others were rolled back
+        new = counting[:1] if seen[0] is None else [one for one in reversed(counting) if one.txid > seen[0]]
         for report in new:
             at = {"batch_id": report.batch_id, "txid": report.txid, "committed_at": report.at}
             held = ledger.keys_held() if report.txid == txid else None
@@ -164,7 +184,8 @@ class Commits:
 
 
 def _has(ledger: LedgerRecord, batch_id: int) -> bool:
-    return ledger.last_commit is not None and ledger.last_commit.batch_id >= batch_id
+    last = ledger.last_commit
+    return last is not None and last.owner == ledger.owner and last.batch_id >= batch_id
 
 
 def _end(queue: asyncio.Queue[Event | None]) -> None:

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -21,11 +22,19 @@ from starlette.routing import Route
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, MapStateError, StaleBatchError, cut
+from mapstate.errors import (
+    ConfigurationError,
+    LedgerLostError,
+    MapStateError,
+    StaleBatchError,
+    StateNotFoundError,
+    cut,
+)
 from mapstate.reader import StateReader, open_reader
 from mapstate.reader.forms import plain
 from mapstate.serve.answers import Busy, Problem, line
 from mapstate.serve.parameters import body_of
+from mapstate.serve.states import check_is_there
 from mapstate.urls import LIKE_A_URL
 
 __all__ = ["Calls", "Execute", "Functions", "PinnedStates"]
@@ -128,8 +137,14 @@ class Functions:
         """The reader of a state, which all threads share. Raises the errors of `open_reader`."""
         with self._opening:
             if name not in self._readers:
+                check_is_there(self._backend, name)
                 self._readers[name] = open_reader(self._backend, name)
             return self._readers[name]
+
+    def forget(self, name: str) -> None:
+        """Open the state anew at the next call: it is gone, and its reader would look for records. Not closed yet."""
+        with self._opening:
+            self._readers.pop(name, None)
 
     def _execute(self, function: Callable[[PinnedStates, str], Any]) -> Execute:
         async def execute(args: str) -> Any:
@@ -143,6 +158,9 @@ class Functions:
             states = PinnedStates(self)
             try:
                 result = plain(function(states, args))
+            except StopIteration as error:  # which no future can hold
+                if not states.have_moved:
+                    raise RuntimeError(repr(error)) from error
             except Exception:
                 if not states.have_moved:
                     raise
@@ -165,21 +183,27 @@ class PinnedStates:
 
     def __getitem__(self, name: str) -> _Pinned:
         if name not in self._states:
-            self._states[name] = _Pinned(self, self._functions.reader(name))
+            forget = partial(self._functions.forget, name)
+            self._states[name] = _Pinned(self, self._functions.reader(name), forget)
         return self._states[name]
 
 
 class _Pinned:
     """One state as of the batch of the call's first read."""
 
-    def __init__(self, states: PinnedStates, reader: StateReader) -> None:
+    def __init__(self, states: PinnedStates, reader: StateReader, forget: Callable[[], None]) -> None:
         self._states = states
         self._reader = reader
+        self._forget = forget
         self._contents: tuple[Any, ...] | None = None
 
     def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
         """As `StateReader.multi_get`."""
-        values, ledger = self._reader.multi_get_as_of(keys)
+        try:
+            values, ledger = self._reader.multi_get_as_of(keys)
+        except (StateNotFoundError, LedgerLostError):
+            self._forget()
+            raise
         if ledger.type == "opaque":
             contents = ledger.contents()
             if self._contents not in (None, contents):

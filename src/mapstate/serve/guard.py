@@ -19,6 +19,7 @@ MOST_REQUESTS = 1_000
 
 _WITHOUT_TOKEN = ("/", "/page.css", "/page.js", "/health")  # which hold no data
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.ASCII)
+_SCHEME = re.compile(r"https?://")
 
 
 class Guard:
@@ -62,8 +63,11 @@ class Guard:
 
     def _refused(self, scope: Scope) -> Problem | None:
         headers = dict(scope["headers"])
-        if self._local_only and not _LOCAL.fullmatch(headers.get(b"host", b"").decode("latin-1")):
-            return Problem(403, "This service answers requests to localhost only. Start it with --host and a token.")
+        if self._local_only:
+            host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+            is_own_page = not origin or _LOCAL.fullmatch(_SCHEME.sub("", origin, count=1))
+            if not (is_own_page and _LOCAL.fullmatch(host)):
+                return Problem(403, "This service answers localhost, and its pages. Start it with --host and a token.")
         path, given = scope["path"], headers.get(b"authorization", b"")
         if self._token is not None and path not in _WITHOUT_TOKEN and not hmac.compare_digest(given, self._token):
             return Problem(401, "This service needs a token: Authorization: Bearer TOKEN.")

@@ -105,13 +105,16 @@ class Metrics:
         try:
             reader = (await self._states.state(name)).reader
             ledger, reports = await reader.ledger(), await reader.reports()
-        except MapStateError:
+        except MapStateError as error:
+            await self._states.lose_if_gone(name, error)
             self._gauges["up"].labels(name).set(0)
             return
         self._note_ledger(name, ledger)
-        if reports:
-            self._note_report(name, reports[0])
-        newest = reports[0].txid if reports else -1
+        newest = -1
+        if reports:  # of a driver that was taken over one may come late
+            last = max(reports, key=lambda one: one.txid)
+            self._note_report(name, last)
+            newest = last.txid
         for report in reports if name in self._last else []:
             if report.txid > self._last[name]:
                 self._add(name, report)

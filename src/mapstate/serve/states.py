@@ -15,7 +15,7 @@ from mapstate.capabilities import ListsStates, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     KeyEncodingError,
-    LedgerError,
+    LedgerLostError,
     MapStateError,
     StateNotFoundError,
     UsageError,
@@ -28,7 +28,7 @@ from mapstate.serve.answers import BadRequest, Forms, View
 from mapstate.serve.merged import MergedReads
 from mapstate.spec import check_state_name
 
-__all__ = ["OpenState", "States"]
+__all__ = ["OpenState", "States", "check_is_there"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,8 @@ _REMEMBERED = 5.0  # seconds for which a lost state is answered for without the 
 _REFRESH = 1.0  # seconds between two listings at least
 _REFRESH_SHARE = 20  # times what a listing takes, between two of them
 MOST_OPEN = 1_000
-"""States that are open at one time, each with a connection or more."""
+"""States that are listed and followed, each with a connection or more."""
+_MORE_OPEN = 100  # that are asked for by their names
 
 
 class OpenState:
@@ -62,13 +63,18 @@ class OpenState:
                 raise
             return await ask(newest)
 
-    async def multi_get(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any] | None], View]:
-        """The values of the keys, and the view as of which they are. Errors as of `MergedReads.multi_get`."""
+    async def multi_get(self, keys: Sequence[Any], known: View) -> tuple[list[dict[str, Any] | None], View]:
+        """The values of the keys, and the view as of which they are. Errors as of `MergedReads.multi_get`, `view`."""
         values, ledger = await self.merged.multi_get(keys)
-        return values, self.view(ledger)
+        return values, self.view(ledger, known)
 
-    def view(self, ledger: LedgerRecord) -> View:
-        """The view of a ledger."""
+    def view(self, ledger: LedgerRecord, known: View | None = None) -> View:
+        """The view of a ledger.
+
+        Raises BadRequest where it has other key columns than the ``known`` one, by which the request was understood.
+        """
+        if known is not None and known.ledger.keys != ledger.keys:
+            raise BadRequest(f"State {ledger.state!r} has been made again, with other key columns.")
         last = self._view
         if last is None or last.ledger is not ledger:
             is_same = last is not None and (last.ledger.keys, last.ledger.fields) == (ledger.keys, ledger.fields)
@@ -128,11 +134,10 @@ class States:
             if time.monotonic() < lost[0]:
                 raise lost[1].with_traceback(None)  # it would grow with each request
             del self._lost[name]
-        if name not in self._open:
-            if len(self._open) >= MOST_OPEN:
-                await self._close(next(iter(self._open)))
-            self._open[name] = asyncio.create_task(self._opened(name))
-        task = self._open[name]
+        while name not in self._open and len(self._open) >= MOST_OPEN + _MORE_OPEN:
+            await self._close(next(iter(self._open)))
+        task = self._open.pop(name, None) or asyncio.create_task(self._opened(name))
+        self._open[name] = task  # behind all that were asked for before
         try:
             return await asyncio.shield(task)
         except MapStateError:
@@ -145,25 +150,22 @@ class States:
             check_state_name(name)
         except ConfigurationError:
             raise StateNotFoundError("there is no state of this name: no state can have it") from None
-        if await asyncio.to_thread(self._has_no_ledger, name):
-            raise StateNotFoundError(f"there is no state {name!r} in this store", state=name)
+        await asyncio.to_thread(check_is_there, self._backend, name)
         reader = await open_async_reader(self._backend, name, aggregators=self._aggregators.get(name))
         return OpenState(reader)
 
-    def _has_no_ledger(self, name: str) -> bool:
-        """By one read. The reader itself would look for records without a ledger, in all keys of a Redis."""
-        store = self._backend.open(name)
-        try:
-            return ledger_store(store).load() is None
-        finally:
-            close_if_possible(store)
+    async def lose_if_gone(self, name: str, error: MapStateError) -> None:
+        """Remember that an open state is gone, if ``error`` says so.
 
-    async def lose(self, name: str, error: LedgerError) -> None:
-        """Remember that an open state is gone: a search for what is left of it may be long work for the store."""
-        if name not in self._open:
-            return
-        self._lost[name] = (time.monotonic() + _REMEMBERED, error)
-        await self._close(name)
+        The reader looks for what is left of it, in all keys of a Redis, with each read.
+        """
+        if name in self._open and isinstance(error, (StateNotFoundError, LedgerLostError)):
+            self._lost[name] = (time.monotonic() + _REMEMBERED, error)
+            await self._close(name)
+
+    def is_open(self, name: str) -> bool:
+        """Whether the state is open. It may be closed between two steps of a request."""
+        return name in self._open
 
     def reads(self) -> int:
         """The number of bulk reads so far."""
@@ -185,3 +187,13 @@ class States:
             state = await task
             self._closed_reads += state.merged.reads
             await state.reader.close()
+
+
+def check_is_there(backend: Backend, name: str) -> None:
+    """Raises StateNotFoundError where a state has no ledger. By one read; a reader would look for records, too."""
+    store = backend.open(name)
+    try:
+        if ledger_store(store).load() is None:
+            raise StateNotFoundError(f"there is no state {name!r} in this store", state=name)
+    finally:
+        close_if_possible(store)

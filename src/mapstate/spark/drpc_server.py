@@ -142,9 +142,9 @@ class _Request(NamedTuple):
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
 
-    def set(self, result: Any, error: Exception | None = None) -> None:
+    def set(self, result: Any, error: BaseException | None = None) -> None:
         """Answers, from any thread, unless nobody waits any more."""
-        if isinstance(error, StopIteration):  # which no future can hold
+        if isinstance(error, StopIteration) or not isinstance(error, Exception | None):  # which no future can hold
             error = RuntimeError(repr(error))
 
         def done() -> None:
@@ -185,7 +185,7 @@ class _Jobs:
             return await request.answer
         finally:
             if request.answer.cancelled():
-                self._abandon()
+                self._abandon(request)
 
     def stop(self) -> None:
         """Ends after the job that runs."""
@@ -193,9 +193,14 @@ class _Jobs:
             self._has_ended = True
             self._changed.notify_all()
 
-    def _abandon(self) -> None:
-        """End the job that runs if nobody waits for it any more. On the event loop, which must not wait for Spark."""
+    def _abandon(self, request: _Request) -> None:
+        """Forget a request for which nobody waits any more, and end a job that has only such ones.
+
+        On the event loop, which must not wait for Spark.
+        """
         with self._changed:
+            if request in self._waiting:
+                self._waiting.remove(request)
             running = self._running
             if running is None or self._is_ending or not all(request.answer.cancelled() for request in running[1]):
                 return
@@ -238,7 +243,7 @@ class _Jobs:
                 with self._changed:
                     self._running = None
                     self._changed.notify_all()
-        except Exception as error:  # noqa: BLE001  anybody's function
+        except BaseException as error:  # noqa: BLE001  anybody's function, which may also call sys.exit
             if len(requests) == 1:
                 requests[0].set(None, error)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, reduce
@@ -58,8 +59,10 @@ class _ClassicAccess:
 
     def run(self, default: str) -> QueryRun:
         query_id = self._query_id
-        # A streaming query runs its jobs in a group of its own, named after the run.
+        # A streaming query runs its jobs in a group named after the run, unless a function of the user's names another.
         run_id = self._context.getLocalProperty("spark.jobGroup.id") if query_id else None
+        if query_id and not re.fullmatch("[0-9a-f-]{36}", run_id or ""):
+            run_id = str(self._execution.runId())
         return QueryRun(query_id or default, run_id)
 
     def may_go_on(self) -> bool:

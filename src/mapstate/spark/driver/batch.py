@@ -27,7 +27,7 @@ from mapstate.spark.driver.access_interface import QueryRun
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
-from mapstate.spark.driver.frames import Frames, through
+from mapstate.spark.driver.frames import Frames
 from mapstate.spark.driver.job import StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches
 from mapstate.spark.driver.quarantine import Quarantine
@@ -110,10 +110,12 @@ class BatchDriver:
         """Begins the batch in all states, or finds it committed in all of them. The first batch of a run opens them."""
         batch_id, run = batch.batch_id, batch.run
         plan = self._planned.next(batch.df, batch_id, run, upstream_txid)
-        if self._open is not None and self._open[0] == run:
-            ledgers = self._open[1]
+        opened = None if self._open is None or self._open[0] != run else self._open[1]
+        if self._quarantine is not None and (opened is None or run.run_id is None):  # each call by hand is a new run
+            self._quarantine.list_kept(batch.df, run.query_id)
+        if opened is not None:
+            ledgers = opened
             answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
-            is_new_run = run.run_id is None  # called by hand, where another try of a batch is no other run
         else:
             if self._of_stream:
                 access_of(batch.df).check_running_increments()
@@ -124,13 +126,10 @@ class BatchDriver:
                 behind = [entry.function for entry in self._plan.behind if entry.branch is branch]
                 check_followers(branch, [*branch.downstream, *branch.fired, *behind], run.query_id, batch_id, plan)
             requests = [state.open_request(run.query_id) for state in self._states]
-            on_gaps = [spec.on_gap for spec in self._specs]
-            ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, on_gaps, plan)
+            ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
-            is_new_run = True
-        if is_new_run and self._quarantine is not None:
-            due = batch_id if isinstance(answers[0], Attempt) else batch_id + 1
-            self._quarantine.forget(batch.df, run.query_id, due)
+        if self._quarantine is not None:
+            self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
 
     def _until_committed(
@@ -207,13 +206,15 @@ class BatchDriver:
     def _set_aside(self, batch: _Batch, rows: DataFrame, ledgers: Ledgers) -> None:
         """Keeps the rows of a batch that failed, and commits it as an empty one."""
         assert self._quarantine is not None  # noqa: S101  the policy sets aside only with one
-        directory = self._quarantine.keep(rows, batch.run.query_id, batch.batch_id)
+        directory = self._quarantine.place(batch.run.query_id, batch.batch_id)
         _log.exception(
-            "batch %d of %s failed in %d attempts; it counts as empty, and its rows are in %s",
+            "batch %d of %s failed in %d attempts; it is to count as empty, with its rows in %s",
             *(batch.batch_id, self._plan.stream, batch.policy.attempt, directory),
         )
+        attempts = self._begin_anew(batch, ledgers)  # first: the batch may be another driver's by now
+        self._quarantine.keep(rows, directory)
         nothing = [None] * len(self._states)
-        commits = self._commit(batch, ledgers, self._begin_anew(batch, ledgers), nothing)
+        commits = self._commit(batch, ledgers, attempts, nothing)
         self._report(batch, commits, nothing, directory)
         emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id)
 
@@ -249,25 +250,19 @@ class BatchDriver:
             )
         _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
         batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
-        reports = {
-            spec.state: BatchReport.of_commit(commit)
-            for spec, commit in zip(self._specs, commits, strict=True)
-            if commit is not None
-        }
+        each = zip(self._specs, commits, strict=True)
+        reports = {spec.state: BatchReport.of_commit(commit) for spec, commit in each if commit is not None}
         for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
             state.set_batch(record, state_done)
-        directory = None if self._quarantine is None else self._quarantine.kept(batch.df, run.query_id, batch_id)
+        directory = (
+            None if self._quarantine is None else self._quarantine.kept(batch.df, run.query_id, batch_id, commits)
+        )
         self._finished(FinishedBatch(batch_id=batch_id, states=reports, quarantined=directory, repeated=True))
         if directory is not None:  # nothing went downstream, and a function may fail for these rows again
-            for state, state_done in zip(self._states, done, strict=True):
-                state.committed_as = None if state_done.commit is None else state_done.commit.txid
-            emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch_id)
+            emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch_id, done=done)
             return
         for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
-            frame = batch.df
-            if state.branch.downstream:
-                frame = state.keyed(through(state.branch.steps, frame, batch_id))
-            emit_again(state, frame, record, state_done)
+            emit_again(state, batch.df, record, state_done)
             emit_fired_again(state, batch.df, record, state_done)
         if self._plan.behind:
             self._call_behind_alone(batch)

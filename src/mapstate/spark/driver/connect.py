@@ -12,18 +12,17 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from posixpath import normpath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-import msgspec
 import pyarrow as pa
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import local_path
 from mapstate.spark.driver.access_interface import QueryRun, SourceLog
 from mapstate.spark.driver.job import Branch, Follower
-from mapstate.spark.executor.report import SentError
+from mapstate.spark.executor.noted import noted, told_in
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ __all__ = ["ConnectAccess", "Served", "ServedQuery", "error_of", "sources_of"]
 _RELATION = re.compile(r"^[ :+-]*~?StreamingRelation(?:V2)? (.*?\])(?:, name=[^\n]*)?$", re.MULTILINE | re.DOTALL)
 _FILES = re.compile(r"(?:^|\), )FileSource\[(.*?)\], \[", re.DOTALL)
 _log = logging.getLogger("mapstate")
-_NOTE = "In JSON: "  # an error's last note
 _URL = "SPARK_CONNECT_LOCAL_URL"  # in the environment of a worker: its server's
 _UNKNOWN = (
     "under Spark Connect a foreachBatch function cannot tell which query it serves. Nothing was written. Start the "
@@ -234,33 +232,13 @@ class ServedQuery:
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
-        try:
+        with noted():
             self._function(batch_df, batch_id)
-        except MapStateError as error:
-            error.add_note(_NOTE + _noted(error))
-            raise
 
 
 def error_of(query: StreamingQuery) -> MapStateError | None:
     """The error that stopped a query, None while there is none of mapstate's. Client; asks the server."""
-    for noted in reversed(re.findall(f"^{_NOTE}(.*)$", str(query.exception() or ""), re.MULTILINE)):
-        with suppress(msgspec.DecodeError):  # somebody's own text
-            sent, notes = msgspec.json.decode(noted, type=tuple[SentError, list[str]])
-            error = sent.rebuild()
-            for note in notes:
-                error.add_note(note)
-            return error
-    return None
-
-
-def _noted(error: MapStateError) -> str:
-    """An error and its notes as one line, without its facts if those have no JSON."""
-    sent = SentError.of(error)
-    notes = [note.encode("utf-8", "backslashreplace").decode() for note in getattr(error, "__notes__", [])]
-    try:
-        return msgspec.json.encode((sent, notes)).decode()
-    except (TypeError, ValueError):
-        return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()
+    return told_in(str(query.exception() or ""))
 
 
 def sources_of(df: Any, checkpoint: str) -> tuple[SourceLog | None, ...]:

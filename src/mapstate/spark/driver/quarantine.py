@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from mapstate.protocol.ledger_record import Commit
 from mapstate.spark.driver.spark_files import files_at
 
 if TYPE_CHECKING:
@@ -23,34 +25,43 @@ class Quarantine:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._found: list[int] = []
 
-    def keep(self, rows: DataFrame, query_id: str, batch_id: int) -> str:
-        """Writes the rows of a batch, and returns where. Doing it again replaces them. Driver, before the commit.
+    def place(self, query_id: str, batch_id: int) -> str:
+        """Where the rows of a batch are kept."""
+        return f"{self._path}/query_id={query_id}/batch_id={batch_id}"
+
+    def keep(self, rows: DataFrame, place: str) -> None:
+        """Writes the rows of a batch. Doing it again replaces them. Driver, after its last begin, before the commit.
 
         Raises Spark's own errors; then the batch is not committed.
         """
-        place = self._place(query_id, batch_id)
         rows.write.mode("overwrite").parquet(place)
-        return place
+
+    def list_kept(self, batch_df: DataFrame, query_id: str) -> None:
+        """Notes of which batches of a query rows are kept. Driver, before a run begins its first batch."""
+        kept = files_at(batch_df, f"{self._path}/query_id={query_id}")
+        names = kept.names() if kept.exists() else []
+        numbers = [number for name, _, number in (found.partition("=") for found in names) if name == "batch_id"]
+        self._found = [int(number) for number in numbers if number.isdecimal()]
 
     def forget(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
         """Removes what is kept of a batch and of those after it: none of them counts, so all come again, and may now.
 
-        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Driver,
-        as a run begins.
+        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. What was
+        not there at the last `list_kept` is of a driver that has taken over since. Driver, as a run has begun.
         """
-        kept = files_at(batch_df, f"{self._path}/query_id={query_id}")
-        if not kept.exists():
-            return
-        for found in kept.names():
-            name, _, number = found.partition("=")
-            if name == "batch_id" and number.isdecimal() and int(number) >= batch_id:
-                files_at(batch_df, self._place(query_id, int(number))).delete()
+        for found in self._found:
+            if found >= batch_id:
+                files_at(batch_df, self.place(query_id, found)).delete()
+        self._found = []
 
-    def kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> str | None:
-        """Where the rows of a batch are that counts already; None where it was none that failed. Driver."""
-        place = self._place(query_id, batch_id)
+    def kept(self, batch_df: DataFrame, query_id: str, batch_id: int, commits: Iterable[Commit | None]) -> str | None:
+        """Where the rows of a batch are that counts already; None where it was none that failed. Driver.
+
+        A batch that failed counts no row. One that counts some was another driver's, if rows are kept of it.
+        """
+        if any(commit is not None and commit.rows for commit in commits):
+            return None
+        place = self.place(query_id, batch_id)
         return place if files_at(batch_df, place).exists() else None
-
-    def _place(self, query_id: str, batch_id: int) -> str:
-        return f"{self._path}/query_id={query_id}/batch_id={batch_id}"

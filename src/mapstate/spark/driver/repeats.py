@@ -23,15 +23,26 @@ _log = logging.getLogger("mapstate")
 
 
 def emit_nothing(
-    plan: StreamPlan, states: Sequence[StateDriver], records: Sequence[LedgerRecord], df: DataFrame, batch_id: int
+    plan: StreamPlan,
+    states: Sequence[StateDriver],
+    records: Sequence[LedgerRecord],
+    df: DataFrame,
+    batch_id: int,
+    *,
+    done: Sequence[AlreadyCommitted] = (),
 ) -> None:
-    """A batch that was set aside is an empty one for the states that follow. Plain functions are not called."""
+    """A batch that was set aside is an empty one for the states that follow. Plain functions are not called.
+
+    ``done`` is of one that comes again.
+    """
+    for state, known in zip(states, done, strict=False):
+        state.committed_as = None if known.commit is None else known.commit.txid
     empty = df.sparkSession.createDataFrame([], df.schema)
     for state, record in zip(states, records, strict=True):
-        keyed = state.keyed(through(state.branch.steps, empty, batch_id))
         fields = Fields(record.fields, state.job.aggregators)
         for function in state.branch.downstream:
             if isinstance(function, Follower) and function.branch is not None:
+                keyed = state.keyed(through(state.branch.steps, empty, batch_id))
                 schema = new_values_type(keyed, state.job.keys, fields, old=function.retracts)
                 state.pass_on(function, new_values_frame(keyed, schema, []), batch_id)
         state.emit_fired(df, record, None, batch_id)
@@ -41,10 +52,10 @@ def emit_nothing(
                 state.pass_on(behind.function, empty, batch_id)
 
 
-def emit_again(state: StateDriver, frame: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
+def emit_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
     """Emits the new values of a batch that counts already: a crash may have come before they were emitted.
 
-    ``frame`` has the columns of the state. Raises IncompleteBatchError where a follower needs all of them and some are
+    ``df`` has the rows of the batch. Raises IncompleteBatchError where a follower needs all of them and some are
     gone.
     """
     state.committed_as = None if done.commit is None else done.commit.txid
@@ -57,6 +68,7 @@ def emit_again(state: StateDriver, frame: DataFrame, record: LedgerRecord, done:
             *(state.spec.state, done.batch_id),
         )
     fields = Fields(record.fields, state.job.aggregators)
+    frame = state.keyed(through(state.branch.steps, df, done.batch_id))
     new_values, missing = read_back(frame, state.spec, fields, record, done.commit, old=state.retracts)
     if done.commit is None or missing:
         _check_complete(state, done, missing)

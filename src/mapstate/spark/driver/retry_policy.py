@@ -22,6 +22,7 @@ from mapstate.errors import IncompleteBatchError, StoreRestartedError, StoreUnav
 from mapstate.retry import Patience
 from mapstate.spark.driver.causes import Cause, cause_of
 from mapstate.spark.driver.executors import environment_error
+from mapstate.spark.executor.noted import told
 from mapstate.spec import StateSpec
 
 __all__ = ["Decision", "RetryPolicy"]
@@ -62,14 +63,15 @@ class RetryPolicy:
         """
         return self._requests.ask(question)
 
-    def after(self, error: Exception) -> Decision:
+    def after(self, raised: Exception) -> Decision:
         """What follows an attempt that failed; pauses before a store that did not answer is retried.
 
-        Raises ``error`` where patience is over, and ExecutorEnvironmentError where an executor lacks a package.
+        Raises the error where patience is over, an error that Spark's tells of, and ExecutorEnvironmentError.
         """
-        missing = environment_error(error)
+        missing = environment_error(raised)
         if missing is not None:
-            raise missing from error
+            raise missing from raised
+        error = told(raised)
         cause = cause_of(error)
         if cause is Cause.UNAVAILABLE_STORE and not self._counts_twice:
             try:
@@ -87,6 +89,8 @@ class RetryPolicy:
             self.attempt += 1
         elif cause is not Cause.FINAL:
             self._note(error)
+        if decision is Decision.RAISE and error is not raised:
+            raise error from raised
         return decision
 
     def _note(self, error: Exception) -> None:

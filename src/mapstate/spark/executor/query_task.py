@@ -16,6 +16,7 @@ from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
 from mapstate.spark.executor.arrow import arrow_to_python, partition_id, slices
+from mapstate.spark.executor.noted import noted
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
 from mapstate.spec import CHUNK_SIZE, StateSpec
 
@@ -101,9 +102,11 @@ class QueryTask:
         try:
             for batch in batches:
                 for part in slices(batch, lambda: self._asked.chunk_size, CHUNK_BYTES):
-                    if opened is None and self._known is None:
-                        opened = self._asked.open(self._before)
-                    yield self._with_answers(opened, part)
+                    with noted():
+                        if opened is None and self._known is None:
+                            opened = self._asked.open(self._before)
+                        answered = self._with_answers(opened, part)
+                    yield answered
         finally:
             close_if_possible(opened)
 

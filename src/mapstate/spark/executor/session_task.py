@@ -13,6 +13,7 @@ import pyarrow as pa
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.joins import joined
 from mapstate.capabilities import close_if_possible
+from mapstate.errors import ConfigurationError, DataError
 from mapstate.keys import KeyCodec
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
@@ -171,12 +172,24 @@ class SettleTask(PurgeTask):
                             longer = [at for at, session in enumerate(sessions) if len(session) > 1]
                             keys = [store_key(part.pane, own[at], is_native_integer=is_int) for at in longer]
                             if keys:
-                                values = [pieces.joined(sessions[at]) for at in longer]
+                                values = [self._joined(pieces, sessions[at]) for at in longer]
                                 state.multi_combine(keys, values, replace_all)
                                 count += len(keys)
         finally:
             close_if_possible(reads.store)
         return count
+
+    def _joined(self, pieces: _Pieces, session: Sequence[Any]) -> Any:
+        """Raises ConfigurationError: what cannot be joined is of earlier batches, and no row of this one is wrong."""
+        try:
+            return pieces.joined(session)
+        except DataError as error:
+            raise ConfigurationError(
+                f"state {self.spec.state!r}: a session of earlier batches cannot be joined into one value: "
+                f"{error.message} Nothing of this batch counts, and no batch will until that is put right. See "
+                "docs/windows.md#sessions",
+                state=self.spec.state,
+            ) from error
 
 
 def _windows(record: LedgerRecord) -> WindowsRecord:

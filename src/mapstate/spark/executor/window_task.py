@@ -38,6 +38,7 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.noted import noted
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.task import BatchTask
 from mapstate.spec import StateSpec
@@ -175,7 +176,9 @@ class PurgeTask:
             parts = [
                 Slice(*(row[name] for name in ("pane", "partition", "full", "rests"))) for row in batch.to_pylist()
             ]
-            yield pa.RecordBatch.from_arrays([pa.array([self.work(parts)], pa.int64())], ["keys"])
+            with noted():
+                keys = self.work(parts)
+            yield pa.RecordBatch.from_arrays([pa.array([keys], pa.int64())], ["keys"])
 
     def work(self, parts: Sequence[Slice]) -> int:
         """The number of keys that the index had. Raises FencedError."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mapstate.aggregators.columns import column_of
-from mapstate.protocol.windows import NEVER, Panes
+from mapstate.protocol.windows import LATEST, NEVER, Panes
 from mapstate.spark.driver.job import Branch, Windows
 from mapstate.spark.driver.new_values import INSIDE
 
@@ -98,7 +98,7 @@ def _time(windows: Windows, now: int) -> str:
         return f"array({now}L, null)[cast(spark_partition_id() < 0 as int)]"  # never null, which Spark cannot know
     column = _quoted(windows.time)
     if windows.type == "bigint":
-        return f"case when {column} between {NEVER // 2} and {-NEVER // 2} then {column} end"
+        return f"case when {column} between {-LATEST} and {LATEST} then {column} end"
     reach = max(windows.definition.length, windows.definition.slide)
     micros = f"unix_micros({column})"
     return f"case when {micros} between {_FIRST_MICROSECOND + reach} and {_LAST_MICROSECOND - reach} then {micros} end"

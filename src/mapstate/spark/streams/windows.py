@@ -128,8 +128,9 @@ def _inputs(schema: StructType, inputs: Mapping[str, Sequence[str]] | None) -> t
             column=column,
         )
     names = tuple(values)
-    if not names or len(set(names)) < len(names) or isinstance(values, str):
-        raise ConfigurationError(f"the values of inputs are different texts, at least one, not {values!r}")
+    are_texts = all(isinstance(name, str) for name in names) and not isinstance(values, str)
+    if not names or len(set(names)) < len(names) or not are_texts:
+        raise ConfigurationError(f"the values of inputs are texts, each another one, at least one, not {values!r}")
     return column, names
 
 

@@ -1,0 +1,61 @@
+"""Errors of mapstate that reach the driver as text: Spark passes on what another process raises as its traceback.
+
+Such an error carries a last note, which has its class and its facts as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from mapstate.errors import MapStateError
+from mapstate.spark.executor.report import SentError
+
+__all__ = ["noted", "told", "told_in"]
+
+_NOTE = "In JSON: "
+_NOTES = re.compile(f"^{_NOTE}(.*)$", re.MULTILINE)
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Around what runs in another process than the one that asks."""
+    try:
+        yield
+    except MapStateError as error:
+        error.add_note(_NOTE + _as_json(error))
+        raise
+
+
+def told(error: Exception) -> Exception:
+    """The error of mapstate that an error of Spark's tells of, which is then its cause; else the error itself."""
+    found = None if isinstance(error, MapStateError) else told_in(str(error))
+    if found is None:
+        return error
+    found.__cause__ = error
+    return found
+
+
+def told_in(text: str) -> MapStateError | None:
+    """The last error of mapstate in a text of Spark's, None if there is none."""
+    for note in reversed(_NOTES.findall(text)):
+        with suppress(msgspec.DecodeError):  # somebody's own text
+            sent, notes = msgspec.json.decode(note, type=tuple[SentError, list[str]])
+            error = sent.rebuild()
+            for one in notes:
+                error.add_note(one)
+            return error
+    return None
+
+
+def _as_json(error: MapStateError) -> str:
+    """An error and its notes as one line, without its facts if those have no JSON."""
+    sent = SentError.of(error)
+    notes = [note.encode("utf-8", "backslashreplace").decode() for note in getattr(error, "__notes__", [])]
+    try:
+        return msgspec.json.encode((sent, notes)).decode()
+    except (TypeError, ValueError):
+        return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()
