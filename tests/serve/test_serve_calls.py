@@ -28,6 +28,7 @@ from mapstate.keys import KeyCodec
 from mapstate.operations.drop import drop
 from mapstate.reader import open_reader
 from mapstate.schema import Field, KeyField
+from mapstate.serve import commits as commits_module
 from mapstate.serve import make_app
 from mapstate.serve import states as states_module
 from mapstate.serve.commits import Commits
@@ -288,6 +289,7 @@ def test_a_state_that_is_gone_is_not_sought_by_what_asks_for_all(url, monkeypatc
 
 
 def test_a_state_that_is_gone_is_not_sought_for_those_who_listen(tmp_path, monkeypatch):
+    monkeypatch.setattr(states_module, "_REFRESH", 4)
     url = f"sqlite:///{tmp_path}/s.db"
     job, app = Job(url), make_app(url)
     job.batch(a=1)
@@ -653,7 +655,8 @@ def test_an_event_comes_for_a_commit_without_a_report(tmp_path):
     assert (event["as_of"]["batch_id"], event["report"], event["keys_held"]) == (1, None, 2)
 
 
-def test_a_batch_that_was_rolled_back_is_no_event(url):
+def test_a_batch_that_was_rolled_back_is_no_event(url, monkeypatch):
+    monkeypatch.setattr(commits_module, "_INTERVAL", 2.0)  # all that is done is done between two looks
     job = Job(url)
     job.batch(a=1)
 
@@ -788,6 +791,8 @@ def test_metrics_say_what_the_reports_say(url):
         assert after["mapstate_retried_batches_total", "s"] == 2
         assert after["mapstate_keys", "s"] == 4
         assert metrics_of(client)["mapstate_rows_total", "s"] == 300
+        for at in (4, 5):
+            job.batch(**{f"k{at}": 1})
         for at in (5, 4):  # the report of a driver that was taken over comes late
             job.store.keep_report(encode_report(report(at, rows=at)), 100)
         for _ in range(2):

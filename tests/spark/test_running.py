@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -525,6 +526,7 @@ def test_a_driver_beats_while_its_queries_stop(url: str):
 
 
 def test_a_driver_beats_while_its_queries_start(spark, tmp_path: Path, url: str, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "POLL", 0.3)
     run = Run(spark, tmp_path, url)
     start = Startable.start
     topology = run.topology()

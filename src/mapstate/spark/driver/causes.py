@@ -8,11 +8,16 @@ from mapstate.errors import (
     CorruptRecordError,
     DataError,
     IncompleteBatchError,
+    StaleBatchError,
     StoreRestartedError,
     StoreUnavailableError,
 )
+from mapstate.spark.executor.noted import told
 
-__all__ = ["Cause", "cause_of"]
+__all__ = ["OF_NO_ROW", "Cause", "cause_of"]
+
+OF_NO_ROW = (IncompleteBatchError, StaleBatchError, StoreRestartedError)
+"""Attempts that were lost by no row of theirs: no batch is set aside for them."""
 
 
 class Cause(Enum):
@@ -24,7 +29,7 @@ class Cause(Enum):
     FINAL = "no attempt can end otherwise"
 
 
-def cause_of(error: BaseException) -> Cause:
+def cause_of(error: Exception) -> Cause:
     """The row of the table that an error belongs to.
 
     A Spark job that failed may have lost a worker, or may have met the batch's own data: nothing in the error tells
@@ -40,13 +45,14 @@ def cause_of(error: BaseException) -> Cause:
         PySparkValueError,
     )
 
+    error = told(error)
     if isinstance(error, (CorruptRecordError, AnalysisException)):
         return Cause.FINAL
     if isinstance(error, (PySparkAttributeError, PySparkTypeError, PySparkValueError)):
         return Cause.FINAL  # of the plan, on the driver
     if isinstance(error, StoreUnavailableError):
         return Cause.UNAVAILABLE_STORE
-    if isinstance(error, (IncompleteBatchError, StoreRestartedError)):
+    if isinstance(error, OF_NO_ROW):
         return Cause.LOST_ATTEMPT
     if isinstance(error, DataError):
         return Cause.DATA

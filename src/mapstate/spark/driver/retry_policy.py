@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from mapstate.errors import IncompleteBatchError, StoreRestartedError, StoreUnavailableError
+from mapstate.errors import StoreUnavailableError
 from mapstate.retry import Patience
-from mapstate.spark.driver.causes import Cause, cause_of
+from mapstate.spark.driver.causes import OF_NO_ROW, Cause, cause_of
 from mapstate.spark.driver.executors import environment_error
 from mapstate.spark.executor.noted import told
 from mapstate.spec import StateSpec
@@ -84,7 +84,7 @@ class RetryPolicy:
             self._waits += 1
             self.attempt += 1
             return Decision.BEGIN_ANEW
-        decision = self._decided(cause, is_a_job=not isinstance(error, (IncompleteBatchError, StoreRestartedError)))
+        decision = self._decided(cause, is_a_job=not isinstance(error, OF_NO_ROW))
         if decision is Decision.BEGIN_ANEW:
             self.attempt += 1
         elif cause is not Cause.FINAL:

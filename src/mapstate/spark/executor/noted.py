@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import msgspec
 
 from mapstate.errors import MapStateError
 from mapstate.spark.executor.report import SentError
 
-__all__ = ["noted", "told", "told_in"]
+__all__ = ["each_noted", "noted", "told", "told_in"]
+
+T = TypeVar("T")
 
 _NOTE = "In JSON: "
 _NOTES = re.compile(f"^{_NOTE}(.*)$", re.MULTILINE)
@@ -28,6 +31,17 @@ def noted() -> Iterator[None]:
     except MapStateError as error:
         error.add_note(_NOTE + _as_json(error))
         raise
+
+
+def each_noted(items: Iterator[T]) -> Iterator[T]:
+    """What a task gives out, one after the other, each made within `noted`."""
+    while True:
+        with noted():
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
 
 
 def told(error: Exception) -> Exception:

@@ -16,7 +16,7 @@ from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
 from mapstate.spark.executor.arrow import arrow_to_python, partition_id, slices
-from mapstate.spark.executor.noted import noted
+from mapstate.spark.executor.noted import each_noted
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
 from mapstate.spec import CHUNK_SIZE, StateSpec
 
@@ -98,15 +98,16 @@ class QueryTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows with the answers beside them."""
+        return each_noted(self._answered(batches))
+
+    def _answered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened: Any = None
         try:
             for batch in batches:
                 for part in slices(batch, lambda: self._asked.chunk_size, CHUNK_BYTES):
-                    with noted():
-                        if opened is None and self._known is None:
-                            opened = self._asked.open(self._before)
-                        answered = self._with_answers(opened, part)
-                    yield answered
+                    if opened is None and self._known is None:
+                        opened = self._asked.open(self._before)
+                    yield self._with_answers(opened, part)
         finally:
             close_if_possible(opened)
 

@@ -38,7 +38,7 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema
-from mapstate.spark.executor.noted import noted
+from mapstate.spark.executor.noted import each_noted
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.task import BatchTask
 from mapstate.spec import StateSpec
@@ -172,13 +172,14 @@ class PurgeTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
+        return each_noted(self._removed(batches))
+
+    def _removed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             parts = [
                 Slice(*(row[name] for name in ("pane", "partition", "full", "rests"))) for row in batch.to_pylist()
             ]
-            with noted():
-                keys = self.work(parts)
-            yield pa.RecordBatch.from_arrays([pa.array([keys], pa.int64())], ["keys"])
+            yield pa.RecordBatch.from_arrays([pa.array([self.work(parts)], pa.int64())], ["keys"])
 
     def work(self, parts: Sequence[Slice]) -> int:
         """The number of keys that the index had. Raises FencedError."""
@@ -234,6 +235,9 @@ class FiredTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
+        return each_noted(self._packed(batches))
+
+    def _packed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         packed = packing(self.record)
         for page in self.pages(batches):
             panes = pa.repeat(pa.scalar(page.pane, pa.int64()), len(page.rests))
@@ -302,6 +306,9 @@ class JoinTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
+        return each_noted(self._joined(batches))
+
+    def _joined(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         codec = packing(self.record)
         open_window: tuple[int, str] | None = None
         value: Any = None
@@ -358,6 +365,9 @@ class ReadAndJoin:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
+        return each_noted(self._rows(batches))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for page in self.read.pages(batches):
             for ends in page.ends:
                 if ends:

@@ -245,12 +245,21 @@ class Running:
             if record.status == "KILLED":
                 may_stop = self._gate.is_empty or self._has_waited(record)
             else:
-                may_stop = self._gate.is_empty and not self._has_failed  # its query ends, and a step raises its error
+                may_stop = self._gate.is_empty and not self._is_failing()
             if not may_stop:
                 return False
             self._gate.end()
             self._stopping = self._stop_in_thread()
         return self._have_stopped(self._stopping)
+
+    def _is_failing(self) -> bool:
+        """Whether a query is about to end with the error of its batch. Raises the error once it has ended."""
+        if not self._has_failed:
+            return False
+        if all(query.isActive for query in self._started.values()):
+            return True
+        self._check_failures()
+        return False  # somebody else has stopped it
 
     def _has_waited(self, record: ControlRecord) -> bool:
         """Whether the wait of a kill is over. Not by the record's time, which is of another machine's clock."""
