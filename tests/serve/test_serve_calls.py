@@ -27,6 +27,7 @@ from mapstate.errors import ConfigurationError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.operations.drop import drop
 from mapstate.reader import open_reader
+from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import Field, KeyField
 from mapstate.serve import commits as commits_module
 from mapstate.serve import make_app
@@ -585,6 +586,44 @@ def test_who_waits_for_a_batch_does_not_wait_for_the_listing_of_states(tmp_path,
         assert not listening.done()  # the states are not known yet
         go_on.set()
         assert await listening is None
+        await commits.close()
+        await states.close()
+
+    asyncio.run(wait())
+
+
+def test_no_state_is_held_up_by_another_one_that_does_not_answer(tmp_path, monkeypatch):
+    url, go_on = f"sqlite:///{tmp_path}/s.db", asyncio.Event()
+    job, ledger = Job(url), AsyncStateReader.ledger
+    job.batch(a=1)
+    made_of_one_batch(url, "slow", (KeyField("k", "string"),), VISITS, ROWS)
+
+    async def held(self):
+        if self._state == "slow":
+            await go_on.wait()
+        return await ledger(self)
+
+    monkeypatch.setattr(AsyncStateReader, "ledger", held)
+
+    async def wait():
+        states = states_module.States(url)
+        commits = Commits(states)
+        events = commits.events()
+        listening: Any = asyncio.ensure_future(anext(events))
+        for batch_id in (1, 2):
+            reached = asyncio.create_task(commits.reached("s", batch_id, 30))
+            await asyncio.to_thread(job.batch, a=batch_id)
+            await reached
+        assert not listening.done()
+        go_on.set()
+        assert await listening is None
+        await asyncio.to_thread(job.batch, a=3)
+        found = 0
+        while found < 3:  # batches that came before the first comment may be events, too
+            event = await anext(events)
+            assert event is not None
+            assert (event["event"], event["state"]) == ("commit", "s")
+            found = event["as_of"]["batch_id"]
         await commits.close()
         await states.close()
 

@@ -110,26 +110,36 @@ class Commits:
             self._following = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
+        """No poll waits for another one, or for a listing: on a large Redis each may look through all keys."""
         listing: asyncio.Task[list[str]] | None = None
         listed: list[str] = []
+        polls: dict[str, asyncio.Task[None]] = {}
+        first: tuple[asyncio.Event, list[asyncio.Task[None]]] | None = None  # the polls of a listener's first listing
         try:
             while self._listeners or self._waiting:
-                names, known = {name for name, _, _ in self._waiting}, None
+                names, is_listed = {name for name, _, _ in self._waiting}, False
                 if self._listeners:
                     listing = listing or asyncio.create_task(self._states.names())
-                    await asyncio.wait({listing}, timeout=_INTERVAL)  # a large Redis takes minutes; others wait, too
+                    await asyncio.wait({listing}, timeout=_INTERVAL)
                     if listing.done():
                         with suppress(MapStateError):  # each state says by itself that the store is away
-                            listed, known = listing.result(), self._knows_all
+                            listed, is_listed = listing.result(), True
                         listing = None
                     names.update(listed)
-                await asyncio.gather(*(self._poll(name) for name in names))
-                if known is not None:
-                    known.set()
+                polls = {name: poll for name, poll in polls.items() if not poll.done()}
+                polls |= {name: asyncio.create_task(self._poll(name)) for name in names - polls.keys()}
+                if is_listed and first is None and not self._knows_all.is_set():
+                    first = self._knows_all, list(polls.values())
+                if polls:
+                    await asyncio.wait(polls.values(), timeout=_INTERVAL)
+                if first is not None and all(poll.done() for poll in first[1]):
+                    first[0].set()
+                    first = None
                 await asyncio.sleep(_INTERVAL)
         finally:
-            if listing is not None:
-                listing.cancel()
+            for task in (listing, *polls.values()):
+                if task is not None:
+                    task.cancel()
 
     async def _poll(self, name: str) -> None:
         try:
