@@ -184,6 +184,8 @@ def _die_at(site: Site, step: str) -> None:
         elif command == "rebalance":
             site.until(process, lambda one: one.obeyed == one.command, "the command is obeyed")
             site.put()
+        else:
+            site.until(process, lambda one: one.status == "ACTIVE", "the submission")  # all may be counted before it
         site.until_counted(process)
         if command == "rebalance":
             assert site.last_report(process).partitions == 5
