@@ -135,7 +135,7 @@ def _rebuild(cls: type[MapStateError], message: str, facts: dict[str, Any]) -> M
 
 
 class ConfigurationError(MapStateError, ValueError):
-    """A request that cannot be met; raised on the driver, before anything runs."""
+    """A request that cannot be met; raised before anything runs, except for a session that outgrows a bound."""
 
 
 class UnknownSchemeError(ConfigurationError):

@@ -469,12 +469,18 @@ def test_a_scan_of_a_store_without_cursors_is_whole():
         problem(client.get("/states/s/scan?cursor=eA=="), 400)
 
 
-def test_a_record_that_cannot_be_read_stands_behind_all_others(tmp_path):
+@pytest.fixture
+def damaged(tmp_path):
+    """A state whose key ``b`` cannot be read."""
     url = f"sqlite:///{tmp_path}/s.db"
     job = Job(url)
     job.batch(a=1, b=2, c=3)
     job.store.multi_put(["b"], [b"nothing"])
-    with client_of(url) as client:
+    return url
+
+
+def test_a_record_that_cannot_be_read_stands_behind_all_others(damaged):
+    with client_of(damaged) as client:
         lines = lines_of(client.get("/states/s/scan"))
         assert {line["key"]["k"] for line in lines if "key" in line} == {"a", "c"}
         assert lines[-1]["problem"]["error"] == "CorruptRecordError"
@@ -482,12 +488,8 @@ def test_a_record_that_cannot_be_read_stands_behind_all_others(tmp_path):
         assert client.get("/states/s/values?k=a").json()["value"] == {"n": 1}
 
 
-def test_each_scan_up_to_a_limit_says_what_it_could_not_read(tmp_path):
-    url = f"sqlite:///{tmp_path}/s.db"
-    job = Job(url)
-    job.batch(a=1, b=2, c=3)
-    job.store.multi_put(["b"], [b"nothing"])
-    with client_of(url) as client:
+def test_each_scan_up_to_a_limit_says_what_it_could_not_read(damaged):
+    with client_of(damaged) as client:
         last, found = dict[str, Any](), []
         while not last.get("is_end"):
             cursor = {"cursor": last["cursor"]} if last else {}

@@ -532,16 +532,14 @@ def test_a_damaged_record_stops_a_query_with_quarantine(spark, tmp_path):
     assert not kept.exists()
 
 
-READS = ("multi_get", "multi_get_with_ledger")
-
-
 def test_an_outage_of_a_state_that_is_asked_stops_a_query_with_quarantine(spark, tmp_path):
     """It is no fault of the batch, and its tasks tell of it in a text of Spark's."""
     url, kept = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept"
     frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
     newStream("asked", frame).groupBy("user_id").persistentAggregate(opaque(url, "asked"), n=Count())(frame, 0)
-    faults = [Fail(method=one, error=errors.StoreUnavailableError, times=99) for one in READS]
-    away = opaque(FaultyBackend(resolve(url), str(tmp_path), tuple(faults)), "asked")
+    reads = ("multi_get", "multi_get_with_ledger")
+    faults = tuple(Fail(method=one, error=errors.StoreUnavailableError, times=99) for one in reads)
+    away = opaque(FaultyBackend(resolve(url), str(tmp_path), faults), "asked")
     topology = Topology("site", on_poison="quarantine", quarantine=str(kept))
     asking = topology.newStream("visits", frame.limit(0)).stateQuery(away, "user_id")
     asking.groupBy("user_id").persistentAggregate(opaque(url, "s", patience=0), n=Count())

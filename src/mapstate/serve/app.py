@@ -191,10 +191,11 @@ class _Service:
         columns = request.query_params["columns"].split(",") if "columns" in request.query_params else None
         state = await self._state(request)
         size = _PAGE if limit is None else min(limit, _PAGE)
-        pages = state.reader.pages_as_of(size, columns=columns, cursor=cursor_of(cursor))
+        start = cursor_of(cursor)
+        pages = state.reader.pages_as_of(size, columns=columns, cursor=start)
 
         async def sent() -> AsyncGenerator[bytes, None]:
-            count, last = 0, cursor_of(cursor)
+            count, last = 0, start
             try:
                 async for page in pages:
                     rows = state.view(page.ledger).forms.rows(page.rows)

@@ -173,7 +173,8 @@ class Commits:
             return
         self._seen[name] = (txid, 0)
         self._away.discard(name)
-        counting = [one for one in reports if one.txid in ledger.view()]  # others were rolled back
+        view = ledger.view()
+        counting = [one for one in reports if one.txid in view]  # others were rolled back
         new = counting[:1] if seen[0] is None else [one for one in reversed(counting) if one.txid > seen[0]]
         for report in new:
             at = {"batch_id": report.batch_id, "txid": report.txid, "committed_at": report.at}

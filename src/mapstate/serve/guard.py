@@ -19,7 +19,6 @@ MOST_REQUESTS = 1_000
 
 _WITHOUT_TOKEN = ("/", "/page.css", "/page.js", "/health")  # which hold no data
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.ASCII)
-_SCHEME = re.compile(r"https?://")
 
 
 class Guard:
@@ -65,7 +64,7 @@ class Guard:
         headers = dict(scope["headers"])
         if self._local_only:
             host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
-            is_own_page = not origin or _LOCAL.fullmatch(_SCHEME.sub("", origin, count=1))
+            is_own_page = not origin or _LOCAL.fullmatch(origin.partition("://")[2])
             if not (is_own_page and _LOCAL.fullmatch(host)):
                 return Problem(403, "This service answers localhost, and its pages. Start it with --host and a token.")
         path, given = scope["path"], headers.get(b"authorization", b"")
