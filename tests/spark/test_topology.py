@@ -571,7 +571,7 @@ def test_a_batch_that_another_driver_has_committed_is_not_kept(spark, tmp_path):
 
 
 def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_path, monkeypatch):
-    """It stands still behind its begin, while another one sets the batch aside."""
+    """It stands still behind its begin, while another one, for which a function fails, sets the batch aside."""
     url, kept = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept"
     frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
 
@@ -580,9 +580,9 @@ def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_p
             raise ValueError("mine")
         return rows
 
-    def topology() -> Topology:
+    def topology(check: Any) -> Topology:
         own = Topology("site", on_poison="quarantine", quarantine=str(kept))
-        checked = own.newStream("visits", frame.limit(0)).transform(fails)
+        checked = own.newStream("visits", frame.limit(0)).transform(check)
         checked.groupBy("user_id").persistentAggregate(opaque(url, "s", max_attempts=1), n=Count())
         return own
 
@@ -590,12 +590,12 @@ def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_p
 
     def late(*arguments: Any) -> None:
         monkeypatch.setattr(Quarantine, "forget", forget)
-        topology()(frame, 0)
+        topology(fails)(frame, 0)
         forget(*arguments)
 
     monkeypatch.setattr(Quarantine, "forget", late)
     with pytest.raises(errors.FencedError):
-        topology()(frame, 0)
+        topology(lambda same: same)(frame, 0)
     assert [tuple(row) for row in spark.read.parquet(str(kept)).select("user_id", "bytes").collect()] == [("u1", 1)]
 
 
