@@ -570,8 +570,12 @@ def test_a_batch_that_another_driver_has_committed_is_not_kept(spark, tmp_path):
     assert contents(url, "s") == {("u1",): {"n": 1}}
 
 
-def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_path, monkeypatch):
-    """It stands still behind its begin, while another one, for which a function fails, sets the batch aside."""
+@pytest.mark.parametrize("is_left", [False, True])
+def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_path, monkeypatch, is_left):
+    """It stands still behind its begin, while another one, for which a function fails, sets the batch aside.
+
+    Rows of the same batch may lie there from a crash before.
+    """
     url, kept = f"sqlite:///{tmp_path}/state.db", tmp_path / "kept"
     frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
 
@@ -586,6 +590,10 @@ def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_p
         checked.groupBy("user_id").persistentAggregate(opaque(url, "s", max_attempts=1), n=Count())
         return own
 
+    place = kept / "site" / "visits" / "query_id=visits" / "batch_id=0"
+    if is_left:
+        frame.write.parquet(str(place))
+    left = {path.name for path in place.glob("part*")}
     forget = Quarantine.forget
 
     def late(*arguments: Any) -> None:
@@ -597,6 +605,22 @@ def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_p
     with pytest.raises(errors.FencedError):
         topology(lambda same: same)(frame, 0)
     assert [tuple(row) for row in spark.read.parquet(str(kept)).select("user_id", "bytes").collect()] == [("u1", 1)]
+    assert not left & {path.name for path in place.iterdir()}
+
+
+def test_a_write_that_broke_off_is_nothing_that_is_kept(spark, tmp_path):
+    """A driver died in it: an empty batch that comes again was not set aside."""
+    kept, finished = tmp_path / "kept", []
+    frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    topology = Topology("site", on_poison="quarantine", quarantine=str(kept)).on_finished(finished.append)
+    stream = topology.newStream("visits", frame.limit(0))
+    stream.groupBy("user_id").persistentAggregate(opaque(f"sqlite:///{tmp_path}/state.db", "s"), n=Count())
+    place = kept / "site" / "visits" / "query_id=visits" / "batch_id=0"
+    (place / "_temporary" / "0").mkdir(parents=True)
+    topology(frame.limit(0), 0)
+    topology(frame.limit(0), 0)
+    assert [(one.quarantined, one.repeated) for one in finished] == [(None, False), (None, True)]
+    assert (place / "_temporary").exists()  # a driver that has taken over may be writing there
 
 
 def test_a_function_that_fails_without_rows_too_holds_no_batch_up_that_was_set_aside(spark, tmp_path, caplog):

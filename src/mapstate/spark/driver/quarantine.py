@@ -15,6 +15,10 @@ __all__ = ["KEPT_BY", "Quarantine"]
 
 KEPT_BY = ("query_id", "batch_id")
 """Columns that the directories add to the rows that are read from there."""
+_UNFINISHED = "_temporary"
+"""Where Spark writes files until they are complete."""
+_HIDDEN = ("_", ".")
+"""How names begin that Spark does not read."""
 
 
 class Quarantine:
@@ -25,7 +29,7 @@ class Quarantine:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._found: list[int] = []
+        self._found: dict[int, list[str]] = {}
 
     def place(self, query_id: str, batch_id: int) -> str:
         """Where the rows of a batch are kept."""
@@ -39,22 +43,30 @@ class Quarantine:
         rows.write.mode("overwrite").parquet(place)
 
     def list_kept(self, batch_df: DataFrame, query_id: str) -> None:
-        """Notes of which batches of a query rows are kept. Driver, before a run begins its first batch."""
-        kept = files_at(batch_df, f"{self._path}/query_id={query_id}")
-        names = kept.names() if kept.exists() else []
-        numbers = [number for name, _, number in (found.partition("=") for found in names) if name == "batch_id"]
-        self._found = [int(number) for number in numbers if number.isdecimal()]
+        """Notes which files are kept of each batch of a query. Driver, before a run begins its first batch."""
+        self._found = {}
+        for found in files_at(batch_df, f"{self._path}/query_id={query_id}").names():
+            name, _, number = found.partition("=")
+            if name == "batch_id" and number.isdecimal():
+                self._found[int(number)] = files_at(batch_df, self.place(query_id, int(number))).names()
 
     def forget(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
         """Removes what is kept of a batch and of those after it: none of them counts, so all come again, and may now.
 
-        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. What was
-        not there at the last `list_kept` is of a driver that has taken over since. Driver, as a run has begun.
+        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Files
+        that were not there at the last `list_kept` are of a driver that has taken over since. What Spark was about to
+        write when a driver died stays: another one may be writing there. Driver, as a run has begun.
         """
-        for found in self._found:
-            if found >= batch_id:
-                files_at(batch_df, self.place(query_id, found)).delete()
-        self._found = []
+        for found, files in self._found.items():
+            if found < batch_id:
+                continue
+            place = self.place(query_id, found)
+            for name in files:
+                if name != _UNFINISHED:
+                    files_at(batch_df, f"{place}/{name}").delete()
+            if not files_at(batch_df, place).names():
+                files_at(batch_df, place).delete()
+        self._found = {}
 
     def kept(self, batch_df: DataFrame, query_id: str, batch_id: int, commits: Iterable[Commit | None]) -> str | None:
         """Where the rows of a batch are that counts already; None where it was none that failed. Driver.
@@ -64,4 +76,5 @@ class Quarantine:
         if any(commit is not None and commit.rows for commit in commits):
             return None
         place = self.place(query_id, batch_id)
-        return place if files_at(batch_df, place).exists() else None
+        is_kept = any(not name.startswith(_HIDDEN) for name in files_at(batch_df, place).names())
+        return place if is_kept else None

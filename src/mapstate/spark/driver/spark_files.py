@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mapstate.errors import UsageError
@@ -25,14 +24,11 @@ def files_at(frame: DataFrame, place: str) -> SparkFiles:
 class SparkFiles(Protocol):
     """A place in Spark's file system."""
 
-    def exists(self) -> bool:
-        """Whether something is there."""
-
     def names(self) -> list[str]:
-        """The names in a directory."""
+        """The names in a directory; none where nothing is."""
 
     def delete(self) -> None:
-        """Remove it, and all below it."""
+        """Remove a file, or a directory that is empty. Nothing where nothing is; Spark's own error for a full one."""
 
 
 class _HadoopFiles:
@@ -42,14 +38,13 @@ class _HadoopFiles:
         self._path = session.sparkContext._jvm.org.apache.hadoop.fs.Path(place)
         self._system = self._path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
-    def exists(self) -> bool:
-        return bool(self._system.exists(self._path))
-
     def names(self) -> list[str]:
+        if not self._system.exists(self._path):
+            return []
         return [str(found.getPath().getName()) for found in self._system.listStatus(self._path)]
 
     def delete(self) -> None:
-        self._system.delete(self._path, True)
+        self._system.delete(self._path, False)
 
 
 class _LocalFiles:
@@ -64,11 +59,11 @@ class _LocalFiles:
             )
         self._path = path
 
-    def exists(self) -> bool:
-        return self._path.exists()
-
     def names(self) -> list[str]:
-        return [found.name for found in self._path.iterdir()]
+        return [found.name for found in self._path.iterdir()] if self._path.exists() else []
 
     def delete(self) -> None:
-        rmtree(self._path)
+        if self._path.is_dir():
+            self._path.rmdir()
+        else:
+            self._path.unlink(missing_ok=True)
