@@ -199,6 +199,23 @@ def test_what_was_begun_in_one_incarnation_of_the_store_is_not_committed_in_the_
         run_batch(ledger, 2)
 
 
+def test_a_recount_beside_an_attempt_hides_no_other_incarnation():
+    """It changes the ledger, but not the attempt; the failover may come before it or after it."""
+    store = Restarting()
+    ledger = Ledger.open(store, opening())
+    run_batch(ledger, 0)
+    attempt = ledger.begin(1)
+    operators = Ledger(store, "s")
+    operators.remember()
+    operators.recount(operators.record, 7)
+    store.incarnation += 1
+    with pytest.raises(StoreRestartedError, match="may have lost records"):
+        ledger.commit(done(attempt))
+    again = ledger.begin(1)
+    ledger.commit(done(again))
+    assert (ledger.record.last_txid, ledger.record.dead) == (again.txid, ((attempt.txid, attempt.txid),))
+
+
 class Between:
     """Runs something once, just before the next swap: the worst moment for another driver to act."""
 

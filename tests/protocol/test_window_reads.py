@@ -19,6 +19,7 @@ from mapstate.backends import resolve
 from mapstate.errors import KeyEncodingError, StaleBatchError, StoreLostError, UsageError, WindowGoneError
 from mapstate.keys import is_index_key
 from mapstate.reader import open_reader
+from mapstate.reader.state_reader import StateReader
 from mapstate.reader.windows import InputMark, Watermark, Window
 from mapstate.schema import Field
 
@@ -193,6 +194,20 @@ def test_a_rollback_takes_the_watermark_back(url, opened):
         Ledger(job.store, "s").rollback()
         assert reader.windows("ann") == [Window(0, 10, {"total": 1}, final=False)]
         assert reader.watermark().time == 1
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_before_a_batch_its_windows_are_not_final(url, batches):
+    """What it wrote is left out, and so is what its watermark has ended."""
+    job = Windowed(url)
+    if batches == 2:
+        job.batch(Row(1, "ann", 1))
+    job.batch(Row(15, "ann", 2), Row(2, "ann", 4))
+    with StateReader(resolve(url), "s", "committed", {}, before=("q", batches - 1)) as reader:
+        kept = [Window(0, 10, {"total": 1}, final=False)]
+        assert reader.windows("ann") == (kept if batches == 2 else [])
+        assert dict(reader.window(10)) == ({("ann",): {"total": 1}} if batches == 2 else {})
+        assert reader.watermark().time == (1 if batches == 2 else None)
 
 
 def test_a_purge_between_the_ledger_and_the_records_leaves_out_no_window(tmp_path):

@@ -105,15 +105,15 @@ class HeldLedger:
         return stored is not None and stored.record == record
 
     def check_incarnation(self, ledger: VersionedLedger | None) -> None:
-        """Raises StoreRestartedError if the ledger is the attempt's own, but of another incarnation of the store."""
-        if self.at_begin is None or ledger is None or self.at_begin.record != ledger.record:
+        """Raises StoreRestartedError if the attempt's own ledger may be of another incarnation of the store."""
+        if self.at_begin is None or ledger is None or self.at_begin.version == ledger.version:
             return
-        if self.at_begin.version == ledger.version:
-            return
+        if self.at_begin.record != ledger.record and (self.at_begin.record.in_flight or 0) != ledger.record.in_flight:
+            return  # others changed it; a recount, which may hide another incarnation, leaves the attempt in it
         raise StoreRestartedError(
             f"the store of state {self.state!r} was started again, replaced by its replica or put back while a batch "
-            "was written to it: it has the ledger, but may have lost records that it had acknowledged. The attempt is "
-            "not committed, and can be begun anew.",
+            "was written to it (or its keys were recounted meanwhile, which looks the same): it has the ledger, but "
+            "may have lost records that it had acknowledged. The attempt is not committed, and can be begun anew.",
             state=self.state,
         )
 

@@ -74,7 +74,7 @@ class CommittedReads:
     ) -> None:
         self.state = state
         self.store = store
-        self._as_of = as_of
+        self.as_of = as_of
         self.compares = consistency == "committed" and before is None and as_of is None
         """Whether the number of keys can be compared with the ledger's."""
         self._in_one_call = isinstance(store, LedgerReads)  # once: an isinstance of a protocol is slow
@@ -127,8 +127,8 @@ class CommittedReads:
 
     def check_scanned(self) -> None:
         """Call this after the last page: raises StaleBatchError if keys may have gone that were there `as_of`."""
-        if self._as_of is not None:
-            _check_as_of(self._as_of, self.ledger(), [], [])
+        if self.as_of is not None:
+            _check_as_of(self.as_of, self.ledger(), [], [])
 
     def close(self) -> None:
         """Close the store."""
@@ -177,8 +177,8 @@ class CommittedReads:
                 if self._changed(opened):
                     continue  # the record may have a field that was added meanwhile
                 raise
-            if self._as_of is not None:
-                _check_as_of(self._as_of, opened.ledger, texts, records)
+            if self.as_of is not None:
+                _check_as_of(self.as_of, opened.ledger, texts, records)
             if (
                 not contains_none(data)
                 or before == after
@@ -195,18 +195,18 @@ class CommittedReads:
         """The values of the records by the one rule. Raises StaleBatchError for a record newer than the ledger."""
         if ledger.type == "non-transactional":
             return records
-        view, newest = self._view(ledger), ledger.next_txid - 1
+        view, newest = self.view(ledger), ledger.next_txid - 1
         if not self._latest and ledger.type == "opaque":
             return view.values(records, newest)
         if any(record is not None and record[0] > newest for record in records):
             raise StaleBatchError(f"a record is newer than txid {newest}")
         return [None if record is None or not view.check_age(record[0]) else record[1] for record in records]
 
-    def _view(self, ledger: LedgerRecord) -> CommitView:
+    def view(self, ledger: LedgerRecord) -> CommitView:
         """The ledger's view, without the last batch if the state is to be read as it was before that batch."""
         last = ledger.last_commit
-        if self._as_of is not None:
-            return CommitView(self._as_of.last_txid, ledger.dead, ledger.floor, ledger.first_txid)
+        if self.as_of is not None:
+            return CommitView(self.as_of.last_txid, ledger.dead, ledger.floor, ledger.first_txid)
         if self._before is None or ledger.type != "opaque" or last is None:
             return ledger.view()
         query_id, batch_id = self._before

@@ -72,7 +72,7 @@ class WindowReads:
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
         ledger = self._reads.ledger()
-        kind, done = self._time_type(ledger), ledger.last_windows() or WindowCommit()
+        kind, done = self._time_type(ledger), self._last(ledger)
         inputs = {
             name: InputMark(
                 shown_time(known.latest, kind),
@@ -141,7 +141,7 @@ class WindowReads:
         for at in range(len(rests)):
             found = [value for value in values[at * len(panes) : (at + 1) * len(panes)] if value is not None]
             if not found:
-                if end <= (opened.ledger.last_windows() or WindowCommit()).watermark:
+                if end <= self._last(opened.ledger).watermark:
                     raise StoreLostError(
                         f"state {self._reads.state!r}: the pane index names the key {rests[at]!r}, which has no "
                         "record: it was evicted, expired or deleted. Restore the store.",
@@ -172,7 +172,7 @@ class WindowReads:
         if windows.definition.sessions:
             return self._sessions(opened, values, low, high)
         grid, kind = windows.definition.panes, self._time_type(opened.ledger)
-        mark = (opened.ledger.last_windows() or WindowCommit()).watermark
+        mark = self._last(opened.ledger).watermark
         found: dict[int, list[Any]] = {}
         for pane, value in zip(panes, values, strict=True):
             for end in grid.ends(pane) if value is not None else ():
@@ -188,7 +188,7 @@ class WindowReads:
 
     def _sessions(self, opened: Opened, values: Sequence[Any], low: int | None, high: int | None) -> list[Window]:
         windows, kind = self._record(opened.ledger), self._time_type(opened.ledger)
-        gap, mark = windows.definition.length, (opened.ledger.last_windows() or WindowCommit()).watermark
+        gap, mark = windows.definition.length, self._last(opened.ledger).watermark
         there = [value for value in values if value is not None]
         pieces = [
             Piece(number_of(shown[FIRST]), number_of(shown[LAST]), value)
@@ -205,6 +205,14 @@ class WindowReads:
             fields = {name: value for name, value in (shown or {}).items() if name not in (FIRST, LAST)}
             found.append(Window(_clamped(session[0].first, kind), _clamped(end, kind), fields, final=end <= mark))
         return found
+
+    def _last(self, ledger: LedgerRecord) -> WindowCommit:
+        """What the last batch of those that are read did to the windows."""
+        done = (self._reads.as_of or ledger).last_windows() or WindowCommit()
+        if self._reads.as_of is not None or self._reads.view(ledger).last == ledger.last_txid:
+            return done
+        previous = None if ledger.previous is None else ledger.previous.windows
+        return previous or WindowCommit(watermark=done.before)
 
     def _panes_of(self, ledger: LedgerRecord, low: int | None, high: int | None) -> list[int]:
         windows = self._record(ledger)
