@@ -216,6 +216,31 @@ def test_a_recount_beside_an_attempt_hides_no_other_incarnation():
     assert (ledger.record.last_txid, ledger.record.dead) == (again.txid, ((attempt.txid, attempt.txid),))
 
 
+def test_a_recount_alarms_none_but_the_attempt_beside_it():
+    """Neither an operator, beside whose count a driver gives its attempt up, nor a vacuum; and no equal number does."""
+    store = Restarting()
+    ledger = Ledger.open(store, opening())
+    run_batch(ledger, 0)
+    operators = Ledger(store, "s")
+
+    def recount(number, meanwhile=lambda: None):
+        operators.remember()
+        meanwhile()
+        operators.recount(operators.record, number)
+
+    ledger.begin(1)
+    recount(7, ledger.give_up)
+    assert operators.record.keys_held() == 7
+    attempt = ledger.begin(1)
+    recount(7)
+    ledger.commit(done(attempt))
+    vacuum = Ledger(store, "s")
+    begun = vacuum.begin_vacuum(take_over=True)
+    recount(9)
+    vacuum.commit_vacuum(begun.txid)
+    assert vacuum.record.last_txid == begun.txid
+
+
 class Between:
     """Runs something once, just before the next swap: the worst moment for another driver to act."""
 

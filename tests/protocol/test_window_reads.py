@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from driven_reader import WAYS
 from states import Job
@@ -17,7 +18,11 @@ from mapstate.aggregators.joins import joined
 from mapstate.aggregators.results import joins_of
 from mapstate.backends import resolve
 from mapstate.errors import KeyEncodingError, StaleBatchError, StoreLostError, UsageError, WindowGoneError
-from mapstate.keys import is_index_key
+from mapstate.keys import KeyCodec, is_index_key
+from mapstate.maps.map_state import replace_all
+from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.serialized import SerializedMap, writer_of
+from mapstate.protocol.sessions import FIRST, LAST, pane_to_settle
 from mapstate.reader import open_reader
 from mapstate.reader.state_reader import StateReader
 from mapstate.reader.windows import InputMark, Watermark, Window
@@ -208,6 +213,40 @@ def test_before_a_batch_its_windows_are_not_final(url, batches):
         assert reader.windows("ann") == (kept if batches == 2 else [])
         assert dict(reader.window(10)) == ({("ann",): {"total": 1}} if batches == 2 else {})
         assert reader.watermark().time == (1 if batches == 2 else None)
+
+
+def test_before_a_batch_that_has_joined_a_session_its_rows_are_where_they_were(url):
+    """That batch puts the rows of earlier panes into a later one."""
+    fields = (TOTAL, Field(FIRST, "Min(at)", "bigint"), Field(LAST, "Max(at)", "bigint"))
+
+    def value(rows):
+        return [sum(row.n for row in rows), min(row.at for row in rows), max(row.at for row in rows)]
+
+    job = Windowed(url, sessions=True, fields=fields, value=value)
+    job.batch(Row(5, "ann", 1), Row(12, "ann", 2))
+    job.batch(Row(21, "ann", 4), Row(30, "ann", 8))
+
+    def read():
+        with StateReader(resolve(url), "s", "committed", {}, before=("q", 2)) as reader:
+            return (
+                reader.windows("ann"),
+                reader.multi_get([(0, "ann"), (10, "ann"), (20, "ann")]),
+                sorted(reader.scan()),
+            )
+
+    rows = read()
+    assert [window.value for window in rows[0]] == [{"total": 15}]
+    commit, change, kept = job.attempt()
+    pane = pane_to_settle(job.record.windows, job.record.last_windows())
+    assert pane == 20
+    with writer_of(job.store, job.record.fence()) as writer:
+        state = OpaqueMap(SerializedMap(writer, job._codec()), job.record.view())
+        state.begin_commit(commit.txid)
+        state.multi_combine(KeyCodec(job.keys).encode_all([(pane, "ann")]), [[7, 5, 21]], replace_all)
+    assert read() == rows
+    settled = msgspec.structs.replace(commit.windows, settled=pane)
+    job.commit((msgspec.structs.replace(commit, windows=settled), change, kept))
+    assert read() == rows
 
 
 def test_a_purge_between_the_ledger_and_the_records_leaves_out_no_window(tmp_path):

@@ -276,10 +276,13 @@ def test_what_an_attempt_before_has_kept_goes_where_the_batch_counts_after_all(s
     for batch_id in (0, 1, 2):
         (own / f"batch_id={batch_id}").mkdir(parents=True)
         (own / f"batch_id={batch_id}" / "part").write_text("left by a driver that died, or from before a restore")
+        (own / f"batch_id={batch_id}" / "__magic_job").mkdir()
+        (own / f"batch_id={batch_id}" / "__magic_job" / "part").write_text("of a committer that was killed")
     visits.put("b", [("u1", 1)])
     again = poisoned(spark, visits, url, on_poison="quarantine", quarantine=str(kept))
     finish(again.start(visits.checkpoint, trigger=AVAILABLE))
-    assert [path.name for path in own.iterdir()] == ["batch_id=0"]  # which counts as it is
+    assert [path.parent.name for path in own.glob("*/part")] == ["batch_id=0"]  # which counts as it is
+    assert len(list(own.glob("*/__magic_job/part"))) == 3  # a driver that has taken over may be writing there
     assert contents(url, "by_user") == visits.truth()
 
 
@@ -315,7 +318,7 @@ def test_rows_are_kept_once_for_each_topology_and_call_by_hand(spark, tmp_path):
     assert [spark.read.parquet(one.quarantined).count() for one in finished if one.quarantined] == [1]
     poison["on"] = False
     one(frame, 0)
-    assert [path.name for path in kept.glob("*/*/*/*")] == ["batch_id=0"]
+    assert {path.parts[-5] for path in kept.glob("*/*/*/*/part*")} == {"two"}
     assert contents(url, "one") == contents(url, "good") == {(): {"n": 1}}
     assert contents(url, "two") == {}
 

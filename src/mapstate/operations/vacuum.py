@@ -259,7 +259,7 @@ def _due(
             "changed. Run the vacuum again between two batches.",
             txid=txid,
         ) from error
-    values = without_gone(codec.ledger, page, values)
+    values = without_gone(codec.ledger, codec.ledger.last_windows(), page, values)
     due = [
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)

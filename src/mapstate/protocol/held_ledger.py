@@ -106,10 +106,13 @@ class HeldLedger:
 
     def check_incarnation(self, ledger: VersionedLedger | None) -> None:
         """Raises StoreRestartedError if the attempt's own ledger may be of another incarnation of the store."""
-        if self.at_begin is None or ledger is None or self.at_begin.version == ledger.version:
+        begun, now = self.at_begin, ledger
+        if begun is None or now is None or begun.version == now.version:
             return
-        if self.at_begin.record != ledger.record and (self.at_begin.record.in_flight or 0) != ledger.record.in_flight:
-            return  # others changed it; a recount, which may hide another incarnation, leaves the attempt in it
+        if begun.record != now.record:  # a recount, which may hide another incarnation, leaves the attempt in it
+            known = begun.record.in_flight
+            if known is None or known != now.record.in_flight or now.record.session != self.session:
+                return
         raise StoreRestartedError(
             f"the store of state {self.state!r} was started again, replaced by its replica or put back while a batch "
             "was written to it (or its keys were recounted meanwhile, which looks the same): it has the ledger, but "
@@ -243,9 +246,8 @@ def change_all(
             continue
         results = [result for _, result in changed]
         changes = [_Change(*change) for change in zip(ledgers, known, [record for record, _ in changed], strict=True)]
-        if same_incarnation:
-            for ledger, before, _ in changes:
-                ledger.check_incarnation(before)
+        for ledger, before, _ in changes if same_incarnation else ():
+            ledger.check_incarnation(before)
         if all(before is not None and before.record is after for _, before, after in changes):
             for ledger, before, _ in changes:
                 ledger.keep(before)
@@ -255,7 +257,9 @@ def change_all(
         try:
             versions = _swap(changes)
         except StoreUnavailableError as error:
-            unanswered = _lost_reply(error)
+            if error.facts.get("waited"):
+                raise  # no lost reply: the store refused after a wait of its own
+            unanswered = error
             if all([ledger.is_stored(after) for ledger, _, after in changes]):  # noqa: C419  load all
                 return results
             continue
@@ -288,13 +292,6 @@ def _apply(
             raise
         return None
     return None if any([ledger.was_created_meanwhile() for ledger in missing]) else changed  # noqa: C419  ask of all
-
-
-def _lost_reply(error: StoreUnavailableError) -> StoreUnavailableError:
-    """The error, if it may be that of a lost reply. Raises it where the store refused after a wait of its own."""
-    if error.facts.get("waited"):
-        raise error
-    return error
 
 
 def _fences_fit(changes: Sequence[_Change], accept_loss: Sequence[bool]) -> bool:

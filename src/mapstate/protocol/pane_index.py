@@ -22,6 +22,7 @@ from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.windows import WindowCommit
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.windows import number_of
@@ -111,9 +112,9 @@ class CodecWithIndex:
 class _GonePanes:
     """The keys whose windows are all gone, under one ledger. A purge may have removed some of them already."""
 
-    def __init__(self, ledger: LedgerRecord) -> None:
+    def __init__(self, ledger: LedgerRecord, committed: WindowCommit | None) -> None:
         self._windows = ledger.windows
-        self._committed = ledger.last_windows()
+        self._committed = committed
         self._codec = KeyCodec(ledger.keys[:1])
         self._known: dict[str, bool] = {}
 
@@ -135,11 +136,16 @@ class _GonePanes:
         return time is not None and self._windows.is_over(number_of(time), self._committed)
 
 
-def without_gone(ledger: LedgerRecord, keys: Sequence[StoreKey], values: Sequence[Any]) -> list[Any]:
-    """The values, None for keys of windows that are gone: so no reader sees a window half purged."""
+def without_gone(
+    ledger: LedgerRecord, committed: WindowCommit | None, keys: Sequence[StoreKey], values: Sequence[Any]
+) -> list[Any]:
+    """The values, None for keys of windows that are gone: so no reader sees a window half purged.
+
+    ``committed`` is of the last batch that the values have.
+    """
     if ledger.windows is None:
         return list(values)
-    gone = _GonePanes(ledger)
+    gone = _GonePanes(ledger, committed)
     return [None if key in gone else value for key, value in zip(keys, values, strict=True)]
 
 

@@ -140,11 +140,12 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
             "Count again between two batches, or stop the query first.",
             state=ledger.state,
         )
-    if held != ledger.keys_held():  # the lost keys may or may not be older than the last batch
-        previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
-        initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
-        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys)
-    return ledger.with_keys_held(held)
+    if held == ledger.keys_held():
+        return ledger
+    previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
+    initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
+    # The lost keys may or may not be older than the last batch.
+    return msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys).with_keys_held(held)
 
 
 def check_recount(ledger: LedgerRecord) -> None:

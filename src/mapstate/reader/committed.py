@@ -16,6 +16,7 @@ from mapstate.errors import CorruptRecordError, StaleBatchError, StateNotFoundEr
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import without_gone
 from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import (
     check_page_size,
@@ -27,6 +28,7 @@ from mapstate.protocol.stored_ledger import (
     record_pages,
     records_in,
 )
+from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.reader.reports import read_reports
 from mapstate.serializers import RecordCodec, serializer
@@ -74,7 +76,7 @@ class CommittedReads:
     ) -> None:
         self.state = state
         self.store = store
-        self.as_of = as_of
+        self._as_of = as_of
         self.compares = consistency == "committed" and before is None and as_of is None
         """Whether the number of keys can be compared with the ledger's."""
         self._in_one_call = isinstance(store, LedgerReads)  # once: an isinstance of a protocol is slow
@@ -127,8 +129,8 @@ class CommittedReads:
 
     def check_scanned(self) -> None:
         """Call this after the last page: raises StaleBatchError if keys may have gone that were there `as_of`."""
-        if self.as_of is not None:
-            _check_as_of(self.as_of, self.ledger(), [], [])
+        if self._as_of is not None:
+            _check_as_of(self._as_of, self.ledger(), [], [])
 
     def close(self) -> None:
         """Close the store."""
@@ -177,8 +179,8 @@ class CommittedReads:
                 if self._changed(opened):
                     continue  # the record may have a field that was added meanwhile
                 raise
-            if self.as_of is not None:
-                _check_as_of(self.as_of, opened.ledger, texts, records)
+            if self._as_of is not None:
+                _check_as_of(self._as_of, opened.ledger, texts, records)
             if (
                 not contains_none(data)
                 or before == after
@@ -195,18 +197,18 @@ class CommittedReads:
         """The values of the records by the one rule. Raises StaleBatchError for a record newer than the ledger."""
         if ledger.type == "non-transactional":
             return records
-        view, newest = self.view(ledger), ledger.next_txid - 1
+        view, newest = self._view(ledger), ledger.next_txid - 1
         if not self._latest and ledger.type == "opaque":
             return view.values(records, newest)
         if any(record is not None and record[0] > newest for record in records):
             raise StaleBatchError(f"a record is newer than txid {newest}")
         return [None if record is None or not view.check_age(record[0]) else record[1] for record in records]
 
-    def view(self, ledger: LedgerRecord) -> CommitView:
+    def _view(self, ledger: LedgerRecord) -> CommitView:
         """The ledger's view, without the last batch if the state is to be read as it was before that batch."""
         last = ledger.last_commit
-        if self.as_of is not None:
-            return CommitView(self.as_of.last_txid, ledger.dead, ledger.floor, ledger.first_txid)
+        if self._as_of is not None:
+            return CommitView(self._as_of.last_txid, ledger.dead, ledger.floor, ledger.first_txid)
         if self._before is None or ledger.type != "opaque" or last is None:
             return ledger.view()
         query_id, batch_id = self._before
@@ -222,6 +224,18 @@ class CommittedReads:
                 "consistency='latest', which answers with what is there now."
             )
         return CommitView(last.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
+
+    def last_windows(self, ledger: LedgerRecord) -> WindowCommit:
+        """What the last batch of the view did to the windows."""
+        done = (self._as_of or ledger).last_windows() or WindowCommit()
+        if self._as_of is not None or self._view(ledger).last == ledger.last_txid:
+            return done
+        previous = None if ledger.previous is None else ledger.previous.windows
+        return previous or WindowCommit(watermark=done.before)
+
+    def without_gone(self, ledger: LedgerRecord, texts: list[StoreKey], values: list[Any]) -> list[Any]:
+        """The values that were read, None for keys of windows that are gone."""
+        return values if ledger.windows is None else without_gone(ledger, self.last_windows(ledger), texts, values)
 
     def _changed(self, opened: Opened) -> bool:
         return self._load() != opened.data

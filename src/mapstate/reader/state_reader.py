@@ -23,7 +23,6 @@ from mapstate.findings import Unreadable
 from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import without_gone
 from mapstate.protocol.records import contains_none
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
@@ -214,7 +213,7 @@ class StateReader:
                 continue
             opened, values = self._reads.read(texts)
             if opened.keys is known.keys:
-                return opened, without_gone(opened.ledger, texts, values)
+                return opened, self._reads.without_gone(opened.ledger, texts, values)
             known = opened
 
     def scan(
@@ -441,7 +440,7 @@ class StateReader:
                 if read is None:
                     continue
                 opened, values = read
-                values = without_gone(opened.ledger, texts, values)
+                values = self._reads.without_gone(opened.ledger, texts, values)
                 if count is not None:
                     count.add(opened.ledger, texts, values)
                 yield opened, texts, values, None if behind is None else cursor

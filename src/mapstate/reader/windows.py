@@ -14,7 +14,7 @@ from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import index_codec, key_pages, slices, store_key
 from mapstate.protocol.sessions import FIRST, LAST, Piece, sessions_of
-from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
+from mapstate.protocol.windows import NEVER, WindowsRecord, every_pane
 from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.serializers import serializer
 from mapstate.windows import number_of, time_of
@@ -72,7 +72,7 @@ class WindowReads:
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
         ledger = self._reads.ledger()
-        kind, done = self._time_type(ledger), self._last(ledger)
+        kind, done = self._time_type(ledger), self._reads.last_windows(ledger)
         inputs = {
             name: InputMark(
                 shown_time(known.latest, kind),
@@ -94,6 +94,8 @@ class WindowReads:
             panes = self._panes_of(known.ledger, low, high)
             texts = known.keys.encode_all([(time_of(pane, kind), *rest) for pane in panes])
             opened, values = self._reads.read(texts) if texts else (known, [])
+            if not texts:
+                self._reads.check_scanned()
             if self._panes_of(opened.ledger, low, high) == panes:
                 return self._windows(opened, panes, values, low, high), opened.ledger
             known = opened  # a batch has opened or removed windows meanwhile
@@ -141,7 +143,7 @@ class WindowReads:
         for at in range(len(rests)):
             found = [value for value in values[at * len(panes) : (at + 1) * len(panes)] if value is not None]
             if not found:
-                if end <= self._last(opened.ledger).watermark:
+                if end <= self._reads.last_windows(opened.ledger).watermark:
                     raise StoreLostError(
                         f"state {self._reads.state!r}: the pane index names the key {rests[at]!r}, which has no "
                         "record: it was evicted, expired or deleted. Restore the store.",
@@ -172,7 +174,7 @@ class WindowReads:
         if windows.definition.sessions:
             return self._sessions(opened, values, low, high)
         grid, kind = windows.definition.panes, self._time_type(opened.ledger)
-        mark = self._last(opened.ledger).watermark
+        mark = self._reads.last_windows(opened.ledger).watermark
         found: dict[int, list[Any]] = {}
         for pane, value in zip(panes, values, strict=True):
             for end in grid.ends(pane) if value is not None else ():
@@ -188,7 +190,7 @@ class WindowReads:
 
     def _sessions(self, opened: Opened, values: Sequence[Any], low: int | None, high: int | None) -> list[Window]:
         windows, kind = self._record(opened.ledger), self._time_type(opened.ledger)
-        gap, mark = windows.definition.length, self._last(opened.ledger).watermark
+        gap, mark = windows.definition.length, self._reads.last_windows(opened.ledger).watermark
         there = [value for value in values if value is not None]
         pieces = [
             Piece(number_of(shown[FIRST]), number_of(shown[LAST]), value)
@@ -206,19 +208,11 @@ class WindowReads:
             found.append(Window(_clamped(session[0].first, kind), _clamped(end, kind), fields, final=end <= mark))
         return found
 
-    def _last(self, ledger: LedgerRecord) -> WindowCommit:
-        """What the last batch of those that are read did to the windows."""
-        done = (self._reads.as_of or ledger).last_windows() or WindowCommit()
-        if self._reads.as_of is not None or self._reads.view(ledger).last == ledger.last_txid:
-            return done
-        previous = None if ledger.previous is None else ledger.previous.windows
-        return previous or WindowCommit(watermark=done.before)
-
     def _panes_of(self, ledger: LedgerRecord, low: int | None, high: int | None) -> list[int]:
         windows = self._record(ledger)
         grid = windows.definition.panes
         if windows.definition.sessions:  # one may have rows in any of them
-            done = ledger.last_windows()
+            done = self._reads.last_windows(ledger)
             return [pane for pane in every_pane(grid, windows.panes) if not windows.is_over(pane, done)]
         since = max(windows.purged, NEVER if low is None else low) - grid.length
         panes = every_pane(grid, windows.panes, since, high)

@@ -112,7 +112,7 @@ class BatchDriver:
         plan = self._planned.next(batch.df, batch_id, run, upstream_txid)
         opened = None if self._open is None or self._open[0] != run else self._open[1]
         if self._quarantine is not None and (opened is None or run.run_id is None):  # each call by hand is a new run
-            self._quarantine.list_kept(batch.df, run.query_id)
+            self._quarantine.list_kept(batch.df, run.query_id, batch_id)
         if opened is not None:
             ledgers = opened
             answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))

@@ -15,8 +15,6 @@ __all__ = ["KEPT_BY", "Quarantine"]
 
 KEPT_BY = ("query_id", "batch_id")
 """Columns that the directories add to the rows that are read from there."""
-_UNFINISHED = "_temporary"
-"""Where Spark writes files until they are complete."""
 _HIDDEN = ("_", ".")
 """How names begin that Spark does not read."""
 
@@ -42,30 +40,25 @@ class Quarantine:
         """
         rows.write.mode("overwrite").parquet(place)
 
-    def list_kept(self, batch_df: DataFrame, query_id: str) -> None:
-        """Notes which files are kept of each batch of a query. Driver, before a run begins its first batch."""
+    def list_kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
+        """Notes which files are kept of a batch and of those after it. Driver, before a run begins its first batch."""
         self._found = {}
-        for found in files_at(batch_df, f"{self._path}/query_id={query_id}").names():
-            name, _, number = found.partition("=")
-            if name == "batch_id" and number.isdecimal():
-                self._found[int(number)] = files_at(batch_df, self.place(query_id, int(number))).names()
+        for name in files_at(batch_df, f"{self._path}/query_id={query_id}").directories():
+            column, _, number = name.partition("=")
+            if column == "batch_id" and number.isdecimal() and int(number) >= batch_id:
+                self._found[int(number)] = files_at(batch_df, self.place(query_id, int(number))).files()
 
     def forget(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
         """Removes what is kept of a batch and of those after it: none of them counts, so all come again, and may now.
 
-        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Files
-        that were not there at the last `list_kept` are of a driver that has taken over since. What Spark was about to
-        write when a driver died stays: another one may be writing there. Driver, as a run has begun.
+        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Rows
+        that were not there at the last `list_kept` are of a driver that has taken over since, and stay. So do
+        directories: another driver may be writing into them. Driver, as a run has begun.
         """
         for found, files in self._found.items():
-            if found < batch_id:
-                continue
-            place = self.place(query_id, found)
-            for name in files:
-                if name != _UNFINISHED:
-                    files_at(batch_df, f"{place}/{name}").delete()
-            if not files_at(batch_df, place).names():
-                files_at(batch_df, place).delete()
+            if found >= batch_id:
+                for name in sorted(files, key=lambda name: name.startswith(_HIDDEN)):  # rows first
+                    files_at(batch_df, f"{self.place(query_id, found)}/{name}").delete_file()
         self._found = {}
 
     def kept(self, batch_df: DataFrame, query_id: str, batch_id: int, commits: Iterable[Commit | None]) -> str | None:
@@ -76,5 +69,4 @@ class Quarantine:
         if any(commit is not None and commit.rows for commit in commits):
             return None
         place = self.place(query_id, batch_id)
-        is_kept = any(not name.startswith(_HIDDEN) for name in files_at(batch_df, place).names())
-        return place if is_kept else None
+        return place if any(not name.startswith(_HIDDEN) for name in files_at(batch_df, place).files()) else None

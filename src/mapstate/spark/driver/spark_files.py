@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mapstate.errors import UsageError
@@ -24,11 +25,14 @@ def files_at(frame: DataFrame, place: str) -> SparkFiles:
 class SparkFiles(Protocol):
     """A place in Spark's file system."""
 
-    def names(self) -> list[str]:
-        """The names in a directory; none where nothing is."""
+    def files(self) -> list[str]:
+        """The names of the files in a directory; none where nothing is."""
 
-    def delete(self) -> None:
-        """Remove a file, or a directory that is empty. Nothing where nothing is; Spark's own error for a full one."""
+    def directories(self) -> list[str]:
+        """The names of the directories in a directory; none where nothing is."""
+
+    def delete_file(self) -> None:
+        """Remove a file. Nothing where nothing is."""
 
 
 class _HadoopFiles:
@@ -38,13 +42,17 @@ class _HadoopFiles:
         self._path = session.sparkContext._jvm.org.apache.hadoop.fs.Path(place)
         self._system = self._path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
-    def names(self) -> list[str]:
-        if not self._system.exists(self._path):
-            return []
-        return [str(found.getPath().getName()) for found in self._system.listStatus(self._path)]
+    def files(self) -> list[str]:
+        return [str(found.getPath().getName()) for found in self._listed() if not found.isDirectory()]
 
-    def delete(self) -> None:
+    def directories(self) -> list[str]:
+        return [str(found.getPath().getName()) for found in self._listed() if found.isDirectory()]
+
+    def delete_file(self) -> None:
         self._system.delete(self._path, False)
+
+    def _listed(self) -> Any:
+        return self._system.listStatus(self._path) if self._system.exists(self._path) else ()
 
 
 class _LocalFiles:
@@ -59,11 +67,14 @@ class _LocalFiles:
             )
         self._path = path
 
-    def names(self) -> list[str]:
-        return [found.name for found in self._path.iterdir()] if self._path.exists() else []
+    def files(self) -> list[str]:
+        return [found.name for found in self._listed() if not found.is_dir()]
 
-    def delete(self) -> None:
-        if self._path.is_dir():
-            self._path.rmdir()
-        else:
-            self._path.unlink(missing_ok=True)
+    def directories(self) -> list[str]:
+        return [found.name for found in self._listed() if found.is_dir()]
+
+    def delete_file(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def _listed(self) -> list[Path]:
+        return list(self._path.iterdir()) if self._path.exists() else []
