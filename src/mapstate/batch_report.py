@@ -20,7 +20,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     """One committed batch, as its driver saw it.
 
     ``attempt``       the number of the committed attempt in this foreachBatch call, from 1 up
-    ``rows``          rows that arrived and count
+    ``rows``          rows that arrived, also those that are late or between two windows
     ``keys_read``     keys read from the store
     ``keys_cached``   keys that the workers had in their caches
     ``keys_written``  keys written
@@ -29,7 +29,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     ``at``            the time of the commit, ISO 8601 in UTC
     ``partitions``    the number of partitions whose tasks have reported
     ``rows_sent``     rows sent to this state, None if nobody has counted them
-    ``rows_late``     of a state with windows: rows that were in no window any more, or had no time
+    ``rows_late``     of a state with windows: rows whose first window had fired before, or without a usable time
     ``rows_between``  of a state with windows: rows between two windows
     ``watermark``     of a state with windows, after the batch: microseconds since 1970, or in the column's own units
     """

@@ -54,9 +54,9 @@ class StateSpec:
                       has fewer keys, at least one. A task holds several times that
     ``max_attempts``  attempts at a batch in one foreachBatch call, at most
     ``patience``      seconds for which a batch retries a store that does not answer, with growing pauses, before the
-                      query fails; 0 means no retry. These retries do not count against ``max_attempts``. Not retried: a
-                      query's first batch, so that a wrong address fails at once, and a non-transactional state after
-                      its first put
+                      query fails; 0 means no retry. These retries do not count against ``max_attempts``. Not retried:
+                      the opening of the states, so that a wrong address fails at once, and the tasks of a
+                      non-transactional state
     """
 
     backend: Backend

@@ -15,7 +15,7 @@ _COUNTERS = {
     "batches": "batches that were committed",
     "rows": "rows that count",
     "keys_written": "keys that were written",
-    "rows_late": "rows that no window took any more",
+    "rows_late": "rows whose first window had fired before, or without a usable time",
     "retried_batches": "batches that were not committed at the first attempt",
 }
 

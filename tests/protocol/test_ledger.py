@@ -235,10 +235,10 @@ def test_a_recount_alarms_none_but_the_attempt_beside_it():
     recount(7)
     ledger.commit(done(attempt))
     vacuum = Ledger(store, "s")
-    begun = vacuum.begin_vacuum(take_over=True)
+    attempt = vacuum.begin_vacuum(take_over=True)
     recount(9)
-    vacuum.commit_vacuum(begun.txid)
-    assert vacuum.record.last_txid == begun.txid
+    vacuum.commit_vacuum(attempt.txid)
+    assert vacuum.record.last_txid == attempt.txid
 
 
 class Between:

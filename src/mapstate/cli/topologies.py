@@ -154,9 +154,12 @@ def _measured(
         new = [report for report in reports if not last or report.txid > last[0].txid]
         newest = (reports or last)[:1]
         seen[state] = newest
-        mark = newest[0].watermark if newest else None
+        if not newest:  # not known, rather than none
+            yield [at, record.status, state, *[None] * (len(_FIELDS) - 3)]
+            continue
+        mark = newest[0].watermark
         yield [
-            *(at, record.status, state, newest[0].batch_id if newest else None, len(new)),
+            *(at, record.status, state, newest[0].batch_id, len(new)),
             round(sum(report.rows for report in new) / seconds),
             round(sum(report.keys_written for report in new) / seconds),
             round(sum(report.milliseconds for report in new) / len(new)) if new else None,

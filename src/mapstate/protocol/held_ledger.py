@@ -106,11 +106,11 @@ class HeldLedger:
 
     def check_incarnation(self, ledger: VersionedLedger | None) -> None:
         """Raises StoreRestartedError if the attempt's own ledger may be of another incarnation of the store."""
-        begun, now = self.at_begin, ledger
-        if begun is None or now is None or begun.version == now.version:
+        was, now = self.at_begin, ledger
+        if was is None or now is None or was.version == now.version:
             return
-        if begun.record != now.record:  # a recount, which may hide another incarnation, leaves the attempt in it
-            known = begun.record.in_flight
+        if was.record != now.record:  # a recount, which may hide another incarnation, leaves the attempt in it
+            known = was.record.in_flight
             if known is None or known != now.record.in_flight or now.record.session != self.session:
                 return
         raise StoreRestartedError(

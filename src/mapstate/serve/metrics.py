@@ -34,7 +34,7 @@ _SUMS = {
     "batches": "batches",
     "rows": "rows that count",
     "keys_written": "keys that were written",
-    "rows_late": "rows that were late for every window",
+    "rows_late": "rows whose first window had fired before, or without a usable time",
     "rows_between": "rows between two windows",
     "retried_batches": "batches that were not committed at the first attempt",
     "busy_seconds": "seconds that batches took",
