@@ -111,7 +111,7 @@ class AttemptResult:
     """What an attempt came to in one state: the tasks' reports and, where asked for, the new values.
 
     ``name`` is the attempt's own, on which the next batch's caches rest. ``rows_sent`` were counted in front of the
-    shuffle, None where nobody counted.
+    shuffle, None where nobody counted. ``windows`` is what the attempt did to panes, or to the log of changes.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
         if task.new_values is None:
             line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
             lines = rows.mapInArrow(task, line_type).collect()
-            return AttemptResult(reports_of(line[0] for line in lines), None, name=task.attempt)
+            return AttemptResult(reports_of(line[0] for line in lines), None, name=task.attempt_name)
         out, release = computed_once(rows.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
@@ -174,7 +174,7 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
         reports_of(line[0] for line in lines),
         out.where(report.isNull()).drop(REPORT_COLUMN),
         release,
-        name=task.attempt,
+        name=task.attempt_name,
     )
 
 
@@ -198,7 +198,7 @@ def applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch])
     out = list(task(batches))
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
     new_values = None if task.new_values is None else new_values_frame(rows, task.new_values, out)
-    return AttemptResult(reports_of([line]), new_values, name=task.attempt)
+    return AttemptResult(reports_of([line]), new_values, name=task.attempt_name)
 
 
 def collected(rows: DataFrame) -> list[pa.RecordBatch] | None:

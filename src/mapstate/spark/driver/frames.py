@@ -101,7 +101,7 @@ class Frames:
             if not steps:
                 sent = kept, kept.count() if self._is_shared else None
             else:
-                frame = self._behind_step(rows(steps[:-1])[0], steps[-1], batch_id)
+                frame = self._after_step(rows(steps[:-1])[0], steps[-1], batch_id)
                 sent = frame, None
                 if sum(_are_equal(other[: len(steps)], steps) for other in self._steps) > 1:
                     with configured(kept, ONE_DRAW):
@@ -117,7 +117,7 @@ class Frames:
             for release in releases:
                 release()
 
-    def _behind_step(self, rows: DataFrame, step: Step, batch_id: int) -> DataFrame:
+    def _after_step(self, rows: DataFrame, step: Step, batch_id: int) -> DataFrame:
         """One step. An error of a user's own function is the batch's: the empty stream has passed it."""
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException

@@ -1,6 +1,6 @@
 """What a query keeps and feeds: the states of a stream, and the functions after their commit.
 
-A stream that is declared builds these; the driver of its batches reads them.
+A stream that is declared builds these, and the driver of its batches reads them; `Branch.late_before` it writes, too.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ class Behind:
 class StreamPlan:
     """All that one query does with each batch.
 
-    ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops the query instead.
+    ``behind`` are called after the commit with the batch's own rows; with new values, and with fired windows, the lists
+    of each `Branch`. ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops the
+    query instead.
     """
 
     stream: str

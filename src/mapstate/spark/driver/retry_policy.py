@@ -3,7 +3,8 @@
     cause                                         opaque, transactional          non-transactional
     an attempt that another one may put right     begun anew, `max_attempts`     raised: a part may count
     a store that does not answer                  begun anew, within `patience`  raised
-    the batch's own data                          raised, or to quarantine       raised
+    the batch's own data                          raised; with a quarantine      raised
+                                                  begun anew, then set aside
     a damaged record, the plan, usage, schema,
     ownership, a fence, a package that an
     executor lacks                                raised                         raised
@@ -66,7 +67,8 @@ class RetryPolicy:
     def after(self, raised: Exception) -> Decision:
         """What follows an attempt that failed; pauses before a store that did not answer is retried.
 
-        Raises the error where patience is over, an error that Spark's tells of, and ExecutorEnvironmentError.
+        Raises the store's error where patience is over, the error of mapstate that a text of Spark's carries instead of
+        that one, and ExecutorEnvironmentError.
         """
         missing = environment_error(raised)
         if missing is not None:

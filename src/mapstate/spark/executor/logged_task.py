@@ -14,7 +14,7 @@ __all__ = ["LoggedTask"]
 class LoggedTask(BatchTask):
     """A task that also writes down which keys it has written. Picklable."""
 
-    def pane_index(self, writer: Any, partition: int) -> ChangeLog:
+    def key_index(self, writer: Any, partition: int) -> ChangeLog:
         """See `BatchTask.pane_index`. In a task's memory until its end: the text of its keys."""
         codec = index_codec(self.spec.serializer, self.spec.state)
         return ChangeLog(writer, codec, self.view, self.txid, partition)

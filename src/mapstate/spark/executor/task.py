@@ -80,7 +80,7 @@ class BatchTask:
         self.token: FenceToken = attempt.token
         self.new_values = new_values
         self.old_values = old_values
-        self.attempt = uuid.uuid4().hex
+        self.attempt_name = uuid.uuid4().hex
         self.committed = committed
         self.rows_of = rows_of
         self.spread: str | None = None
@@ -124,7 +124,7 @@ class BatchTask:
                 chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)
                 if native and self.spread is None and isinstance(writer, ReadsAhead):
                     chunks = _read_ahead(chunks, writer)
-                index = self.pane_index(writer, report.partition)
+                index = self.key_index(writer, report.partition)
                 delta = 0
                 for keys, partials, rows, columns in chunks:
                     bases: list[Any] = []
@@ -168,15 +168,15 @@ class BatchTask:
             report.read = report.keys
             return
         kept = lease(
-            *(spec, self.spread, report.partition), attempt=self.attempt, committed=self.committed, records=records
+            *(spec, self.spread, report.partition), attempt=self.attempt_name, committed=self.committed, records=records
         )
         with kept as cache:
             hits, misses = cache.hits, cache.misses
             yield cache
             report.cached, report.read = cache.hits - hits, cache.misses - misses
 
-    def pane_index(self, writer: Any, partition: int) -> PaneIndex | None:  # noqa: ARG002
-        """The index of new keys, of a state with windows."""
+    def key_index(self, writer: Any, partition: int) -> PaneIndex | None:  # noqa: ARG002
+        """What notes the keys that this task writes: the panes' index of new keys, or the log of changes."""
         return None
 
     def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:

@@ -87,7 +87,7 @@ class WindowTask(BatchTask):
         self.inputs = inputs
         self.has_gaps = has_gaps
 
-    def pane_index(self, writer: Any, partition: int) -> PaneIndex:
+    def key_index(self, writer: Any, partition: int) -> PaneIndex:
         """See `BatchTask.pane_index`."""
         codec = index_codec(self.spec.serializer, self.spec.state)
         return PaneIndex(writer, codec, self.view, self.txid, partition)
