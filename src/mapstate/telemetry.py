@@ -13,7 +13,7 @@ __all__ = ["Telemetry"]
 
 _COUNTERS = {
     "batches": "batches that were committed",
-    "rows": "rows that count",
+    "rows": "rows that arrived",
     "keys_written": "keys that were written",
     "rows_late": "rows whose first window had fired before, or without a usable time",
     "retried_batches": "batches that were not committed at the first attempt",

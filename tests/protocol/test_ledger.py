@@ -23,6 +23,7 @@ from mapstate.errors import (
     StoreLostError,
     StoreRestartedError,
     StoreUnavailableError,
+    UsageError,
 )
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
@@ -217,7 +218,7 @@ def test_a_recount_beside_an_attempt_hides_no_other_incarnation():
 
 
 def test_a_recount_alarms_none_but_the_attempt_beside_it():
-    """Neither an operator, beside whose count a driver gives its attempt up, nor a vacuum; and no equal number does."""
+    """Not an operator, beside whose count a driver gives its attempt up; no equal number does. A vacuum refuses it."""
     store = Restarting()
     ledger = Ledger.open(store, opening())
     run_batch(ledger, 0)
@@ -236,9 +237,21 @@ def test_a_recount_alarms_none_but_the_attempt_beside_it():
     ledger.commit(done(attempt))
     vacuum = Ledger(store, "s")
     attempt = vacuum.begin_vacuum(take_over=True)
-    recount(9)
+    with pytest.raises(UsageError, match="has a vacuum in flight"):
+        recount(9)
     vacuum.commit_vacuum(attempt.txid)
     assert vacuum.record.last_txid == attempt.txid
+
+
+def test_a_recount_beside_a_batch_that_was_committed_meanwhile_is_refused_with_an_equal_number_too():
+    store = Restarting()
+    ledger = Ledger.open(store, opening())
+    run_batch(ledger, 0)
+    operators = Ledger(store, "s")
+    counted = operators.remember()
+    run_batch(ledger, 1)
+    with pytest.raises(UsageError, match="a batch was committed"):
+        operators.recount(counted, counted.keys_held())
 
 
 class Between:

@@ -19,7 +19,7 @@ from mapstate.errors import (
 )
 from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OpenRequest, encode_ledger
+from mapstate.protocol.ledger_record import Attempt, InFlight, LedgerRecord, OpenRequest, encode_ledger
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.refusals import missing_batches
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
@@ -53,6 +53,7 @@ class HeldLedger:
         self._store = ledger_store(store)
         self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
         self._cached: VersionedLedger | None = None
+        self._own: InFlight | None = None
         self._attempts = 0
 
     @property
@@ -92,6 +93,7 @@ class HeldLedger:
     def mark_begun(self) -> None:
         """Remember the cached ledger as that of the driver's attempt; the commit compares with it."""
         self.at_begin = self._cached
+        self._own = None if self._cached is None else self._cached.record.in_flight
 
     def has_begun(self, result: object, *, accept_loss: bool) -> None:
         """After the ledger's write: remember the ledger for the commit, and advance fences that are apart from it."""
@@ -109,10 +111,8 @@ class HeldLedger:
         was, now = self.at_begin, ledger
         if was is None or now is None or was.version == now.version:
             return
-        if was.record != now.record:  # a recount, which may hide another incarnation, leaves the attempt in it
-            known = was.record.in_flight
-            if known is None or known != now.record.in_flight or now.record.session != self.session:
-                return
+        if was.record != now.record and (self._own is None or self._own != now.record.in_flight):
+            return  # others changed it; a recount, which may hide another incarnation, leaves the attempt in it
         raise StoreRestartedError(
             f"the store of state {self.state!r} was started again, replaced by its replica or put back while a batch "
             "was written to it (or its keys were recounted meanwhile, which looks the same): it has the ledger, but "

@@ -124,10 +124,16 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
 def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRecord:
     """Set the number of keys to ``held``, which an operator has counted under the ledger ``counted``.
 
-    Raises UsageError for a state with a ttl or windows, if a batch was committed or a vacuum began since, and if an
-    attempt is in flight in a state that is not opaque.
+    Raises UsageError for a state with a ttl or windows, if a batch was committed or a vacuum began since, and if a
+    vacuum is in flight, or an attempt in a state that is not opaque.
     """
     check_recount(ledger)
+    if ledger.in_flight is not None and ledger.in_flight.batch_id is None:
+        raise UsageError(
+            f"state {ledger.state!r} has a vacuum in flight (txid {ledger.in_flight.txid}). Nothing was written. Let "
+            "it end, or run mapstate vacuum --take-over if its process is gone, and count again.",
+            state=ledger.state,
+        )
     if ledger.in_flight is not None and ledger.type != "opaque":
         raise UsageError(
             f"state {ledger.state!r} is {ledger.type} and has txid {ledger.in_flight.txid} in flight, whose keys are "
@@ -140,12 +146,11 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
             "Count again between two batches, or stop the query first.",
             state=ledger.state,
         )
-    if held == ledger.keys_held():
-        return ledger
-    previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
-    initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
-    # The lost keys may or may not be older than the last batch.
-    return msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys).with_keys_held(held)
+    if held != ledger.keys_held():  # the lost keys may or may not be older than the last batch
+        previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
+        initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
+        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys)
+    return ledger.with_keys_held(held)
 
 
 def check_recount(ledger: LedgerRecord) -> None:

@@ -32,7 +32,7 @@ _GAUGES = {
 }
 _SUMS = {
     "batches": "batches",
-    "rows": "rows that count",
+    "rows": "rows that arrived",
     "keys_written": "keys that were written",
     "rows_late": "rows whose first window had fired before, or without a usable time",
     "rows_between": "rows between two windows",

@@ -52,7 +52,14 @@ class _HadoopFiles:
         self._system.delete(self._path, False)
 
     def _listed(self) -> Any:
-        return self._system.listStatus(self._path) if self._system.exists(self._path) else ()
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._system.listStatus(self._path)
+        except Py4JJavaError as error:
+            if "FileNotFoundException" in str(error.java_exception.getClass()):
+                return ()  # another driver may have removed it since it was listed
+            raise
 
 
 class _LocalFiles:
@@ -77,4 +84,7 @@ class _LocalFiles:
         self._path.unlink(missing_ok=True)
 
     def _listed(self) -> list[Path]:
-        return list(self._path.iterdir()) if self._path.exists() else []
+        try:
+            return list(self._path.iterdir())
+        except FileNotFoundError:
+            return []

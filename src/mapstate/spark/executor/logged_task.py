@@ -15,6 +15,6 @@ class LoggedTask(BatchTask):
     """A task that also writes down which keys it has written. Picklable."""
 
     def key_index(self, writer: Any, partition: int) -> ChangeLog:
-        """See `BatchTask.pane_index`. In a task's memory until its end: the text of its keys."""
+        """See `BatchTask.key_index`. In a task's memory until its end: the text of its keys."""
         codec = index_codec(self.spec.serializer, self.spec.state)
         return ChangeLog(writer, codec, self.view, self.txid, partition)

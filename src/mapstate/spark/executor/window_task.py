@@ -88,7 +88,7 @@ class WindowTask(BatchTask):
         self.has_gaps = has_gaps
 
     def key_index(self, writer: Any, partition: int) -> PaneIndex:
-        """See `BatchTask.pane_index`."""
+        """See `BatchTask.key_index`."""
         codec = index_codec(self.spec.serializer, self.spec.state)
         return PaneIndex(writer, codec, self.view, self.txid, partition)
 
