@@ -217,8 +217,8 @@ def test_a_recount_beside_an_attempt_hides_no_other_incarnation():
     assert (ledger.record.last_txid, ledger.record.dead) == (again.txid, ((attempt.txid, attempt.txid),))
 
 
-def test_a_recount_alarms_none_but_the_attempt_beside_it():
-    """Not an operator, beside whose count a driver gives its attempt up; no equal number does. A vacuum refuses it."""
+def test_a_recount_passes_for_a_restart_only_where_it_has_changed_the_ledger_beside_an_attempt():
+    """Not where a driver gives its attempt up during the count, nor where the number is an equal one."""
     store = Restarting()
     ledger = Ledger.open(store, opening())
     run_batch(ledger, 0)
@@ -235,10 +235,17 @@ def test_a_recount_alarms_none_but_the_attempt_beside_it():
     attempt = ledger.begin(1)
     recount(7)
     ledger.commit(done(attempt))
-    vacuum = Ledger(store, "s")
+
+
+def test_a_recount_beside_a_vacuum_is_refused():
+    """The vacuum could not tell it from a restart."""
+    store = Restarting()
+    run_batch(Ledger.open(store, opening()), 0)
+    operators, vacuum = Ledger(store, "s"), Ledger(store, "s")
     attempt = vacuum.begin_vacuum(take_over=True)
+    operators.remember()
     with pytest.raises(UsageError, match="has a vacuum in flight"):
-        recount(9)
+        operators.recount(operators.record, 9)
     vacuum.commit_vacuum(attempt.txid)
     assert vacuum.record.last_txid == attempt.txid
 

@@ -53,7 +53,7 @@ class HeldLedger:
         self._store = ledger_store(store)
         self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
         self._cached: VersionedLedger | None = None
-        self._own: InFlight | None = None
+        self._own: InFlight | None = None  # the attempt as of `mark_begun`
         self._attempts = 0
 
     @property

@@ -15,8 +15,6 @@ __all__ = ["KEPT_BY", "Quarantine"]
 
 KEPT_BY = ("query_id", "batch_id")
 """Columns that the directories add to the rows that are read from there."""
-_HIDDEN = ("_", ".")
-"""How names begin that Spark does not read."""
 
 
 class Quarantine:
@@ -46,18 +44,18 @@ class Quarantine:
         for name in files_at(batch_df, f"{self._path}/query_id={query_id}").directories():
             column, _, number = name.partition("=")
             if column == "batch_id" and number.isdecimal() and int(number) >= batch_id:
-                self._found[int(number)] = files_at(batch_df, self.place(query_id, int(number))).files()
+                self._found[int(number)] = _kept_at(batch_df, self.place(query_id, int(number)))
 
     def forget(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
         """Removes what is kept of a batch and of those after it: none of them counts, so all come again, and may now.
 
-        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Rows
+        A driver kept it that died before its commit; or the stores and the checkpoint were put back together. Files
         that were not there at the last `list_kept` are of a driver that has taken over since, and stay. So do
-        directories: another driver may be writing into them. Driver, as a run has begun.
+        directories, into which another driver may be writing, and files without rows. Driver, as a run has begun.
         """
         for found, files in self._found.items():
             if found >= batch_id:
-                for name in sorted(files, key=lambda name: name.startswith(_HIDDEN)):  # rows first
+                for name in files:
                     files_at(batch_df, f"{self.place(query_id, found)}/{name}").delete_file()
         self._found = {}
 
@@ -69,4 +67,9 @@ class Quarantine:
         if any(commit is not None and commit.rows for commit in commits):
             return None
         place = self.place(query_id, batch_id)
-        return place if any(not name.startswith(_HIDDEN) for name in files_at(batch_df, place).files()) else None
+        return place if _kept_at(batch_df, place) else None
+
+
+def _kept_at(batch_df: DataFrame, place: str) -> list[str]:
+    """The names of the files with rows. Those that begin with _ or a dot are Spark's own, which it does not read."""
+    return [name for name in files_at(batch_df, place).files() if not name.startswith(("_", "."))]

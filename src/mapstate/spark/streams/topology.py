@@ -126,7 +126,7 @@ class Topology:
 
         Instead of `start`, in the driver's main thread. Returns once the topology is killed, or its queries have ended.
         A supervisor starts the program again after a failure: what a crash has interrupted goes on, also a kill. It
-        does not after an end with exit code 0: behind a kill that has ended, a start submits the topology anew.
+        does not after an end with exit code 0: after a kill that has ended, a start submits the topology anew.
 
         ``checkpointLocation``  of the one stream; of several, each by the stream's name
         ``store``    where the control record is kept: the URL of any store, mostly that of the states
