@@ -39,6 +39,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "other_languages",
         "tutorial",
         "serve_calls",
+        "serve_changes",
         "serve_process",
         "live_page",
     )

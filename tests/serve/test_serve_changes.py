@@ -1,0 +1,370 @@
+"""A service while states change: states that come, go or are made again, waits for a batch, and events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+from service import ROWS, VISITS, client_of, problem, report
+from states import Job, made_of_one_batch
+
+from mapstate.batch_report import encode_report
+from mapstate.errors import UsageError
+from mapstate.keys import KeyCodec
+from mapstate.operations.drop import drop
+from mapstate.reader import open_reader
+from mapstate.reader.async_reader import AsyncStateReader
+from mapstate.schema import KeyField
+from mapstate.serve import make_app
+from mapstate.serve import states as states_module
+from mapstate.serve.commits import Commits
+
+# Which states there are
+
+
+def test_a_new_state_is_found_by_its_name_before_it_is_listed(url, monkeypatch):
+    monkeypatch.setattr(states_module, "_REFRESH", 1000)
+    with client_of(url) as client:
+        problem(client.get("/states/s/values?k=a"), 404)
+        assert client.get("/states").json() == {"states": []}
+        Job(url).batch(a=1)
+        assert client.get("/states/s/values?k=a").json()["value"] == {"n": 1}
+        assert [one["name"] for one in client.get("/states").json()["states"]] == ["s"]
+
+
+def test_a_lost_ledger_is_a_conflict_and_is_not_sought_by_each_request(url, monkeypatch):
+    job = Job(url)
+    job.batch(a=1)
+    monkeypatch.setattr(states_module, "_REMEMBERED", 1000.0)
+    with client_of(url) as client:
+        assert client.get("/states/s/values?k=a").status_code == 200
+        remove_ledger(job.store)
+        scans = counted_scans(job.store, monkeypatch)
+        for _ in range(20):
+            problem(client.get("/states/s/values?k=a"), 409)
+        assert scans["s"] <= 2
+
+
+def test_after_a_while_a_lost_ledger_is_a_state_that_is_not_there(url, monkeypatch):
+    job = Job(url)
+    job.batch(a=1)
+    monkeypatch.setattr(states_module, "_REMEMBERED", 0.0)
+    with client_of(url) as client:
+        assert client.get("/states/s/values?k=a").status_code == 200
+        remove_ledger(job.store)
+        problem(client.get("/states/s/values?k=a"), 409)
+        problem(client.get("/states/s/values?k=a"), 404)  # the service asks for the ledger alone now
+
+
+@pytest.mark.parametrize("call", ["/states", "/metrics"])
+def test_a_state_that_is_gone_is_not_sought_by_what_asks_for_all(url, monkeypatch, call):
+    job = Job(url)
+    job.batch(a=1)
+    with client_of(url) as client:
+        assert client.get("/states/s/values?k=a").status_code == 200
+        remove_ledger(job.store)
+        scans = counted_scans(job.store, monkeypatch)
+        for _ in range(5):
+            assert client.get(call).status_code == 200
+    assert scans["s"] <= 2
+
+
+def test_a_state_that_is_gone_is_not_sought_for_those_who_listen(tmp_path, monkeypatch):
+    monkeypatch.setattr(states_module, "_REFRESH", 4)
+    url = f"sqlite:///{tmp_path}/s.db"
+    job, app = Job(url), make_app(url)
+    job.batch(a=1)
+
+    async def heard():
+        async with app.router.lifespan_context(app):
+            (event,) = await first_events(app, 1, lambda: remove_ledger(job.store))
+            assert (event["event"], event["state"]) == ("problem", "s")
+            scans = counted_scans(job.store, monkeypatch)
+            commit = partial(made_of_one_batch, url, "more", (KeyField("k", "string"),), VISITS, ROWS)
+            events = await first_events(app, 2, commit)  # after some more looks at all states
+            assert [(one["event"], one["state"]) for one in events] == [("problem", "s"), ("commit", "more")]
+            assert scans["s"] <= 1  # by the new state, which looks for records that were left
+
+    asyncio.run(heard())
+
+
+def counted_scans(store, monkeypatch):
+    scans, plain = Counter[str](), type(store).scan
+
+    def counted(self, *arguments):
+        scans["s"] += 1
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(type(store), "scan", counted)
+    return scans
+
+
+def remove_ledger(store):
+    if hasattr(store, "_database"):
+        store._database.transaction("BEGIN IMMEDIATE", lambda db: db.execute("DELETE FROM mapstate_ledgers"))
+    else:
+        from mapstate.backends.redis.wire import command
+
+        store._server.tell(command(b"DEL", store._ledger), 1)
+
+
+@pytest.mark.parametrize("fields", [(KeyField("k", "bigint"),), (KeyField("other", "string"), KeyField("k", "bigint"))])
+def test_a_state_that_is_made_again_with_other_keys_is_read_by_these(url, fields):
+    made_of_one_batch(url, "s", (KeyField("k", "string"),), VISITS, {"x": (1, 2)})
+    with client_of(url) as client, open_reader(url, "s") as reader:
+        assert client.get("/states/s/values?k=x").json()["value"] == {"visits": 1, "bytes": 2}
+        assert reader.get("x") == {"visits": 1, "bytes": 2}
+        drop(url, "s")
+        key = tuple(range(len(fields))) if len(fields) == 1 else ("o", 1)
+        made_of_one_batch(url, "s", fields, VISITS, {str(KeyCodec(fields).encode(key)): (3, 4)})
+        assert reader.get(key) == {"visits": 3, "bytes": 4}
+        named = {field.name: part for field, part in zip(fields, key, strict=True)}
+        assert client.get("/states/s/values", params=named).json()["value"] == {"visits": 3, "bytes": 4}
+        answer = client.post("/states/s/values", json={"keys": [named]})
+        assert answer.json()["values"] == [{"visits": 3, "bytes": 4}]
+        problem(client.get("/states/s/values?more=x"), 400)
+
+
+def test_a_state_that_is_made_again_with_its_key_columns_changed_round_is_read_by_these(url):
+    """The old names and types fit the request, too."""
+    a, b = KeyField("a", "string"), KeyField("b", "string")
+    made_of_one_batch(url, "s", (a, b), VISITS, {str(KeyCodec((a, b)).encode(("1", "2"))): (1, 2)})
+    with client_of(url) as client:
+        ask = {"a": "1", "b": "2"}
+        assert client.get("/states/s/values", params=ask).json()["value"] == {"visits": 1, "bytes": 2}
+        drop(url, "s")
+        made_of_one_batch(url, "s", (b, a), VISITS, {str(KeyCodec((b, a)).encode(("2", "1"))): (3, 4)})
+        assert client.get("/states/s/values", params=ask).json()["value"] == {"visits": 3, "bytes": 4}
+        drop(url, "s")
+        made_of_one_batch(url, "s", (a, b), VISITS, {str(KeyCodec((a, b)).encode(("1", "2"))): (5, 6)})
+        answer = client.post("/states/s/values", json={"keys": [ask]})
+        assert answer.json()["values"] == [{"visits": 5, "bytes": 6}]
+
+
+def test_a_state_that_is_closed_within_a_request_is_to_be_asked_for_again(visits, monkeypatch):
+    """Another request has found it gone, or too many are open."""
+    with client_of(visits) as client:
+        assert client.get("/states/visits/values?user_id=user-7").status_code == 200
+
+        async def closed(*_):
+            raise UsageError("the reader is not open")
+
+        monkeypatch.setattr(states_module.OpenState, "multi_get", closed)
+        problem(client.get("/states/visits/values?user_id=user-7"), 400)
+        monkeypatch.setattr(states_module.States, "is_open", lambda *_: False)
+        answer = client.get("/states/visits/values?user_id=user-7")
+        assert "closed" in problem(answer, 503)
+        assert answer.headers["retry-after"] == "1"
+
+
+def test_the_state_that_was_not_asked_for_longest_is_closed_for_another(url, monkeypatch):
+    monkeypatch.setattr(states_module, "MOST_OPEN", 1)
+    monkeypatch.setattr(states_module, "_MORE_OPEN", 1)
+    for name in "abc":
+        made_of_one_batch(url, name, (KeyField("k", "string"),), VISITS, ROWS)
+
+    async def ask():
+        states = states_module.States(url)
+        for name in "aba":
+            await states.state(name)
+        first, second = await asyncio.gather(states.state("c"), states.state("c"))
+        assert first is second
+        assert [name for name in "abc" if states.is_open(name)] == ["a", "c"]
+        await states.close()
+
+    asyncio.run(ask())
+
+
+# Waiting, and events
+
+
+def test_a_request_waits_for_a_batch(url):
+    job = Job(url)
+    job.batch(a=1)
+    with client_of(url) as client:
+        assert client.get("/states/s/values?k=a&min_batch=0").json()["value"] == {"n": 1}
+        detail = problem(client.get("/states/s/values?k=a&min_batch=1&wait=0.05"), 503)
+        assert "Batch 1" in detail
+        later = threading.Timer(0.3, lambda: job.batch(a=2))
+        later.start()
+        assert client.get("/states/s/values?k=a&min_batch=1&wait=20").json()["value"] == {"n": 2}
+        later.join()
+        for wrong in (
+            "min_batch=-1",
+            "min_batch=x",
+            "min_batch=1&wait=61",
+            "min_batch=1&wait=-1",
+            "min_batch=1&wait=nan",
+        ):
+            problem(client.get(f"/states/s/values?k=a&{wrong}"), 400)
+
+
+def test_a_batch_of_an_owner_before_is_not_the_one_that_is_waited_for(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    job = Job(url)
+    for at in range(3):
+        job.batch(a=at)
+    other = Job(url, owner="other", on_new_owner="adopt")
+    with client_of(url) as client:
+        problem(client.get("/states/s/values?k=a&min_batch=1&wait=0.05"), 503)
+        for at in range(2):
+            other.batch(a=at)
+        assert client.get("/states/s/values?k=a&min_batch=1").status_code == 200
+
+
+def test_who_waits_for_a_batch_does_not_wait_for_the_listing_of_states(tmp_path, monkeypatch):
+    job, go_on = Job(f"sqlite:///{tmp_path}/s.db"), threading.Event()
+    job.batch(a=1)
+    monkeypatch.setattr(states_module.States, "_list", lambda _: go_on.wait(60) and [])
+
+    async def wait():
+        states = states_module.States(f"sqlite:///{tmp_path}/s.db")
+        commits = Commits(states)
+        listening: Any = asyncio.ensure_future(anext(commits.events()))
+        reached = asyncio.create_task(commits.reached("s", 1, 30))
+        await asyncio.to_thread(job.batch, a=2)
+        await reached
+        assert not listening.done()  # the states are not known yet
+        go_on.set()
+        assert await listening is None
+        await commits.close()
+        await states.close()
+
+    asyncio.run(wait())
+
+
+def test_no_state_is_held_up_by_another_one_that_does_not_answer(tmp_path, monkeypatch):
+    url, go_on = f"sqlite:///{tmp_path}/s.db", asyncio.Event()
+    job, ledger = Job(url), AsyncStateReader.ledger
+    job.batch(a=1)
+    made_of_one_batch(url, "slow", (KeyField("k", "string"),), VISITS, ROWS)
+
+    async def held(self):
+        if self._state == "slow":
+            await go_on.wait()
+        return await ledger(self)
+
+    monkeypatch.setattr(AsyncStateReader, "ledger", held)
+
+    async def wait():
+        states = states_module.States(url)
+        commits = Commits(states)
+        events = commits.events()
+        listening: Any = asyncio.ensure_future(anext(events))
+        for batch_id in (1, 2):
+            reached = asyncio.create_task(commits.reached("s", batch_id, 30))
+            await asyncio.to_thread(job.batch, a=batch_id)
+            await reached
+        assert not listening.done()
+        go_on.set()
+        assert await listening is None
+        await asyncio.to_thread(job.batch, a=3)
+        found = 0
+        while found < 3:  # batches that came before the first comment may be events, too
+            event = await anext(events)
+            assert event is not None
+            assert (event["event"], event["state"]) == ("commit", "s")
+            found = event["as_of"]["batch_id"]
+        await commits.close()
+        await states.close()
+
+    asyncio.run(wait())
+
+
+async def asgi_events(app, most, do):
+    async with app.router.lifespan_context(app):
+        return await first_events(app, most, do)
+
+
+async def first_events(app, most, do):
+    """The first events that the application sends; ``do`` is called once it has said that it listens."""
+    sent: asyncio.Queue[Any] = asyncio.Queue()
+    gone = asyncio.Event()
+
+    async def receive():
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": "/events",
+        "query_string": b"",
+        "headers": [],
+        "root_path": "",
+    }
+    scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "scheme": "http"}
+    task = asyncio.create_task(app(scope, receive, sent.put))
+    events: list[Any] = []
+    is_done = False
+    while len(events) < most:
+        message = await asyncio.wait_for(sent.get(), 20)
+        if message["type"] == "http.response.body" and message["body"].startswith(b"event"):
+            events.append(json.loads(message["body"].split(b"data: ")[1]))
+        elif message["type"] == "http.response.body" and not is_done:
+            is_done = True
+            await asyncio.to_thread(do)
+    gone.set()
+    await asyncio.wait_for(task, 20)
+    return events
+
+
+def test_an_event_comes_for_each_commit_with_its_report(url):
+    job = Job(url)
+    job.batch(a=1)
+    job.store.keep_report(encode_report(report(0)), 100)
+
+    def two_batches():
+        for at in (1, 2):
+            job.batch(a=at)
+            job.store.keep_report(encode_report(report(at)), 100)
+
+    events = asyncio.run(asgi_events(make_app(url), 2, two_batches))
+    assert [(one["event"], one["state"], one["as_of"]["batch_id"]) for one in events] == [
+        ("commit", "s", 1),
+        ("commit", "s", 2),
+    ]
+    assert [one["report"]["rows"] for one in events] == [10, 10]
+
+
+def test_an_event_comes_for_a_commit_without_a_report(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    job = Job(url)
+    job.batch(a=1)
+    (event,) = asyncio.run(asgi_events(make_app(url), 1, lambda: job.batch(b=1)))
+    assert (event["as_of"]["batch_id"], event["report"], event["keys_held"]) == (1, None, 2)
+
+
+def test_a_batch_that_was_rolled_back_is_no_event(url, monkeypatch):
+    job, ledger, no_read = Job(url), AsyncStateReader.ledger, threading.Lock()
+    job.batch(a=1)
+
+    async def held(self):
+        with no_read:  # of this state, one at a time
+            return await ledger(self)
+
+    monkeypatch.setattr(AsyncStateReader, "ledger", held)
+
+    def batches():  # between two reads of the ledger
+        job.batch(a=2)
+        job.store.keep_report(encode_report(report(1)), 100)
+        job.ledger.rollback()
+        job.next = 1
+        job.batch(a=3)
+        last = job.ledger.record.last_commit
+        assert last is not None
+        assert last.txid > 1001
+        job.store.keep_report(encode_report(report(1, txid=last.txid)), 100)
+        job.batch(a=4)
+
+    def batches_at_once():
+        with no_read:
+            batches()
+
+    events = asyncio.run(asgi_events(make_app(url), 2, batches_at_once))
+    assert 1001 not in [one["as_of"]["txid"] for one in events]
