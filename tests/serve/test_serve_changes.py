@@ -350,21 +350,18 @@ def test_a_batch_that_was_rolled_back_is_no_event(url, monkeypatch):
 
     monkeypatch.setattr(AsyncStateReader, "ledger", held)
 
-    def batches():  # between two reads of the ledger
-        job.batch(a=2)
-        job.store.keep_report(encode_report(report(1)), 100)
-        job.ledger.rollback()
-        job.next = 1
-        job.batch(a=3)
-        last = job.ledger.record.last_commit
-        assert last is not None
-        assert last.txid > 1001
-        job.store.keep_report(encode_report(report(1, txid=last.txid)), 100)
-        job.batch(a=4)
-
-    def batches_at_once():
+    def batches():
         with no_read:
-            batches()
+            job.batch(a=2)
+            job.store.keep_report(encode_report(report(1)), 100)
+            job.ledger.rollback()
+            job.next = 1
+            job.batch(a=3)
+            last = job.ledger.record.last_commit
+            assert last is not None
+            assert last.txid > 1001
+            job.store.keep_report(encode_report(report(1, txid=last.txid)), 100)
+            job.batch(a=4)
 
-    events = asyncio.run(asgi_events(make_app(url), 2, batches_at_once))
+    events = asyncio.run(asgi_events(make_app(url), 2, batches))
     assert 1001 not in [one["as_of"]["txid"] for one in events]
