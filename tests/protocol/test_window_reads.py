@@ -22,6 +22,7 @@ from mapstate.keys import KeyCodec, is_index_key
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap, writer_of
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.sessions import FIRST, LAST, pane_to_settle
 from mapstate.reader import open_reader
 from mapstate.reader.state_reader import StateReader
@@ -194,8 +195,6 @@ def test_a_rollback_takes_the_watermark_back(url, opened):
     job.batch(Row(15, "ann", 2), Row(2, "ann", 4))
     with opened(url, "s") as reader:
         assert [(window.end, window.final) for window in reader.windows("ann")] == [(10, True), (20, False)]
-        from mapstate.protocol.ledger import Ledger
-
         Ledger(job.store, "s").rollback()
         assert reader.windows("ann") == [Window(0, 10, {"total": 1}, final=False)]
         assert reader.watermark().time == 1
@@ -293,12 +292,34 @@ def test_a_batch_that_is_rolled_back_while_its_window_is_read_is_an_error(tmp_pa
     job.batch(Row(2, "bob", 1), Row(12, "ann", 2))
 
     def roll_back() -> None:
-        from mapstate.protocol.ledger import Ledger
-
         Ledger(job.store, "s").rollback()
 
     with open_reader(Between(url, roll_back), "s") as reader, pytest.raises(StaleBatchError, match="rolled back"):
         list(reader.window(10))
+
+
+def test_no_record_is_missed_of_a_batch_that_comes_and_is_rolled_back_while_its_window_is_read(tmp_path):
+    """The reader has seen its key in the index, and no record of it any more. Another batch has ended the window."""
+    stale = 0
+    for place in range(6):
+        job = Windowed(f"memory://{tmp_path.name}{place}")
+        job.batch(Row(1, "ann", 1))
+
+        def replace(job: Windowed = job) -> None:
+            Ledger(job.store, "s").rollback()
+            job.ledgers, job.next = None, 1
+            job.batch(Row(12, "ann", 2))
+
+        calls = [lambda job=job: job.batch(Row(2, "bob", 1)), *[lambda: None] * place, replace]
+        with open_reader(Between(f"memory://{tmp_path.name}{place}", *calls), "s") as reader:
+            try:
+                assert dict(reader.window(10)) in [
+                    {("ann",): {"total": 1}},
+                    {("ann",): {"total": 1}, ("bob",): {"total": 1}},
+                ]
+            except StaleBatchError:
+                stale += 1
+    assert stale
 
 
 def test_a_record_that_is_lost_is_noticed_in_a_final_window(url, opened):

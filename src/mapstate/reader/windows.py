@@ -67,7 +67,7 @@ class WindowReads:
 
     def __init__(self, reads: CommittedReads) -> None:
         self._reads = reads
-        self._started_at: int | None = None  # the last txid when `of_window` began
+        self._counted: int | None = None  # the last txid of all that `of_window` has read
 
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
@@ -117,7 +117,6 @@ class WindowReads:
                 f"no window of state {self._reads.state!r} ends at {end}. Nothing was read. The last end before it is "
                 f"{shown_time(grid.floor(number), self._time_type(opened.ledger))}."
             )
-        self._started_at = opened.ledger.last_txid
         self._ensure_kept(opened.ledger, number)
         own = set(every_pane(grid, windows.panes, number - grid.length, number))
         panes = [pane for pane in grid.panes(number) if pane in own]
@@ -231,11 +230,12 @@ class WindowReads:
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
             )
-        if self._started_at is not None and self._started_at not in ledger.view():
+        if self._counted is not None and self._counted not in ledger.view():
             raise StaleBatchError(
                 f"state {self._reads.state!r} was rolled back or reset while a window was read. Read the window again.",
                 state=self._reads.state,
             )
+        self._counted = ledger.last_txid
 
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:
