@@ -310,7 +310,7 @@ class WindowWorld:
         take_over = self.draw.random() < 0.3
 
         def run(actor: Actor) -> None:
-            self.crashed = self.crashed or take_over  # it ends an attempt that may have written
+            self.crashed |= take_over  # it ends an attempt that may have written
             with suppress(UsageError):
                 Ledger(opened(self.states[0].stored, actor), WINDOWS).advance(to, take_over=take_over)
                 self.least = max(self.least, to)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 from openapi_spec_validator import validate
-from service import serving
+from service import client_of, serving
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 from states import Job, made_of_one_batch
@@ -86,12 +85,6 @@ def url(tmp_path):
     return made
 
 
-@contextmanager
-def client_of(url, module, **options):
-    with TestClient(make_app(url, functions=module, **options), raise_server_exceptions=False) as client:
-        yield client
-
-
 def asked(client, name, args=""):
     answer = client.post(f"/drpc/{name}", content=args.encode())
     return answer.status_code, answer.json()
@@ -99,7 +92,7 @@ def asked(client, name, args=""):
 
 def test_a_function_reads_states(url, module):
     Job(url).batch(a=1, b=2, c=40)
-    with client_of(url, module) as client:
+    with client_of(url, functions=module) as client:
         assert asked(client, "total", "a c") == (200, {"result": {"total": 41}})
         assert asked(client, "twice") == (200, {"result": [{"n": 1}, {"n": 2}, {"n": 7}]})
         for name in ("_hidden", "dumps", "nothing", "..%2Ftotal"):
@@ -116,7 +109,7 @@ def test_a_function_reads_states(url, module):
 
 
 def test_a_state_that_is_not_there_is_not_found(url, module):
-    with client_of(url, module) as client:
+    with client_of(url, functions=module) as client:
         status, document = asked(client, "total", "a")
         assert (status, document["error"]) == (404, "StateNotFoundError")
         Job(url).batch(a=1)
@@ -132,7 +125,7 @@ def test_all_reads_of_a_call_are_of_one_batch(url, module, name):
     """A batch between two reads has the function called once more."""
     job = Job(url)
     job.batch(a=1, b=1)
-    with client_of(url, module) as client:
+    with client_of(url, functions=module) as client:
         sys.modules[module].during.append(lambda: job.batch(a=2, b=2))
         status, document = asked(client, name)
         assert (status, document["result"][:2]) == (200, [{"n": 2}, {"n": 2}])
@@ -141,7 +134,7 @@ def test_all_reads_of_a_call_are_of_one_batch(url, module, name):
 def test_a_function_that_never_sees_one_batch_is_refused_for_now(url, module):
     job = Job(url)
     job.batch(a=1)
-    with client_of(url, module) as client:
+    with client_of(url, functions=module) as client:
         sys.modules[module].during.append(lambda: job.batch(a=1))
         answer = client.post("/drpc/always")
         assert (answer.status_code, answer.json()["error"]) == (503, "StaleBatchError")
@@ -149,7 +142,7 @@ def test_a_function_that_never_sees_one_batch_is_refused_for_now(url, module):
 
 
 def test_what_a_function_raises_is_said_without_a_password(url, module):
-    with client_of(url, module) as client:
+    with client_of(url, functions=module) as client:
         status, document = asked(client, "fails", "no such page")
         assert (status, document["detail"], document["error"]) == (500, "no such page", "ValueError")
         assert "s3cr3t" not in asked(client, "fails", "cannot reach redis://u:s3cr3t@host")[1]["detail"]

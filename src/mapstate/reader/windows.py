@@ -67,7 +67,7 @@ class WindowReads:
 
     def __init__(self, reads: CommittedReads) -> None:
         self._reads = reads
-        self._counted: int | None = None  # the last txid of all that `of_window` has read
+        self._last_txid: int | None = None  # of the ledger that `of_window` has read last
 
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
@@ -221,6 +221,7 @@ class WindowReads:
         return joins_of(opened.ledger.fields, self._reads.aggregators)
 
     def _ensure_kept(self, ledger: LedgerRecord, end: int) -> None:
+        """Raise where the window is gone, or where this ledger of the read does not count what the one before did."""
         windows = self._record(ledger)
         if end <= windows.purged:
             kind = self._time_type(ledger)
@@ -230,12 +231,13 @@ class WindowReads:
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
             )
-        if self._counted is not None and self._counted not in ledger.view():
+        if self._last_txid is not None and self._last_txid not in ledger.view():
             raise StaleBatchError(
-                f"state {self._reads.state!r} was rolled back or reset while a window was read. Read the window again.",
+                f"a batch of state {self._reads.state!r} was rolled back or planned anew, or the state was reset, "
+                "while a window was read. Read the window again.",
                 state=self._reads.state,
             )
-        self._counted = ledger.last_txid
+        self._last_txid = ledger.last_txid
 
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:
