@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 @pytest.fixture(scope="module")
 def spark(server: ConnectServer) -> Iterator[SparkSession]:
-    session = SparkSession.builder.remote(server.url).create()
+    session = visits_job.remote_session(server.url)
     yield session
     session.stop()
     for name in ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE"):  # left behind, and no classic session starts then
