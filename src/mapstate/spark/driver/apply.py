@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -29,6 +29,8 @@ from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from mapstate.protocol.windows import PaneChange, WindowCommit
 
 __all__ = ["AttemptResult", "Grouping", "applied", "apply_on_driver", "apply_on_executors", "collected"]
 
@@ -111,7 +113,8 @@ class AttemptResult:
     """What an attempt came to in one state: the tasks' reports and, where asked for, the new values.
 
     ``name`` is the attempt's own, on which the next batch's caches rest. ``rows_sent`` were counted in front of the
-    shuffle, None where nobody counted. ``windows`` is what the attempt did to panes, or to the log of changes.
+    shuffle, None where nobody counted. ``window_commit`` is what the commit of a state with windows says, ``panes``
+    what the attempt wrote and purged of panes, or of the log of changes.
     """
 
     def __init__(
@@ -126,7 +129,8 @@ class AttemptResult:
         self.new_values = new_values
         self.name = name
         self.rows_sent: int | None = None
-        self.windows: Any = None
+        self.window_commit: WindowCommit | None = None
+        self.panes: PaneChange | None = None
         self._release = release
 
     @property
@@ -170,12 +174,8 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
         out, release = computed_once(rows.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
-    return AttemptResult(
-        reports_of(line[0] for line in lines),
-        out.where(report.isNull()).drop(REPORT_COLUMN),
-        release,
-        name=task.attempt_name,
-    )
+    new_values = out.where(report.isNull()).drop(REPORT_COLUMN)
+    return AttemptResult(reports_of(line[0] for line in lines), new_values, release, name=task.attempt_name)
 
 
 def apply_on_driver(rows: DataFrame, task: BatchTask, grouping: Grouping) -> AttemptResult:

@@ -195,10 +195,10 @@ class BatchDriver:
                 offsets=offsets[before],
                 run=batch.run.run_id,
                 keys_delta=0 if result is None else result.keys_delta,
-                windows=None if result is None or result.windows is None else result.windows.commit,
+                windows=None if result is None else result.window_commit,
             )
             commits.append(commit)
-        panes = [None if result is None or result.windows is None else result.windows.panes for result in results]
+        panes = [None if result is None else result.panes for result in results]
         with batch.timed("commit"):
             batch.policy.ask(lambda: ledgers.commit(commits, panes))
         return commits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,16 +20,9 @@ if TYPE_CHECKING:
     from mapstate.spark.driver.job import Branch
     from mapstate.spec import StateSpec
 
-__all__ = ["ChangesDone", "LoggedState", "driver_of"]
+__all__ = ["LoggedState", "driver_of"]
 
 _MOST_REMOVED = 1000  # transactions; each batch removes one, and some more after attempts that failed
-
-
-class ChangesDone(NamedTuple):
-    """What an attempt did to the change log, as `WindowsDone` has it; a commit says nothing of it."""
-
-    panes: PaneChange
-    commit: None = None
 
 
 class LoggedState(StateDriver):
@@ -64,7 +57,7 @@ class LoggedState(StateDriver):
             result.release()
             raise
         width = max((report.partition + 1 for report in result.reports if report.keys), default=0)
-        result.windows = ChangesDone(PaneChange(purged=removed, width=width))
+        result.panes = PaneChange(purged=removed, width=width)
         return result
 
 

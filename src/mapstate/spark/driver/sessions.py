@@ -12,8 +12,8 @@ from mapstate.capabilities import close_if_possible
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.pane_index import slices
 from mapstate.protocol.sessions import last_panes, pane_to_settle
-from mapstate.protocol.windows import WindowCommit, every_pane
-from mapstate.spark.driver.windows import WindowedState, WindowsDone, windows_of_ledger
+from mapstate.protocol.windows import PaneChange, WindowCommit, every_pane
+from mapstate.spark.driver.windows import WindowedState, windows_of_ledger
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, Reads
@@ -30,15 +30,15 @@ class SessionState(WindowedState):
 
     def _done(
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
-    ) -> WindowsDone:
-        done = super()._done(reports, record, attempt, frame)
+    ) -> tuple[WindowCommit, PaneChange]:
+        commit, panes = super()._done(reports, record, attempt, frame)
         windows, last = windows_of_ledger(record), record.last_windows() or WindowCommit()
         pane = pane_to_settle(windows, last)
         if pane is None:
-            return done._replace(commit=msgspec.structs.replace(done.commit, settled=last.settled))
+            return msgspec.structs.replace(commit, settled=last.settled), panes
         if pane in every_pane(windows.definition.panes, windows.panes, pane, pane + 1):
             self._settle(pane, record, attempt, frame)
-        return done._replace(commit=msgspec.structs.replace(done.commit, settled=pane))
+        return msgspec.structs.replace(commit, settled=pane), panes
 
     def _settle(self, pane: int, record: LedgerRecord, attempt: Attempt, frame: DataFrame) -> None:
         reads = Reads(self.job.spec, record, attempt.view, attempt.txid)

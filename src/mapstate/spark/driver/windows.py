@@ -54,7 +54,6 @@ __all__ = [
     "Fired",
     "WindowGrouping",
     "WindowedState",
-    "WindowsDone",
     "fired_type",
     "windows_of_ledger",
 ]
@@ -64,13 +63,6 @@ WINDOW_END = "window_end"
 
 _MOST_PURGED = 100_000  # keys, beside as many as the batch wrote
 _ON_DRIVER = 10_000  # keys: fewer are not worth a job
-
-
-class WindowsDone(NamedTuple):
-    """What an attempt came to: what its commit says, and what it did to panes."""
-
-    commit: WindowCommit
-    panes: PaneChange
 
 
 class WindowGrouping(Grouping):
@@ -124,7 +116,7 @@ class WindowedState(StateDriver):
         """See `StateDriver.attempt`; then the new watermark, and the purge. Raises FencedError, too."""
         result = super().attempt(sent, record, attempt)
         try:
-            result.windows = self._done(result.reports, record, attempt, sent[0])
+            result.window_commit, result.panes = self._done(result.reports, record, attempt, sent[0])
         except BaseException:
             result.release()
             raise
@@ -150,7 +142,7 @@ class WindowedState(StateDriver):
 
     def _done(
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
-    ) -> WindowsDone:
+    ) -> tuple[WindowCommit, PaneChange]:
         last = record.last_windows() or WindowCommit()
         found = [msgspec.convert(report.windows, WindowReport) for report in reports if report.windows is not None]
         definition = self._windows.definition
@@ -172,7 +164,7 @@ class WindowedState(StateDriver):
         purged = self._purge(record, attempt, frame, _MOST_PURGED + sum(report.keys for report in reports))
         written = {pane for report in found for pane in report.panes}
         width = max((report.partition + 1 for report in reports if report.keys), default=0)
-        return WindowsDone(commit, PaneChange(written, purged, width))
+        return commit, PaneChange(written, purged, width)
 
     def _purge(self, record: LedgerRecord, attempt: Attempt, frame: DataFrame, most_keys: int) -> list[int]:
         """Removes what is due, up to some keys; the rest is for the next batch. Returns the panes that are done."""
