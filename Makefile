@@ -75,7 +75,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	fi
 	@.venv/bin/python scripts/matrix.py --fetch --pyspark 4.0 || \
 	    echo "PySpark 4.0 could not be fetched, so the test of it will fail." >&2
-	@scripts/run python tests/fixtures/class_archive.py >/dev/null 2>&1 || echo "no class archive: the tests' JVMs start slower"
+	@scripts/run python tests/fixtures/fast_start.py >/dev/null 2>&1 || echo "no class archive, or no bytecode: the tests start slower"
 	@touch $(STAMP)
 
 wheel: $(STAMP)
