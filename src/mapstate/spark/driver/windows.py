@@ -143,6 +143,7 @@ class WindowedState(StateDriver):
     def _done(
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
     ) -> tuple[WindowCommit, PaneChange]:
+        """What the commit says of windows, and what the attempt did to panes. Purges what is due."""
         last = record.last_windows() or WindowCommit()
         found = [msgspec.convert(report.windows, WindowReport) for report in reports if report.windows is not None]
         definition = self._windows.definition
