@@ -23,6 +23,7 @@ from mapstate import opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisClusterBackend, RedisClusterStore
 from mapstate.backends.redis.slot_groups import by_slot_group
+from mapstate.backends.redis.wire import command
 from mapstate.backing_map import Backend, IBackingMap
 from mapstate.capabilities import (
     Checkup,
@@ -417,6 +418,10 @@ def test_another_number_of_slot_groups_is_refused_before_anything_is_written_or_
         with pytest.raises(ConfigurationError, match="64 slot groups, and the URL says 32"):
             call()
     assert store.load()[0] == record
+    store._at_ledger(command(b"DEL", store._ledger))
+    with pytest.raises(ConfigurationError, match="64 slot groups, and the URL says 32"):
+        other.load()  # else adopt and drop would find a part of the records
+    assert store.load() is None
 
 
 # Whole batches

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from openings import opening
@@ -15,6 +16,7 @@ from servers import GivenRedis
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisSentinelBackend, RedisUnixBackend
+from mapstate.backends.redis.wire import command
 from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     ConfigurationError,
@@ -28,6 +30,7 @@ from mapstate.errors import (
 from mapstate.findings import Finding
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, Commit
@@ -361,6 +364,41 @@ def test_a_state_is_opened_in_the_layout_in_which_it_was_made_and_in_no_other(re
         commit(ledger, attempt)
         with open_reader(made, "visits") as reader:
             assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
+        store._server.tell(command(b"DEL", store._ledger), 1)
+        for another in others:  # also where the ledger is lost: adopt and drop would find a part of the records
+            with pytest.raises(ConfigurationError, match="was made with layout"):
+                resolve(another).open("visits").load()
+        assert store.load() is None
+
+
+def test_records_that_others_may_be_among_are_not_dropped():
+    kept = {"visits": None, "": None, "visits:": "drop"}
+    for records, name in kept.items():
+        store: Any = resolve(f"redis://h/0?records={records}").open("visits")
+        assert getattr(store.drop, "__name__", None) == name
+
+
+def test_an_open_reader_seeks_no_records_where_they_were_before_the_state_was_made_again(redis_url):
+    """The ledger of any layout has the same name, and is found."""
+    seven, eight = (f"{redis_url}p/&layout=packed&buckets={number}" for number in (7, 8))
+
+    def make(url: str, start: int) -> None:
+        store: Any = resolve(url).open("visits")
+        ledger, attempt = Ledger.open_and_begin(store, msgspec.structs.replace(OPENING, clock_txid=start), 0)
+        count(store, ledger, attempt, KEYS)
+        commit(ledger, attempt)
+
+    make(seven, 1_000)
+    with open_reader(seven, "visits") as reader:
+        assert reader.multi_get(KEYS) == [{"n": 1}] * len(KEYS)
+        drop(seven, "visits")
+        make(eight, 2_000)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="was made with layout"):
+                reader.multi_get(KEYS)
+        drop(eight, "visits")
+        make(seven, 3_000)
+        assert reader.multi_get(KEYS) == [{"n": 1}] * len(KEYS)
 
 
 def test_what_is_too_large_for_a_hash_is_refused(url):

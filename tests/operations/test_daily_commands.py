@@ -132,11 +132,11 @@ def test_ls_lists_no_state_of_another_prefix(redis_url):
 @pytest.mark.redis
 @pytest.mark.parametrize("layout", ["string", "hash"])
 def test_ls_finds_the_state_of_records_with_a_name_of_their_own(layout, redis_url):
-    backend = replace(RedisBackend.from_url(redis_url), prefix="", layout=layout, records="ls-of-records")
+    backend = replace(RedisBackend.from_url(redis_url), prefix="", layout=layout, records="ls-of-records:")
     Job(backend).batch(a=1)
     try:
         assert [(one.name, one.problem) for one in list_states(backend)] == [("s", "")]
-        assert list_states(replace(backend, records="ls-of-nothing")) == []
+        assert list_states(replace(backend, records="ls-of-nothing:")) == []
     finally:
         from mapstate.operations.drop import drop
 

@@ -32,9 +32,10 @@ from mapstate.keys import KeyCodec
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import Commit, OpenRequest
+from mapstate.protocol.ledger_record import Commit, OpenRequest, encode_ledger
 from mapstate.protocol.records import OpaqueValue
-from mapstate.protocol.stored_ledger import LEDGER_KEY, ledger_store
+from mapstate.protocol.stored_ledger import LEDGER_KEY, decode_ledger, ledger_store
+from mapstate.protocol.upkeep import begin_drop
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 
@@ -449,6 +450,23 @@ def test_a_state_that_was_emptied_and_begun_anew_while_it_was_read_is_never_show
 
     with open_reader(backend, STATE) as reader:
         store.ahead_of[job.keys.encode("b")] = empty_and_begin_anew
+        assert counts(reader, "a", "b") == [None, None]
+
+
+def test_a_state_whose_drop_began_while_it_was_read_is_never_shown_in_pieces():
+    backend = PlainBackend()
+    backend.store = store = PieceByPiece()
+    job = Job(backend)
+    job.batch({"a": 1, "b": 1})
+
+    def drop_a_part():
+        record, version = ledger_store(store).load()
+        dropped = begin_drop(decode_ledger(record, STATE), STATE, "session", 2 * START)
+        assert ledger_store(store).swap(encode_ledger(dropped), version, dropped.fence()) is not None
+        del store.records[job.keys.encode("b")]
+
+    with open_reader(backend, STATE) as reader:
+        store.ahead_of[job.keys.encode("b")] = drop_a_part
         assert counts(reader, "a", "b") == [None, None]
 
 

@@ -80,7 +80,8 @@ def adopt(
         KeyEncodingError: A key is not one of these columns as mapstate writes it.
         StoreError: The store failed.
 
-    Not guaranteed: orphaned attempts before the oldest report, a reset, and fields added since are not noticed.
+    Not guaranteed: orphaned attempts before the oldest report, a reset, a rollback of the newest report's batch, and
+    fields added since are not noticed.
 
     """
     store: Any = resolve(backend_or_url).open(check_state_name(state))

@@ -256,7 +256,10 @@ class CommittedReads:
             return before, data, self._load() if contains_none(data) else before
 
     def _with(self, data: bytes | None) -> Opened:
-        """Decode the ledger, and make the codecs of its schema, unless it is the last one."""
+        """Decode the ledger, and make the codecs of its schema, unless it is the last one.
+
+        Raises ConfigurationError where the state has been made again in another layout, and records are not found.
+        """
         last = self._last
         if last is not None and last.data == data:
             return last
@@ -271,6 +274,8 @@ class CommittedReads:
                 state=self.state,
             )
         ledger = decode_ledger(data, self.state)
+        if last is not None and last.ledger.first_txid != ledger.first_txid:
+            self._load()  # which compares layouts; a bulk read does not
         if last is not None and _schema(last.ledger) == _schema(ledger):
             opened = last._replace(data=data, ledger=ledger)
         else:
@@ -304,10 +309,9 @@ def _check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey]
     at_work = now.type != "opaque" and (was.in_flight is not None or now.in_flight is not None)
     if was.contents() == now.contents() and not at_work:
         return
-    same = was.first_txid, was.floor, _purged(was)
     is_on = was.last_txid is None or was.last_txid in now.view()
     late: list[StoreKey] = []
-    if now.type == "opaque" and same == (now.first_txid, now.floor, _purged(now)) and is_on:
+    if now.type == "opaque" and _purged(was) == _purged(now) and is_on:
         since = [one.txid for one in (now.previous, now.last_commit) if one and one.last_txid_before == was.last_txid]
         newest = since[0] if since else -1 if was.last_txid is None else was.last_txid
         pairs = zip(texts, records, strict=True)
@@ -332,8 +336,9 @@ def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
 
 
 def _purged(ledger: LedgerRecord) -> tuple[int, ...]:
-    """Numbers that differ between two ledgers if records may have been purged between them."""
+    """Numbers that differ between two ledgers if records may have been purged between them, or the state dropped."""
+    numbers = ledger.first_txid, ledger.floor, ledger.rewrites
     if ledger.windows is None:
-        return ledger.first_txid, ledger.rewrites
+        return numbers
     done = ledger.last_windows()
-    return ledger.first_txid, ledger.rewrites, ledger.windows.purged, 0 if done is None else done.settled
+    return *numbers, ledger.windows.purged, 0 if done is None else done.settled

@@ -274,7 +274,7 @@ class RedisClusterStore:
     def _checked(self, reply: Reply) -> bytes | None:
         """The ledger, if it was made with this number of slot groups."""
         record, count = reply.found
-        if record is not None and count != b"%d" % len(self._groups):
+        if count != b"%d" % len(self._groups) and (record is not None or count is not None):
             if count is None:
                 name = self._count.decode(errors="backslashreplace")
                 raise ConfigurationError(

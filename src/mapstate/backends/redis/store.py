@@ -62,7 +62,7 @@ class RedisStore:
         self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
             name + one.encode() for one in KEY_ENDS
         )
-        if not name:  # bare keys: every key of the database would be the state's
+        if layout_text.startswith(b"string, ") and not name.endswith(b":"):  # keys of others may begin like its own
             self.drop = None  # type: ignore[assignment,method-assign]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -92,7 +92,7 @@ class RedisStore:
         """
         asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
         record, layout, *info = self._server.ask(asked, 4, optional=2)
-        if record is not None and layout != self._layout_text:
+        if layout != self._layout_text and (record is not None or layout is not None):
             raise self._elsewhere(layout)
         return None if record is None else (record, (record, incarnation_of(*info)))
 
@@ -122,7 +122,7 @@ class RedisStore:
             server.unwatch(conn)
             return None
         for found, layout, swap in zip(ledgers, layouts, swaps, strict=True):
-            if found is not None and layout != swap.store._layout_text:
+            if layout != swap.store._layout_text and (found is not None or layout is not None):
                 server.unwatch(conn)
                 raise swap.store._elsewhere(layout)
         if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
