@@ -118,6 +118,20 @@ def test_a_key_of_a_final_window_without_its_record_is_an_error(url):
         list(reader.window(10))
 
 
+def test_a_lost_part_of_the_index_is_an_error_for_readers_and_where_a_window_fires(url):
+    state = Tens(url, "s")
+    state.batch({5: {f"k{at:03}": 1 for at in range(450)}}, watermark=15)
+    (chunk, *_) = [key for key in keys_of(state.store, index=True) if key.count("|") == 3]
+    attempt = state.begin()
+    state.store.writer(attempt.token).multi_rewrite([chunk], [None])
+    with open_reader(url, "s") as reader, pytest.raises(errors.StoreLostError, match="index of a pane"):
+        list(reader.window(10))
+    fired = FiredTask(opaque(url, "s"), state.record, range(10, 11, 10))
+    panes = pa.RecordBatch.from_pydict({"pane": [0], "partition": [0]})
+    with pytest.raises(errors.StoreLostError, match="index of a pane"):
+        list(fired.pages(iter([panes])))
+
+
 def test_a_vacuum_rewrites_the_index_by_its_own_codec(url):
     """Else an orphaned head would count, once its txid is forgotten."""
     state = Tens(url, "s")

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
+import math
 import secrets
 from decimal import Decimal
 from typing import Any
 
+import httpx2
 import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 from service import AT, VISITS, client_of, problem, report
 from starlette.testclient import TestClient
-from states import Job, made_of_one_batch
+from states import Job, Tens, made_of_one_batch
 from windowed import Row, Windowed
 
+from mapstate.aggregators import Count
 from mapstate.backends import resolve
 from mapstate.batch_report import encode_report
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.keys import KeyCodec
+from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
 
@@ -208,6 +213,63 @@ def test_one_state_has_its_reports(url):
     with client_of(url) as client:
         one = client.get("/states/s").json()
         assert (one["as_of"]["batch_id"], one["reports"][0]["milliseconds"], one["owner"]) == (0, 250, "q")
+
+
+def test_what_is_said_of_one_state_is_as_of_one_batch(tmp_path, monkeypatch):
+    """Its reports and its watermark, too, where a batch is committed between two reads."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    tens = Tens(url, "tens")
+    tens.batch({0: {"a": 1}}, watermark=10)
+    tens.store.keep_report(encode_report(report(0, txid=tens.record.last_txid)), 100)
+    reports = AsyncStateReader.reports
+
+    async def overtaken(self):
+        tens.batch({10: {"a": 1}}, watermark=20)
+        tens.store.keep_report(encode_report(report(tens.next - 1, txid=tens.record.last_txid)), 100)
+        return await reports(self)
+
+    with client_of(url) as client:
+        client.get("/states/tens")
+        monkeypatch.setattr(AsyncStateReader, "reports", overtaken)
+        for batch_id in range(3):
+            one = client.get("/states/tens").json()
+            assert (one["as_of"]["batch_id"], one["watermark"]) == (batch_id, 10 + 10 * (batch_id > 0))
+            assert [known["batch_id"] for known in one["reports"]] == list(range(batch_id, -1, -1))
+
+
+class Halves(Count):
+    """Its result is none of the types of JSON, whatever is stored."""
+
+    def result(self, value):
+        return math.nan if value == 1 else b"\x01"
+
+
+def test_results_of_a_users_own_aggregator_have_the_forms_of_all_values(visits):
+    with client_of(visits, aggregators={"visits": {"visits": Halves()}}) as client:
+        body = {"keys": ["user-7", "user-42"]}
+        values = client.post("/states/visits/values", json=body).json()["values"]
+        assert [one["visits"] for one in values] == ["NaN", "01"]
+        rows = lines_of(client.get("/states/visits/scan"))
+        assert sorted(row["value"]["visits"] for row in rows if "value" in row) == ["01", "NaN"]
+
+
+@pytest.mark.redis
+def test_a_state_takes_few_connections_however_many_ask(start_redis):
+    server = start_redis()
+    Job(server.url).batch(a=1)
+    app = make_app(server.url)
+
+    async def ask():
+        transport = httpx2.ASGITransport(app)
+        opened = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
+        async with app.router.lifespan_context(app), opened as client:
+            for path in ("/states", "/states/s", "/states/s/values?k=a&min_batch=0", "/metrics"):
+                answers = await asyncio.gather(*(client.get(path) for _ in range(200)))
+                assert {one.status_code for one in answers} == {200}
+            with server.client() as own:
+                return own.info("clients")["connected_clients"]
+
+    assert asyncio.run(ask()) < 20
 
 
 def test_a_cluster_and_memory_are_served(redis_cluster):

@@ -18,7 +18,6 @@ from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec
 from mapstate.operations.drop import drop
 from mapstate.reader import open_reader
-from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import KeyField
 from mapstate.serve import make_app
 from mapstate.serve import states as states_module
@@ -183,6 +182,29 @@ def test_the_state_that_was_not_asked_for_longest_is_closed_for_another(url, mon
 # Waiting, and events
 
 
+def test_an_opening_that_fails_in_any_way_is_tried_again(visits, monkeypatch):
+    def failing(*_):
+        raise RuntimeError("no thread can be started")
+
+    with client_of(visits) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(states_module, "check_is_there", failing)
+            problem(client.get("/states/visits/values?user_id=user-7"), 500)
+        assert client.get("/states/visits/values?user_id=user-7").status_code == 200
+        assert [one["name"] for one in client.get("/states").json()["states"]] == ["visits"]
+
+
+def test_a_request_waits_for_a_batch_however_its_name_is_written(url):
+    job = Job(url)
+    job.batch(a=1)
+    with client_of(url) as client:
+        ask = "/states/s/values?k=a&min%5Fbatch="
+        answer = client.get(f"{ask}1&wait=0.1")
+        assert "Batch 1" in problem(answer, 503)
+        problem(client.get(f"{ask}x"), 400)
+        assert client.get(f"{ask}0").status_code == 200
+
+
 def test_a_request_waits_for_a_batch(url):
     job = Job(url)
     job.batch(a=1)
@@ -240,16 +262,16 @@ def test_who_waits_for_a_batch_does_not_wait_for_the_listing_of_states(tmp_path,
 
 def test_no_state_is_held_up_by_another_one_that_does_not_answer(tmp_path, monkeypatch):
     url, go_on = f"sqlite:///{tmp_path}/s.db", asyncio.Event()
-    job, ledger = Job(url), AsyncStateReader.ledger
+    job, ledger = Job(url), states_module.OpenState.ledger
     job.batch(a=1)
     made_of_one_batch(url, "slow", (KeyField("k", "string"),), VISITS, ROWS)
 
     async def held(self):
-        if self._state == "slow":
+        if self.reader._state == "slow":
             await go_on.wait()
         return await ledger(self)
 
-    monkeypatch.setattr(AsyncStateReader, "ledger", held)
+    monkeypatch.setattr(states_module.OpenState, "ledger", held)
 
     async def wait():
         states = states_module.States(url)
@@ -341,14 +363,14 @@ def test_an_event_comes_for_a_commit_without_a_report(tmp_path):
 
 
 def test_a_batch_that_was_rolled_back_is_no_event(url, monkeypatch):
-    job, ledger, no_read = Job(url), AsyncStateReader.ledger, threading.Lock()
+    job, ledger, no_read = Job(url), states_module.OpenState.ledger, threading.Lock()
     job.batch(a=1)
 
     async def held(self):
         with no_read:  # of this state, one at a time
             return await ledger(self)
 
-    monkeypatch.setattr(AsyncStateReader, "ledger", held)
+    monkeypatch.setattr(states_module.OpenState, "ledger", held)
 
     def batches():
         with no_read:

@@ -117,6 +117,17 @@ def test_a_client_that_is_slow_with_its_request_is_cut_off(url):
         assert asked(served, "/health")[0] == 200
 
 
+def test_a_client_that_sends_the_end_of_a_line_after_an_answer_is_cut_off(url):
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(url, patches={"_HEAD_SECONDS": 1.0}) as served, raw(served, request) as idle:
+        idle.settimeout(20)
+        assert b"200 OK" in idle.recv(10_000)
+        for _ in range(3):
+            idle.sendall(b"\r\n")
+        assert is_closed(idle)
+        assert asked(served, "/health")[0] == 200
+
+
 def test_an_endless_head_is_cut_off(url):
     with serving(url) as served, raw(served, b"GET /health HTTP/1.1\r\n") as endless:
         with pytest.raises(ConnectionError):

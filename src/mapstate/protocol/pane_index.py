@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from mapstate.errors import KeyEncodingError
+from mapstate.errors import KeyEncodingError, StoreLostError
 from mapstate.keys import INDEX, KeyCodec, StoreKey, is_index_key
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
@@ -33,6 +33,7 @@ __all__ = [
     "Slice",
     "index_codec",
     "index_keys",
+    "index_lost",
     "is_native_integer",
     "key_pages",
     "pane_of",
@@ -179,14 +180,26 @@ def slices(read: Read, panes: Iterable[str], width: int, *, first: int = 0) -> I
                 yield Slice(*place, head[0], head[1:])
 
 
-def key_pages(read: Read, part: Slice) -> Iterator[list[str]]:
-    """The rests of all keys of a slice, a page at a time."""
+def key_pages(read: Read, part: Slice, on_lost: Callable[[str], None] | None = None) -> Iterator[list[str]]:
+    """The rests of all keys of a slice, a page at a time. ``on_lost`` is called with a chunk that has no record."""
     head = _head(part.pane, part.partition)
     for some in _batched(range(part.full), _CHUNKS):
-        chunks = read([f"{head}|{at}" for at in some])
+        names = [f"{head}|{at}" for at in some]
+        chunks = read(names)
+        if on_lost is not None and None in chunks:
+            on_lost(names[chunks.index(None)])
         yield [rest for chunk in chunks for rest in chunk or ()]
     if part.rests:
         yield list(part.rests)
+
+
+def index_lost(state: str, chunk: str) -> StoreLostError:
+    """The error for a chunk that its head counts and that has no record, though no purge has removed it."""
+    return StoreLostError(
+        f"state {state!r}: {chunk!r}, a part of the index of a pane, has no record: it was evicted, expired or "
+        "deleted. Restore the store, and rewind the checkpoint to it.",
+        state=state,
+    )
 
 
 class PaneIndex:

@@ -12,14 +12,24 @@ from mapstate.aggregators.results import joins_of
 from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
 from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import index_codec, key_pages, slices, store_key
+from mapstate.protocol.pane_index import index_codec, index_lost, key_pages, slices, store_key
 from mapstate.protocol.sessions import FIRST, LAST, Piece, sessions_of
-from mapstate.protocol.windows import NEVER, WindowsRecord, every_pane
+from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
 from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.serializers import serializer
 from mapstate.windows import number_of, time_of
 
-__all__ = ["InputMark", "Time", "Watermark", "Window", "WindowPage", "WindowReads", "number_of_caller", "shown_time"]
+__all__ = [
+    "InputMark",
+    "Time",
+    "Watermark",
+    "Window",
+    "WindowPage",
+    "WindowReads",
+    "number_of_caller",
+    "shown_time",
+    "watermark_of",
+]
 
 Time = dt.datetime | int
 """A datetime in UTC, or a number where the times of rows are a ``bigint``."""
@@ -72,15 +82,7 @@ class WindowReads:
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
         ledger = self._reads.ledger()
-        kind, done = self._time_type(ledger), self._reads.last_windows(ledger)
-        inputs = {
-            name: InputMark(
-                shown_time(known.latest, kind),
-                None if known.at == 0 else dt.datetime.fromtimestamp(known.at / 1e6, dt.UTC),
-            )
-            for name, known in done.inputs.items()
-        }
-        return Watermark(shown_time(done.watermark, kind), inputs)
+        return watermark_of(self._reads.last_windows(ledger), self._time_type(ledger))
 
     def of_key(self, key: Any, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
         """See `StateReader.windows_as_of`."""
@@ -162,9 +164,12 @@ class WindowReads:
             self._ensure_kept(now.ledger, end)  # else an index that a purge has removed would be a window without keys
             return values
 
+        def lost(chunk: str) -> None:
+            raise index_lost(self._reads.state, chunk)
+
         text = str(opened.keys.encode_first(time_of(pane, self._time_type(opened.ledger))))
         for part in slices(read, [text], self._record(opened.ledger).width):
-            yield from key_pages(read, part)
+            yield from key_pages(read, part, lost)
 
     def _windows(
         self, opened: Opened, panes: Sequence[int], values: Sequence[Any], low: int | None, high: int | None
@@ -256,6 +261,18 @@ class WindowReads:
             f"state {self._reads.state!r}: windows came and went within each of {_TRIES} reads in a row.",
             state=self._reads.state,
         )
+
+
+def watermark_of(done: WindowCommit, kind: str) -> Watermark:
+    """The watermark after a batch, of a state whose first key column is of the type ``kind``."""
+    inputs = {
+        name: InputMark(
+            shown_time(known.latest, kind),
+            None if known.at == 0 else dt.datetime.fromtimestamp(known.at / 1e6, dt.UTC),
+        )
+        for name, known in done.inputs.items()
+    }
+    return Watermark(shown_time(done.watermark, kind), inputs)
 
 
 def number_of_caller(time: Time, kind: str, state: str) -> int:

@@ -155,13 +155,14 @@ def json_answer(request: Request, view: View, document: Callable[[], Mapping[str
 class Forms:
     """Keys and values of one schema as JSON. Types that are the same in JSON are not touched."""
 
-    def __init__(self, ledger: LedgerRecord) -> None:
+    def __init__(self, ledger: LedgerRecord, *, has_own_aggregators: bool) -> None:
         self._keys = [field.name for field in ledger.keys]
         self._are_keys_same = all(field.type in _SAME_IN_JSON for field in ledger.keys)
         self.keys_in = JsonKeys(ledger.keys).decode
         shown = results_of(ledger.fields, {})
         kinds = zip(shown.fields, shown.aggregators, strict=True)
-        self._are_values_same = all(how.result_type(field.type) in _SAME_IN_JSON for field, how in kinds)
+        same = all(how.result_type(field.type) in _SAME_IN_JSON for field, how in kinds)
+        self._are_values_same = same and not has_own_aggregators  # whose results may be anything
 
     def values(self, values: Sequence[dict[str, Any] | None]) -> Sequence[Any]:
         """The values, null for an absent key."""

@@ -28,7 +28,9 @@ from mapstate.errors import (
 )
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.forms import plain
+from mapstate.reader.windows import watermark_of
 from mapstate.serve.answers import (
     BadRequest,
     Busy,
@@ -176,10 +178,10 @@ class _Service:
     async def one_state(self, request: Request) -> Response:
         """One state: its schema, its ledger, and the reports of its last batches."""
         state = await self._state(request)
-        ledger = await state.reader.ledger()
-        document = state_document(ledger, await state.reader.reports())
+        ledger = await state.ledger()
+        document = state_document(ledger, await state.reports(ledger))
         if ledger.windows is not None:
-            mark = await state.reader.watermark()
+            mark = watermark_of(ledger.last_windows() or WindowCommit(), ledger.keys[0].type)
             document["watermark"] = plain(mark.time)
             document["inputs"] = {name: plain(one.latest) for name, one in mark.inputs.items()}
         return Response(line({**document, "as_of": as_of(ledger)}), media_type="application/json")
@@ -223,7 +225,7 @@ class _Service:
             rest = _with_windows(known).keys[1:]
             key = key_of(request, rest, {"since", "until", "min_batch", "wait"})
             since, until = (time_of(known.ledger, request.query_params.get(name)) for name in ("since", "until"))
-            windows, ledger = await state.reader.windows_as_of(key, since=since, until=until)
+            windows, ledger = await state.windows(key, since, until)
             shown = [
                 {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": plain(one.value)}
                 for one in windows
@@ -289,7 +291,7 @@ class _Service:
 
     async def _summary(self, name: str) -> dict[str, Any] | None:
         try:
-            ledger = await (await self._states.state(name)).reader.ledger()
+            ledger = await (await self._states.state(name)).ledger()
         except MapStateError as error:
             await self._states.lose_if_gone(name, error)
             if isinstance(error, LedgerError):
@@ -300,7 +302,8 @@ class _Service:
     async def _state(self, request: Request) -> OpenState:
         """The state that the path names, once it has the batch that the query asks for."""
         name = request.path_params["state"]
-        least = number(request, "min_batch", 0) if b"min_batch" in request.scope["query_string"] else None
+        query = request.scope["query_string"]
+        least = number(request, "min_batch", 0) if b"min_batch" in query or b"%" in query else None
         if least is not None:
             seconds = request.query_params.get("wait", "10")
             if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", seconds, re.ASCII) or float(seconds) > MOST_SECONDS:

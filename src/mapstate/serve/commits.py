@@ -11,9 +11,8 @@ import msgspec
 
 from mapstate.errors import MapStateError
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.serve.answers import Busy, Problem, as_of, problem_of
-from mapstate.serve.states import States
+from mapstate.serve.states import OpenState, States
 
 __all__ = ["Commits"]
 
@@ -42,7 +41,7 @@ class Commits:
     async def reached(self, name: str, batch_id: int, seconds: float) -> None:
         """Wait until the state has committed the batch, or a later one. Raises Problem after so many seconds."""
         state = await self._states.state(name)
-        if _has(await state.reader.ledger(), batch_id):
+        if _has(await state.ledger(), batch_id):
             return
         if len(self._waiting) >= _MOST_WAITING:
             raise Busy(f"{len(self._waiting)} requests wait for a batch.")
@@ -53,7 +52,7 @@ class Commits:
         try:
             await asyncio.wait_for(done, seconds)
         except TimeoutError:
-            ledger = await (await self._states.state(name)).reader.ledger()
+            ledger = await (await self._states.state(name)).ledger()
             if _has(ledger, batch_id):
                 return
             detail = f"Batch {batch_id} of state {name!r} was not committed within {seconds:g} seconds."
@@ -143,11 +142,11 @@ class Commits:
 
     async def _poll(self, name: str) -> None:
         try:
-            reader = (await self._states.state(name)).reader
-            ledger = await reader.ledger()
+            state = await self._states.state(name)
+            ledger = await state.ledger()
             self._answer_waiting(ledger)
             if self._listeners:
-                await self._publish(reader, ledger)
+                await self._publish(state, ledger)
         except MapStateError as error:
             await self._states.lose_if_gone(name, error)
             if name not in self._away:
@@ -159,7 +158,7 @@ class Commits:
             if name == ledger.state and not done.done() and _has(ledger, batch_id):
                 done.set_result(None)
 
-    async def _publish(self, reader: AsyncStateReader, ledger: LedgerRecord) -> None:
+    async def _publish(self, state: OpenState, ledger: LedgerRecord) -> None:
         """Send what is new since the last time. A report comes shortly after its commit, or not at all."""
         name, last = ledger.state, ledger.last_commit
         txid = None if last is None else last.txid
@@ -167,15 +166,13 @@ class Commits:
         seen = self._seen.setdefault(name, (None if self._knows_all.is_set() else txid, 0))
         if seen[0] == txid and not is_back:
             return
-        reports = await reader.reports()
+        reports = await state.reports(ledger)
         if reports and txid is not None and reports[0].txid < txid and seen[1] < _TICKS_FOR_REPORT:
             self._seen[name] = (seen[0], seen[1] + 1)
             return
         self._seen[name] = (txid, 0)
         self._away.discard(name)
-        view = ledger.view()
-        counting = [one for one in reports if one.txid in view]  # others were rolled back
-        new = counting[:1] if seen[0] is None else [one for one in reversed(counting) if one.txid > seen[0]]
+        new = reports[:1] if seen[0] is None else [one for one in reversed(reports) if one.txid > seen[0]]
         for report in new:
             at = {"batch_id": report.batch_id, "txid": report.txid, "committed_at": report.at}
             held = ledger.keys_held() if report.txid == txid else None

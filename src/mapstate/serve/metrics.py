@@ -103,10 +103,9 @@ class Metrics:
 
     async def _measure(self, name: str) -> None:
         try:
-            reader = (await self._states.state(name)).reader
-            ledger = await reader.ledger()
-            counting = ledger.view()  # others were rolled back
-            reports = [one for one in await reader.reports() if one.txid in counting]
+            state = await self._states.state(name)
+            ledger = await state.ledger()
+            reports = await state.reports(ledger)
         except MapStateError as error:
             await self._states.lose_if_gone(name, error)
             self._gauges["up"].labels(name).set(0)

@@ -23,7 +23,7 @@ _BODY_SECONDS = 60.0  # for its body after it
 _STALL_SECONDS = 30.0  # for a client to take what waits for it
 _HEAD_BYTES = 64 << 10
 _MOST_CONNECTIONS = 10_000
-_OTHER_FILES = 500  # beside connections of clients
+_OTHER_FILES = 4_000  # beside connections of clients: a few for each state
 # A collection stops every request: by Python's own thresholds one request in a hundred took twice as long.
 _GC = (100_000, 50, 100)
 _SHUTDOWN_SECONDS = 5  # for requests that are under way at the end
@@ -67,21 +67,21 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
             log_level="warning",
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_open_files() - _OTHER_FILES,
+            limit_concurrency=_most_connections(),
             timeout_keep_alive=int(_HEAD_SECONDS),
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
     )
 
 
-def _open_files() -> int:
-    """Raise the limit of this process as far as it needs. Returns the limit."""
+def _most_connections() -> int:
+    """Raise the limit of open files as far as needed. Returns the connections that it has room for."""
     wanted = _MOST_CONNECTIONS + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(2 * _OTHER_FILES, min(soft, wanted))
+    return min(soft, wanted) - min(_OTHER_FILES, soft // 2)
 
 
 class _Impatient(HttpToolsProtocol):
@@ -103,7 +103,10 @@ class _Impatient(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Cut off a head that is too long."""
+        """Cut off a head that is too long, and one that does not come after all: a line end may stand before it."""
+        cycle: Any = self.cycle  # None before the first head
+        if self._arrival is None and cycle is not None and cycle.response_complete:
+            self._expect(_HEAD_SECONDS)
         if self._is_head:
             if self._head_bytes > _HEAD_BYTES:
                 self.transport.abort()

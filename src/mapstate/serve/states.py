@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import ListsStates, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
@@ -20,10 +21,12 @@ from mapstate.errors import (
     StateNotFoundError,
     UsageError,
 )
+from mapstate.keys import Key
 from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
+from mapstate.reader.windows import Time, Window
 from mapstate.serve.answers import BadRequest, Forms, View
 from mapstate.serve.merged import MergedReads
 from mapstate.spec import check_state_name
@@ -38,15 +41,37 @@ _REFRESH_SHARE = 20  # times what a listing takes, between two of them
 MOST_OPEN = 1_000
 """States that are listed and followed, each with a connection or more."""
 _MORE_OPEN = 100  # that are asked for by their names
+_MOST_BESIDE = 8  # reads of one state beside those that are merged, and scans
 
 
 class OpenState:
-    """One state with its reader, its merged reads, and the forms of its schema."""
+    """One state with its reader, its merged reads, and the forms of its schema.
 
-    def __init__(self, reader: AsyncStateReader) -> None:
+    Each read that runs has a connection of its own, and the reader keeps it. So they are few at one time.
+    """
+
+    def __init__(self, reader: AsyncStateReader, aggregators: Mapping[str, Aggregator]) -> None:
         self.reader = reader
         self.merged = MergedReads(reader)
+        self._aggregators = aggregators
         self._view: View | None = None
+        self._turns = asyncio.Semaphore(_MOST_BESIDE)
+
+    async def ledger(self) -> LedgerRecord:
+        """The ledger, with the next merged read. Errors as of `AsyncStateReader.ledger`."""
+        return (await self.merged.multi_get([]))[1]
+
+    async def reports(self, ledger: LedgerRecord) -> list[BatchReport]:
+        """The reports of batches that count under this ledger, newest first: not of those rolled back, or later."""
+        async with self._turns:
+            reports = await self.reader.reports()
+        view = ledger.view()
+        return [one for one in reports if one.txid in view]
+
+    async def windows(self, key: Key, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
+        """See `AsyncStateReader.windows_as_of`."""
+        async with self._turns:
+            return await self.reader.windows_as_of(key, since=since, until=until)
 
     async def by_schema(self, ask: Callable[[View], Awaitable[T]]) -> T:
         """What ``ask`` returns for the view whose schema is known; or for the newest, if that has another schema.
@@ -54,11 +79,11 @@ class OpenState:
         For requests whose meaning depends on the key columns: a state may be dropped, and made again with others.
         Raises what ``ask`` raises.
         """
-        known = self._view or self.view(await self.reader.ledger())
+        known = self._view or self.view(await self.ledger())
         try:
             return await ask(known)
         except (KeyEncodingError, UsageError, BadRequest):
-            newest = self.view(await self.reader.ledger())
+            newest = self.view(await self.ledger())
             if newest.ledger.keys == known.ledger.keys:
                 raise
             return await ask(newest)
@@ -78,8 +103,11 @@ class OpenState:
         last = self._view
         if last is None or last.ledger is not ledger:
             is_same = last is not None and (last.ledger.keys, last.ledger.fields) == (ledger.keys, ledger.fields)
-            last = self._view = View(ledger, last.forms if last is not None and is_same else Forms(ledger))
+            last = self._view = View(ledger, last.forms if last is not None and is_same else self._forms(ledger))
         return last
+
+    def _forms(self, ledger: LedgerRecord) -> Forms:
+        return Forms(ledger, has_own_aggregators=bool(self._aggregators))
 
 
 class States:
@@ -140,8 +168,8 @@ class States:
         self._open[name] = task  # behind all that were asked for before
         try:
             return await asyncio.shield(task)
-        except MapStateError:
-            if self._open.get(name) is task:
+        except BaseException:
+            if task.done() and self._open.get(name) is task:  # else the request is cancelled, and the opening goes on
                 del self._open[name]
             raise
 
@@ -151,8 +179,8 @@ class States:
         except ConfigurationError:
             raise StateNotFoundError("there is no state of this name: no state can have it") from None
         await asyncio.to_thread(check_is_there, self._backend, name)
-        reader = await open_async_reader(self._backend, name, aggregators=self._aggregators.get(name))
-        return OpenState(reader)
+        aggregators = self._aggregators.get(name, {})
+        return OpenState(await open_async_reader(self._backend, name, aggregators=aggregators), aggregators)
 
     async def lose_if_gone(self, name: str, error: MapStateError) -> None:
         """Remember that an open state is gone, if ``error`` says so.
@@ -183,7 +211,7 @@ class States:
         task = self._open.pop(name, None)
         if task is None:
             return
-        with suppress(MapStateError):
+        with suppress(Exception):  # it has not been opened, whatever the reason
             state = await task
             self._closed_reads += state.merged.reads
             await state.reader.close()

@@ -106,7 +106,7 @@ class FiredSessionTask(FiredTask):
         gap = _windows(self.record).definition.length
         text = pieces.text(pane)
         for part in slices(reads.index, [text], partition + 1, first=partition):
-            for rests in key_pages(reads.index, part):
+            for rests in self.rests(reads, part):
                 for start in range(0, len(rests), self.spec.chunk_size):
                     some = rests[start : start + self.spec.chunk_size]
                     values = pieces.at(pane, some)

@@ -28,6 +28,7 @@ from mapstate.protocol.pane_index import (
     Slice,
     index_codec,
     index_keys,
+    index_lost,
     is_native_integer,
     key_pages,
     slices,
@@ -267,13 +268,22 @@ class FiredTask:
         text = str(KeyCodec(record.keys[:1]).encode(time_of(pane, record.keys[0].type)))
         is_int = is_native_integer(record)
         for part in slices(reads.index, [text], partition + 1, first=partition):
-            for rests in key_pages(reads.index, part):
+            for rests in self.rests(reads, part):
                 for start in range(0, len(rests), self.spec.chunk_size):
                     some = rests[start : start + self.spec.chunk_size]
                     values = reads.values([store_key(text, rest, is_native_integer=is_int) for rest in some])
                     self.check_ledger(reads.store)
                     self.check_present(text, some, values)
                     yield Page(pane, some, values, [[end] * len(some) for end in windows])
+
+    def rests(self, reads: Reads, part: Slice) -> Iterator[list[str]]:
+        """The keys of a slice, page by page. Raises StoreLostError, see the class."""
+
+        def lost(chunk: str) -> None:
+            self.check_ledger(reads.store)  # a purge may have removed it
+            raise index_lost(self.spec.state, chunk)
+
+        return key_pages(reads.index, part, lost)
 
     def check_ledger(self, store: Any) -> None:
         """Raises FencedError, see the class."""
