@@ -366,6 +366,11 @@ BAD = [
         "follow itself",
     ),
     (
+        lambda s: [each.persistentAggregate(NEXT, m=Count()) for each in [behind(s)] * 2],
+        errors.DuplicateNameError,
+        "state 'next' in this store already",
+    ),
+    (
         lambda s: behind(s, transactional("memory://")).persistentAggregate(NEXT, m=Count()),
         errors.ConfigurationError,
         "has to be opaque",

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_fixtures import AVAILABLE, contents, finish
 
-from mapstate import Count, errors, newStream, opaque, open_reader
+from mapstate import Count, Topology, errors, newStream, opaque, open_reader
 from mapstate.spark import Collector, QueryFunction, StateUpdater, newStaticState, stateQuery
 
 pytestmark = pytest.mark.spark
@@ -122,6 +124,24 @@ def test_an_updater_that_raises_stops_the_batch_and_no_state_follows(spark, tmp_
     with open_reader(url, "emitted") as reader:
         assert dict(reader.scan()) == {("a",): {"n": 2}}  # one per chunk
     assert files.contents() == {"a": 2}
+
+
+def test_a_batch_in_quarantine_is_an_empty_one_for_the_state_that_follows(spark, visits, tmp_path):
+    folder, url = tmp_path / "own", f"sqlite:///{tmp_path}/s.db"
+    folder.mkdir()
+    topology = Topology("site", on_poison="quarantine", quarantine=str(tmp_path / "kept"))
+    stream = topology.newStream("visits", visits.stream(spark))
+    checked = stream.transform(lambda rows: rows.where(F.expr("if(user_id = 'bad', raise_error('no'), true)")))
+    checked.groupBy("user_id").persistentAggregate(opaque(url, "first", max_attempts=1), n=Count())
+    named = stream.transform(lambda rows: rows.select(F.col("user_id").alias("k"), F.col("bytes").alias("n")))
+    emitted = named.partitionPersist(Files(folder), Totals(), ["k"], partitions=2).newValuesStream()
+    emitted.groupBy("k").persistentAggregate(opaque(url, "emitted"), n=Count())
+    for name, rows in (("a", [("u1", 1)]), ("b", [("bad", 1), ("u1", 1)]), ("c", [("u1", 2), ("u2", 1)])):
+        visits.put(name, rows)
+    finish(topology.start(visits.checkpoint, trigger=AVAILABLE))
+    assert contents(url, "first") == {("u1",): {"n": 2}, ("u2",): {"n": 1}}
+    assert contents(url, "emitted") == {("u1",): {"n": 2}, ("u2",): {"n": 1}}
+    assert Files(folder).contents() == {"u1": 3, "u2": 1}
 
 
 BAD = [

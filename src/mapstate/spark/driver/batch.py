@@ -55,6 +55,7 @@ class BatchDriver:
         self._quarantine = None if plan.quarantine is None else Quarantine(plan.quarantine)
         self._planned = PlannedBatches()
         self._open: tuple[QueryRun, Ledgers] | None = None
+        self._repeated: tuple[QueryRun, int] | None = None
 
     @property
     def serves_query(self) -> bool:
@@ -243,20 +244,20 @@ class BatchDriver:
         """Spark brings a batch again that counts already: only what follows the commit may have missed it."""
         batch_id, run = batch.batch_id, batch.run
         commits = [state_done.commit for state_done in done]
-        if run.run_id is not None and any(commit is not None and commit.run == run.run_id for commit in commits):
+        if run.run_id and (self._repeated == (run, batch_id) or run.run_id in [one.run for one in commits if one]):
             raise UsageError(
                 f"batch {batch_id} was given to the stream {self._plan.stream!r} twice in one run, and the second part "
                 "would be lost. Union the frames first, or make each a stream of its own."
             )
+        self._repeated = run, batch_id
         _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
         batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
         each = zip(self._specs, commits, strict=True)
         reports = {spec.state: BatchReport.of_commit(commit) for spec, commit in each if commit is not None}
         for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
             state.set_batch(record, state_done)
-        directory = (
-            None if self._quarantine is None else self._quarantine.kept(batch.df, run.query_id, batch_id, commits)
-        )
+        quarantine = self._quarantine
+        directory = None if quarantine is None else quarantine.kept(batch.df, run.query_id, batch_id, commits)
         self._finished(FinishedBatch(batch_id=batch_id, states=reports, quarantined=directory, repeated=True))
         if directory is not None:  # nothing went downstream, and a function may fail for these rows again
             emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch_id, done=done)

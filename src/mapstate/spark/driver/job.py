@@ -125,6 +125,7 @@ class Behind:
 
     function: Downstream | Follower
     branch: Branch | None = None
+    set_aside: Downstream | None = None  # called instead for a batch in quarantine, with no rows
 
 
 @dataclass(eq=False)

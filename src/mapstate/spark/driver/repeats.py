@@ -50,6 +50,9 @@ def emit_nothing(
             is_state = isinstance(behind.function, Follower) and behind.function.branch is not None
             if behind.branch is state.branch and is_state:
                 state.pass_on(behind.function, empty, batch_id)
+    for behind in plan.behind:
+        if behind.set_aside is not None:
+            behind.set_aside(empty, batch_id)
 
 
 def emit_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:

@@ -14,7 +14,7 @@ from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, IncompleteBatchError
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
-from mapstate.spark.driver.job import Downstream, Step
+from mapstate.spark.driver.job import Downstream, Follower, Step
 from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.update_task import UpdateTask
 from mapstate.spark.interfaces import StateFactory, StateUpdater
@@ -44,8 +44,8 @@ class PartitionPersist(Startable):
         super().__init__(query)
         self._steps = steps
         self._task = task
-        self._downstream: list[Downstream] = []
-        query.add_behind(self._apply)
+        self._downstream: list[Downstream | Follower] = []
+        query.add_behind(self._apply, None, self._set_aside)
 
     def newValuesStream(self) -> NewValuesStream:
         """What the updater emits, of a whole batch, after all its partitions have committed.
@@ -58,7 +58,7 @@ class PartitionPersist(Startable):
             )
         frame = empty_frame(self.query.df, self._task.emitted)
 
-        def feed(function: Downstream) -> None:
+        def feed(function: Downstream | Follower) -> None:
             self.query.reopen()
             self._downstream.append(function)
 
@@ -87,6 +87,13 @@ class PartitionPersist(Startable):
                 function(emitted, batch_id)
         finally:
             release()
+
+    def _set_aside(self, batch_df: DataFrame, batch_id: int) -> None:
+        """A batch in quarantine: it updates nothing, and is an empty one for the states that follow."""
+        empty = empty_frame(batch_df, self._task.emitted)
+        for function in self._downstream:
+            if isinstance(function, Follower) and function.branch is not None:
+                function(empty, batch_id)
 
     def _account(self, reports: list[TaskReport], batch_id: int) -> None:
         for report in reports:

@@ -7,7 +7,7 @@ rows under the same batch id, whatever crashed in between; its own ledger does t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["NewValuesStream", "PersistentAggregate"]
+__all__ = ["NewValuesStream", "PersistentAggregate", "branches_of"]
 
 Kind = Literal["updates", "answers", "events"]
 Feed = Callable[[Downstream | Follower], None]
@@ -214,6 +214,14 @@ class NewValuesStream(Rows[PersistentAggregate]):
                     f"the state {state.name!r} would follow itself: give it another name", name=state.name
                 )
             upstream = upstream.source
+        queries = (self.fed_by.query, *self.fed_by.query.siblings.values())
+        specs = (known.job.spec for query in queries for known in branches_of(query.plan))
+        if any((spec.backend, spec.state) == (state.backend, state.name) for spec in specs):
+            raise DuplicateNameError(
+                f"there is a state {state.name!r} in this store already: give the one that follows {self.name!r} "
+                "another name",
+                name=state.name,
+            )
         if self.kind == "events":
             return dict(aggregates)
         followed = None if self.state is None else self.state.name
@@ -247,6 +255,20 @@ class NewValuesStream(Rows[PersistentAggregate]):
         else:
             self.feed(Follower(driver.run, branch))
         return PersistentAggregate(query, branch, empty_frame(self.frame, self.schema), source=self.state)
+
+
+def branches_of(plan: StreamPlan) -> Iterator[Branch]:
+    """The states of a query, and all that follow them."""
+    behind = [entry.function for entry in plan.behind]
+    branches = [*plan.branches, *_followers(behind)]
+    while branches:
+        branch = branches.pop()
+        yield branch
+        branches += _followers([*branch.downstream, *branch.fired])
+
+
+def _followers(functions: Sequence[Downstream | Follower]) -> list[Branch]:
+    return [one.branch for one in functions if isinstance(one, Follower) and one.branch is not None]
 
 
 class _Parts:

@@ -44,14 +44,14 @@ class Query:
         self._owner = owner
         self._admit = admit
         self.is_of_topology = admit is not None
-        self._siblings = {} if siblings is None else siblings
+        self.siblings = {} if siblings is None else siblings
         self._driver: BatchDriver | None = None
         self.served: StreamingQuery | None = None  # by a Spark Connect server
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to the worker of Spark Connect that will call the query: all but what the client keeps."""
         kept = dict.fromkeys(("df", "served", "last_error", "_admit", "_driver"))
-        return self.__dict__ | kept | {"_siblings": {}}
+        return self.__dict__ | kept | {"siblings": {}}
 
     def add(self, branch: Branch) -> None:
         """One more state. Raises ConfigurationError."""
@@ -60,10 +60,10 @@ class Query:
             self._admit(self, branch)
         self.plan.branches.append(branch)
 
-    def add_behind(self, function: Downstream | Follower, branch: Branch | None = None) -> None:
-        """One more function that gets each batch's own rows after the commit, with the txid of a state."""
+    def add_behind(self, *behind: Any) -> None:
+        """One more function that gets each batch's own rows after the commit: the arguments of `Behind`."""
         self.reopen()
-        self.plan.behind.append(Behind(function, branch))
+        self.plan.behind.append(Behind(*behind))
 
     def add_downstream(self, branch: Branch, function: Downstream | Follower, *, fired: bool = False) -> None:
         """One more function that gets the new values of a state, or the windows that it has ``fired``."""
@@ -86,12 +86,12 @@ class Query:
                 raise UsageError(
                     f"the stream {query.name!r}{query._owner} keeps states already: merge streams before anything else"
                 )
-        both = Query(self.name, df, admit=self._admit, siblings=self._siblings, owner=self._owner)
+        both = Query(self.name, df, admit=self._admit, siblings=self.siblings, owner=self._owner)
         both.plan.on_finished, both.plan.quarantine = self.plan.on_finished, self.plan.quarantine
         for query in (self, *others):
             query.merged_into = self.name
-            query._siblings.pop(query.name, None)
-        self._siblings[self.name] = both
+            query.siblings.pop(query.name, None)
+        self.siblings[self.name] = both
         return both
 
     def reopen(self) -> None:

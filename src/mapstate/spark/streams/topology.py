@@ -20,6 +20,7 @@ from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
+from mapstate.spark.streams.persistent_aggregate import branches_of
 from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.running import Running
 from mapstate.spark.streams.stream import Stream, newStream
@@ -190,7 +191,7 @@ class Topology:
     def _admit(self, query: Query, branch: Branch) -> None:
         """Raises ConfigurationError, DuplicateNameError for a state that cannot be one of this topology's."""
         spec = branch.job.spec
-        states = [known.job.spec.state for each in self.queries.values() for known in each.plan.branches]
+        states = [known.job.spec.state for each in self.queries.values() for known in branches_of(each.plan)]
         if spec.state in states:
             raise DuplicateNameError(
                 f"topology {self.name!r} has a state {spec.state!r} already: give each a name, "
