@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple, TypeVar
 
@@ -42,6 +43,7 @@ class Unreadable:
     def __init__(self, state: str) -> None:
         self._state = state
         self.count = 0
+        self.is_all_listed = True
         self.keys: list[str] = []
         self.first = ""
 
@@ -64,6 +66,7 @@ class Unreadable:
         except CorruptRecordError as error:
             if not named_in(error):
                 raise
+            self.is_all_listed = False
             self.note(error)
 
     def read(self, read: Callable[[list[T]], R], keys: list[T]) -> tuple[list[T], R | None]:
@@ -72,8 +75,12 @@ class Unreadable:
             try:
                 return keys, read(keys)
             except (CorruptRecordError, StaleBatchError) as error:
-                bad = set(named_in(error))
-                left = [key for key in keys if str(key) not in bad]
+                bad, texts = set(named_in(error)), Counter(map(str, keys))
+                left = [
+                    key
+                    for key in keys
+                    if str(key) not in bad or (texts[str(key)] > 1 and _can_be_read(read, key))  # 5 beside "5"
+                ]
                 if len(left) == len(keys):
                     raise
                 self.note(error)
@@ -95,6 +102,14 @@ class Unreadable:
             keys=list(self.keys),
             count=self.count,
         )
+
+
+def _can_be_read(read: Callable[[list[T]], R], key: T) -> bool:
+    try:
+        read([key])
+    except (CorruptRecordError, StaleBatchError):
+        return False
+    return True
 
 
 def named_in(error: MapStateError) -> list[str]:

@@ -60,6 +60,7 @@ from mapstate.keys import KeyCodec
 from mapstate.maps import NonTransactionalMap, OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.doctor import examine
+from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest
@@ -523,6 +524,26 @@ def test_a_record_whose_key_was_not_sent_cannot_be_listed_in_silence(place, stor
         seen.update(key for page in store.scan(1) for key in page)
     assert seen == {"b", "c"}
     assert (caught.value.count, len(caught.value.keys)) == (1, 1)
+
+
+def test_a_vacuum_does_not_count_where_it_could_not_list_a_record(place):
+    """Its floor would make the record absent, which may be a key that an operator has put back."""
+    job, truth = messy(place.backend())
+    last = job.ledger.record.last_txid
+    place.client.put(place.place("restored"), {"record": [41, 41, last]})
+    with pytest.raises(CorruptRecordError, match="without a user key"):
+        vacuum(place.backend(), "s")
+    with open_reader(place.backend(), "s") as reader:
+        assert reader.get("restored") == {"n": 41}
+        assert {key: reader.get(key) for key in truth} == {key: {"n": value} for key, value in truth.items()}
+
+
+def test_a_drop_ends_beside_a_record_that_it_could_not_list(place):
+    Job(place.backend()).batch(a=1)
+    place.client.put(place.place("other"), {"record": [1, 7]})
+    done = drop(place.backend(), "s")
+    assert (done.records, done.foreign) == (1, 1)
+    assert place.backend().open("s").load() is None
 
 
 def test_the_newest_reports_are_kept(store):

@@ -321,6 +321,29 @@ def test_after_a_batch_an_interrupted_export_begins_anew_where_it_can_be_of_one_
     assert rows_of(tmp_path / "x.jsonl") == contents(url)
 
 
+def test_an_interrupted_export_begins_anew_where_the_store_was_put_back_and_went_on_otherwise(tmp_path):
+    """The new batches have the txids of those that were lost."""
+    path, url = tmp_path / "s.db", f"sqlite:///{tmp_path}/s.db"
+
+    def batch(at: str, **values: int) -> None:
+        job = Job(url)
+        job.at = f"2026-11-21T{at}:00.000+00:00"
+        job.batch(**values)
+        job.store.close()
+
+    batch("10:00", **MANY)
+    copy = path.read_bytes()
+    batch("10:01", **dict.fromkeys(MANY, -1))
+    interrupt(url, tmp_path / "x.jsonl", 4)
+    for left in path.parent.glob("s.db-*"):
+        left.unlink()
+    path.write_bytes(copy)
+    batch("10:02", **dict.fromkeys(MANY, -2))
+    done = export(url, "s", tmp_path / "x.jsonl", FORMATS["jsonl"])
+    assert (done.resumed, done.is_one_batch) == (0, True)
+    assert rows_of(tmp_path / "x.jsonl") == contents(url) == dict.fromkeys(MANY, -2)
+
+
 def test_after_a_batch_an_interrupted_export_of_another_store_goes_on_and_says_so(tmp_path):
     url = f"memory://{tmp_path.name}"
     job = Job(url)

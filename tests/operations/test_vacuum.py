@@ -14,6 +14,7 @@ from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.store import RedisStore
 from mapstate.capabilities import FencedWrites, Rewrites
 from mapstate.errors import (
+    CorruptRecordError,
     FencedError,
     LedgerLostError,
     StateNotFoundError,
@@ -21,6 +22,7 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from mapstate.findings import Unreadable
 from mapstate.operations.doctor import recount
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import Vacuumed, vacuum
@@ -404,3 +406,16 @@ def test_what_lists_keys_over_a_restart_of_the_server_says_so_and_changes_no_val
         drop(server.url, "s")
         with server.client() as client:
             assert client.keys() == []
+
+
+def test_a_key_is_not_passed_over_for_another_one_that_looks_the_same():
+    """Aerospike has the keys 5 and "5"."""
+
+    def read(keys):
+        if "5" in keys:
+            raise CorruptRecordError("no", state="s", key="5")
+        return list(keys)
+
+    unreadable = Unreadable("s")
+    assert unreadable.read(read, [4, 5, "5", 6]) == ([4, 5, 6], [4, 5, 6])
+    assert (unreadable.count, unreadable.keys) == (1, ["5"])

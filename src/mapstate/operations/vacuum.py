@@ -154,6 +154,8 @@ def _vacuum(
             )
             if on_page is not None:
                 on_page(done)
+    if not fenced and not unreadable.is_all_listed:  # a record that was not listed would be below the new floor
+        raise unreadable.error()
     held = None if unreadable.count else len(held_keys)
     ledger.commit_vacuum(attempt.txid, fenced=fenced, held=held)
     _say_missing(record, held)

@@ -21,7 +21,7 @@ from mapstate.backends.aerospike.writer import Writer
 from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken
 from mapstate.errors import CorruptRecordError, FencedError
-from mapstate.findings import MOST_NAMED, Finding
+from mapstate.findings import MOST_NAMED, Finding, Unreadable
 from mapstate.keys import StoreKey
 
 __all__ = ["CLAIMS", "LEDGER", "AerospikeStore"]
@@ -176,13 +176,16 @@ class AerospikeStore:
 
     def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: page by page, each after a check of the ledger. Claims expire by themselves."""
-        for page in self.scan(self._records.batch_size):
+        foreign = Unreadable(self._state)
+        for page in foreign.listed(self.scan(self._records.batch_size)):
             self._check_dropping(expected, token)
             self._records.remove(page)
             yield len(page)
         self._check_dropping(expected, token)
         self._records.remove([_REPORTS])
         self._records.remove([LEDGER])
+        if foreign.count:
+            raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`: what one node says of the namespace."""

@@ -14,6 +14,7 @@ DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
 """All that a connection can raise."""
 
 _IN_SCRIPT = re.compile(r"Error running script .*@user_script: ?\d+: -?")  # as Redis 6 puts it before the error itself
+_ECHO = re.compile(r",? with args beginning with:.*", re.DOTALL)  # the first of what was sent, perhaps a part of it
 _REFUSED = (
     driver.AuthenticationError,
     driver.AuthenticationWrongNumberOfArgsError,
@@ -36,7 +37,7 @@ def problem_of(error: Exception, *, state: str, store: str, secret: str | None) 
     """
     text = str(error).partition("discarded because of: ")[2] or str(error) or type(error).__name__
     text = _IN_SCRIPT.sub("", text)
-    shown = text.replace(secret, "***") if secret else text
+    shown = _ECHO.sub("", text.replace(secret, "***") if secret else text)
     kind, advice, may_pass = _kind(error, text)
     problem = kind(f"state {state!r}: Redis at {store} {advice} It said: {shown}", state=state, store=store)
     if shown == text and not isinstance(error, UnicodeError):  # it holds the text that it could not encode
