@@ -368,7 +368,7 @@ BAD = [
     (
         lambda s: [each.persistentAggregate(NEXT, m=Count()) for each in [behind(s)] * 2],
         errors.DuplicateNameError,
-        "state 'next' in this store already",
+        "state 'next' already",
     ),
     (
         lambda s: behind(s, transactional("memory://")).persistentAggregate(NEXT, m=Count()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import sqlite3
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sessions_oracle import Oracle, Session
 from windows_oracle import Row
 
 from mapstate import Collect, Count, ReducerAggregator, SessionWindow, Sum, Topology, errors, newStream, opaque
+from mapstate.keys import is_index_key
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import every_pane
 from mapstate.reader import open_reader
@@ -177,6 +179,27 @@ def test_a_session_that_has_outgrown_its_bound_sets_no_batch_aside(spark, tmp_pa
     with pytest.raises(errors.ConfigurationError, match="session of earlier batches"):
         batches()
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_lost_part_of_the_index_stops_the_query_before_sessions_are_cut(spark, tmp_path):
+    """Sessions that go on are joined pane by pane, by the index of each."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    stream = newStream("clicks", frame(spark, [])).window(SessionWindow.of(10), timestampField="at")
+    counts = stream.groupBy("user").persistentAggregate(opaque(url, "counts"), rows=Count())
+
+    def batch(batch_id: int) -> None:
+        counts(frame(spark, [Row(5 * batch_id, f"u{at:03}", 1) for at in range(450)]), batch_id)
+
+    for batch_id in range(4):
+        batch(batch_id)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+        keys = [key for (key,) in file.execute("SELECT key FROM mapstate_records")]
+        lost = [(key,) for key in keys if is_index_key(key) and key.count("|") == 3]
+        assert lost
+        file.executemany("DELETE FROM mapstate_records WHERE key = ?", lost)
+    with pytest.raises(errors.StoreLostError, match="part of the index of a pane"):
+        for batch_id in range(4, 8):
+            batch(batch_id)
 
 
 class Names(ReducerAggregator):

@@ -85,6 +85,7 @@ def vacuum(
         UsageError: The state is not opaque; an attempt is in flight; a state of ``beside`` lacks the last batch; or the
             store has neither fenced nor filtered writes, or cannot list its keys.
         FencedError: A batch began meanwhile.
+        CorruptRecordError: The store cannot list a record, on Aerospike one without a user key. Nothing was written.
         LedgerLostError: There are records without a ledger.
         StoreError: The store failed.
 
@@ -129,6 +130,9 @@ def _vacuum(
             _say_missing(seen, held)
             return done
     _check_beside(seen, beside)
+    if not fenced:  # a record that cannot be listed would be below the new floor
+        for _ in record_pages(store, page_size, index=True):
+            pass
     apart = seen.last_commit is not None and seen.last_commit.apart_from
     attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
@@ -154,7 +158,7 @@ def _vacuum(
             )
             if on_page is not None:
                 on_page(done)
-    if not fenced and not unreadable.is_all_listed:  # a record that was not listed would be below the new floor
+    if not fenced and not unreadable.is_all_listed:  # a record that came meanwhile; see above
         raise unreadable.error()
     held = None if unreadable.count else len(held_keys)
     ledger.commit_vacuum(attempt.txid, fenced=fenced, held=held)

@@ -81,7 +81,7 @@ class CommittedReads:
         """Whether the number of keys can be compared with the ledger's."""
         self._in_one_call = isinstance(store, LedgerReads)  # once: an isinstance of a protocol is slow
         self._turn: AbstractContextManager[Any] = nullcontext() if isinstance(store, ThreadSafe) else RLock()
-        self._latest = consistency == "latest"
+        self.latest = consistency == "latest"
         self.aggregators = aggregators
         self._before = before
         self._last: Opened | None = None
@@ -198,7 +198,7 @@ class CommittedReads:
         if ledger.type == "non-transactional":
             return records
         view, newest = self._view(ledger), ledger.next_txid - 1
-        if not self._latest and ledger.type == "opaque":
+        if not self.latest and ledger.type == "opaque":
             return view.values(records, newest)
         if any(record is not None and record[0] > newest for record in records):
             raise StaleBatchError(f"a record is newer than txid {newest}")

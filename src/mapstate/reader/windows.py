@@ -165,7 +165,9 @@ class WindowReads:
             return values
 
         def lost(chunk: str) -> None:
-            raise index_lost(self._reads.state, chunk)
+            is_final = end <= self._reads.last_windows(self._reads.opened().ledger).watermark
+            if is_final and not self._reads.latest:
+                raise index_lost(self._reads.state, chunk)
 
         text = str(opened.keys.encode_first(time_of(pane, self._time_type(opened.ledger))))
         for part in slices(read, [text], self._record(opened.ledger).width):

@@ -53,13 +53,14 @@ class OpenState:
     def __init__(self, reader: AsyncStateReader, aggregators: Mapping[str, Aggregator]) -> None:
         self.reader = reader
         self.merged = MergedReads(reader)
+        self._ledgers = MergedReads(reader)  # apart: no ledger waits for keys, nor for a record that is read again
         self._aggregators = aggregators
         self._view: View | None = None
         self._turns = asyncio.Semaphore(_MOST_BESIDE)
 
     async def ledger(self) -> LedgerRecord:
-        """The ledger, with the next merged read. Errors as of `AsyncStateReader.ledger`."""
-        return (await self.merged.multi_get([]))[1]
+        """The ledger, read with those of others who ask now. Errors as of `AsyncStateReader.ledger`."""
+        return (await self._ledgers.multi_get([]))[1]
 
     async def reports(self, ledger: LedgerRecord) -> list[BatchReport]:
         """The reports of batches that count under this ledger, newest first: not of those rolled back, or later."""
@@ -169,7 +170,8 @@ class States:
         try:
             return await asyncio.shield(task)
         except BaseException:
-            if task.done() and self._open.get(name) is task:  # else the request is cancelled, and the opening goes on
+            failed = task.done() and (task.cancelled() or task.exception() is not None)
+            if failed and self._open.get(name) is task:  # else the request is cancelled, and the state is opened
                 del self._open[name]
             raise
 

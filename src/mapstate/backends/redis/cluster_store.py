@@ -24,6 +24,7 @@ from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import escaped, not_listed, texts_of
+from mapstate.backends.redis.problems import only_left
 from mapstate.backends.redis.removal import overtaken, removed
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
 from mapstate.backends.redis.slot_groups import SlotGroup, by_slot_group, in_chunk_order
@@ -275,8 +276,8 @@ class RedisClusterStore:
         """The ledger, if it was made with this number of slot groups."""
         record, count = reply.found
         if count != b"%d" % len(self._groups) and (record is not None or count is not None):
+            name = self._count.decode(errors="backslashreplace")
             if count is None:
-                name = self._count.decode(errors="backslashreplace")
                 raise ConfigurationError(
                     f"state {self._state!r}: the key {name!r}, the number of its slot groups, was deleted or evicted. "
                     "Nothing was written. If the URL has the number that the state was made with, set it again: "
@@ -287,6 +288,7 @@ class RedisClusterStore:
             raise ConfigurationError(
                 f"state {self._state!r} was made with {there} slot groups, and the URL says {len(self._groups)}: its "
                 "records would not be found. Nothing was written. Put the state's own number into the URL: buckets=..."
+                f"{'' if record is not None else only_left(name)}"
             )
         found: bytes | None = record
         return found

@@ -8,7 +8,7 @@ from redis import exceptions as driver
 
 from mapstate.errors import ConfigurationError, StoreAuthError, StoreError, StoreFullError, StoreUnavailableError
 
-__all__ = ["DRIVER_ERRORS", "NOT_DONE", "another_layout", "problem_of"]
+__all__ = ["DRIVER_ERRORS", "NOT_DONE", "another_layout", "only_left", "problem_of"]
 
 DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
 """All that a connection can raise."""
@@ -78,10 +78,12 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
     return StoreError, "refused a command; something else may use the state's Redis keys.", False
 
 
-def another_layout(state: str, kept_in: bytes, found: bytes | None, asked: bytes) -> ConfigurationError:
+def another_layout(
+    state: str, kept_in: bytes, found: bytes | None, asked: bytes, *, has_ledger: bool
+) -> ConfigurationError:
     """The error for a state with another layout: every record would seem absent, and be counted from nothing."""
+    name = kept_in.decode(errors="backslashreplace")
     if found is None:
-        name = kept_in.decode(errors="backslashreplace")
         return ConfigurationError(
             f"state {state!r}: the key {name!r}, the layout of its records, was deleted or evicted. Nothing was "
             "written. If the URL has the layout that the state was made with, set it again: "
@@ -90,5 +92,10 @@ def another_layout(state: str, kept_in: bytes, found: bytes | None, asked: bytes
     return ConfigurationError(
         f"state {state!r} was made with layout {found.decode(errors='replace')}, and the URL says {asked.decode()}: "
         "its records would not be found. Nothing was written. Put the state's own layout into the URL: layout=..., "
-        "buckets=..., records=..."
+        f"buckets=..., records=...{'' if has_ledger else only_left(name)}"
     )
+
+
+def only_left(name: str) -> str:
+    """What to do where nothing of a state is left but the key of this name, as a removal by hand leaves it."""
+    return f" The state has no ledger. If it has no record either, remove the rest of it: redis-cli DEL {name!r}"

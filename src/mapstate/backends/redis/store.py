@@ -93,7 +93,7 @@ class RedisStore:
         asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
         record, layout, *info = self._server.ask(asked, 4, optional=2)
         if layout != self._layout_text and (record is not None or layout is not None):
-            raise self._elsewhere(layout)
+            raise self._elsewhere(layout, record)
         return None if record is None else (record, (record, incarnation_of(*info)))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
@@ -124,7 +124,7 @@ class RedisStore:
         for found, layout, swap in zip(ledgers, layouts, swaps, strict=True):
             if layout != swap.store._layout_text and (found is not None or layout is not None):
                 server.unwatch(conn)
-                raise swap.store._elsewhere(layout)
+                raise swap.store._elsewhere(layout, found)
         if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
             _log.warning(
                 "state %s: this user of Redis may not run INFO, so a restart or failover of the server within a batch "
@@ -259,8 +259,8 @@ class RedisStore:
         if other:
             raise self._layout.foreign(list(other), list(other.values()))
 
-    def _elsewhere(self, found: bytes | None) -> ConfigurationError:
-        return another_layout(self._state, self._kept_layout, found, self._layout_text)
+    def _elsewhere(self, found: bytes | None, ledger: bytes | None) -> ConfigurationError:
+        return another_layout(self._state, self._kept_layout, found, self._layout_text, has_ledger=ledger is not None)
 
     def _allowed(self, asked: bytes) -> Any:
         """The reply, None where this user may not run the command or the server lacks it."""

@@ -19,7 +19,7 @@ from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import Slice, is_native_integer, key_pages, slices, store_key
+from mapstate.protocol.pane_index import Slice, index_lost, is_native_integer, key_pages, slices, store_key
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowsRecord, every_pane
 from mapstate.serializers import RecordCodec, serializer
@@ -150,10 +150,14 @@ class SettleTask(PurgeTask):
         self.fields = fields
 
     def work(self, parts: Sequence[Slice]) -> int:
-        """The number of pieces that something was joined into. Raises FencedError."""
+        """The number of pieces that something was joined into. Raises FencedError, StoreLostError."""
         spec, record = self.spec, self.record
         reads = Reads(spec, record, self.view, self.txid)
         is_int, count = is_native_integer(record), 0
+
+        def lost(chunk: str) -> None:  # no purge comes before the pane is settled
+            raise index_lost(spec.state, chunk)
+
         try:
             pieces = _Pieces(reads, record, self.fields)
             with writer_of(reads.store, self.token) as writer:
@@ -163,7 +167,7 @@ class SettleTask(PurgeTask):
                 state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), self.view, written_once=True)
                 state.begin_commit(self.txid)
                 for part in parts:
-                    for rests in key_pages(reads.index, part):
+                    for rests in key_pages(reads.index, part, lost):
                         for start in range(0, len(rests), spec.chunk_size):
                             some = rests[start : start + spec.chunk_size]
                             there = [pair for pair in zip(some, pieces.at(self._pane, some), strict=True) if pair[1]]

@@ -214,12 +214,11 @@ class NewValuesStream(Rows[PersistentAggregate]):
                     f"the state {state.name!r} would follow itself: give it another name", name=state.name
                 )
             upstream = upstream.source
-        queries = (self.fed_by.query, *self.fed_by.query.siblings.values())
-        specs = (known.job.spec for query in queries for known in branches_of(query.plan))
-        if any((spec.backend, spec.state) == (state.backend, state.name) for spec in specs):
+        own = self.fed_by.query
+        specs = (known.job.spec for query in (own, *own.siblings.values()) for known in branches_of(query.plan))
+        if any(spec.state == state.name and (own.is_of_topology or spec.backend == state.backend) for spec in specs):
             raise DuplicateNameError(
-                f"there is a state {state.name!r} in this store already: give the one that follows {self.name!r} "
-                "another name",
+                f"there is a state {state.name!r} already: give the one that follows {self.name!r} another name",
                 name=state.name,
             )
         if self.kind == "events":
