@@ -6,6 +6,7 @@ import gc
 import sys
 import typing
 from contextlib import suppress
+from decimal import Decimal
 from itertools import repeat
 from zlib import crc32
 
@@ -94,6 +95,15 @@ def test_a_net_total_that_could_not_be_taken_back_any_more_is_refused(one):
     with pytest.raises(ValueOverflowError, match="cannot be taken back"):
         one.combine_all([(1.5, 1), (1e308, 1)], [(1.5, 1), (1e308, 1)])
     assert one.combine_all([(1e308, 1), None], [(-1e308, -1), (1.5, 1)]) == [(None, 0), (1.5, 1)]
+
+
+def test_a_net_sum_of_integers_may_change_by_more_than_64_bits():
+    one, most = RetractableSum("x"), 5 * 10**18
+    ((change, _),) = one.assemble([[Decimal(2 * most)], [0], [2]])
+    assert (change, type(change)) == (2 * most, int)
+    assert one.combine_all([(-most, 1)], [(2 * most, 0)]) == [(most, 1)]
+    with pytest.raises(ValueOverflowError):
+        one.combine_all([(most, 1)], [(2 * most, 0)])
 
 
 @pytest.mark.parametrize("key", ["x" * 101, "é" * 51])

@@ -17,6 +17,7 @@ from spark_fixtures import Visits, run_job
 from mapstate import (
     Avg,
     Count,
+    Last,
     Max,
     Min,
     ReducerAggregator,
@@ -336,6 +337,18 @@ def test_new_values_that_cannot_all_be_read_back_stop_the_query_and_not_the_coun
     plain(frame, 0)
     assert got == [1]
     assert "lack 1 of 2 keys" in caplog.text
+
+
+def test_a_second_sum_may_change_by_more_than_64_bits(spark, tmp_path):
+    url, most, schema = f"memory://{tmp_path.name}", 5 * 10**18, "k string, at bigint, x bigint"
+    first = newStream("s", spark.createDataFrame([], schema)).groupBy("k")
+    states = first.persistentAggregate(opaque(url, "first"), last=Last("x", by="at"))
+    states.newValuesStream().persistentAggregate(opaque(url, "second"), total=Sum("last"))
+    for batch_id, x in enumerate((-most, most)):
+        states(spark.createDataFrame([("a", batch_id, x)], schema), batch_id)
+        assert contents(url, "second") == {(): {"total": x}}
+    with pytest.raises(errors.ValueOverflowError):
+        states(spark.createDataFrame([("b", 2, most)], schema), 2)
 
 
 def behind(spark: SparkSession, spec: Any = None, **options: Any) -> Any:

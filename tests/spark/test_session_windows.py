@@ -187,19 +187,18 @@ def test_a_lost_part_of_the_index_stops_the_query_before_sessions_are_cut(spark,
     stream = newStream("clicks", frame(spark, [])).window(SessionWindow.of(10), timestampField="at")
     counts = stream.groupBy("user").persistentAggregate(opaque(url, "counts"), rows=Count())
 
-    def batch(batch_id: int) -> None:
-        counts(frame(spark, [Row(5 * batch_id, f"u{at:03}", 1) for at in range(450)]), batch_id)
+    def batches(start: int, end: int) -> None:
+        for batch_id in range(start, end):
+            counts(frame(spark, [Row(5 * batch_id, f"u{at:03}", 1) for at in range(450)]), batch_id)
 
-    for batch_id in range(4):
-        batch(batch_id)
+    batches(0, 4)
     with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
         keys = [key for (key,) in file.execute("SELECT key FROM mapstate_records")]
         lost = [(key,) for key in keys if is_index_key(key) and key.count("|") == 3]
         assert lost
         file.executemany("DELETE FROM mapstate_records WHERE key = ?", lost)
     with pytest.raises(errors.StoreLostError, match="part of the index of a pane"):
-        for batch_id in range(4, 8):
-            batch(batch_id)
+        batches(4, 8)
 
 
 class Names(ReducerAggregator):

@@ -283,6 +283,15 @@ def check_aggregates(spec: Any, spark: SparkSession) -> None:
                 assert found[key][name] == value, (key, name)
 
 
+def test_a_mean_of_decimals_is_rounded_as_spark_rounds(spark, tmp_path):
+    cents = [(sign, Decimal(sign) / 100 if at == 0 else Decimal(0)) for sign in (1, -1) for at in range(32)]
+    frame = spark.createDataFrame(cents, "k int, amount decimal(12,2)")
+    url = f"memory://{tmp_path.name}"
+    newStream("s", frame).groupBy("k").persistentAggregate(opaque(url), mean=Avg("amount"))(frame, 0)
+    said = {(row.k,): {"mean": row.mean} for row in frame.groupBy("k").agg(F.avg("amount").alias("mean")).collect()}
+    assert contents(url, "s") == said == {(sign,): {"mean": sign * Decimal("0.000313")} for sign in (1, -1)}
+
+
 class Distinct(CombinerAggregator):
     """The distinct values of a column, sorted."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pyspark.sql import functions as F
 from windows_oracle import Oracle, Row, Windows
 
 from mapstate import (
+    Avg,
     Collect,
     Count,
     ReducerAggregator,
@@ -598,3 +600,25 @@ def _keep(stream: Any, spec: Any = None, **aggregates: Any) -> Any:
 
 def _sliding(stream: Any) -> Any:
     return stream.slidingWindow(10, 5, timestampField="at").persistentAggregate(opaque("memory://w"), n=Count())
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "rows", "error"),
+    [
+        (Sum("n"), [(3, 2**62, None), (7, 2**62, None)], errors.ValueOverflowError),
+        (Avg("amount"), [(3, 0, Decimal(10**16))], errors.SerializationError),
+    ],
+)
+def test_what_cannot_be_given_out_of_a_window_says_that_its_batch_counts(spark, tmp_path, aggregate, rows, error):
+    url, schema = f"memory://{tmp_path.name}", "at bigint, n bigint, amount decimal(38,18)"
+    stream = newStream("clicks", spark.createDataFrame([], schema)).slidingWindow(10, 5, timestampField="at")
+    counts = stream.persistentAggregate(opaque(url), found=aggregate)
+    counts.firedWindowsStream().foreachBatch(lambda fired, _: fired.collect())
+    counts(spark.createDataFrame(rows, schema), 0)
+    for _ in range(2):
+        with pytest.raises(error, match="The batch that fired it counts"):
+            counts(spark.createDataFrame([(30, 0, None)], schema), 1)
+    with open_reader(url, "clicks") as reader:
+        last = reader.ledger().last_commit
+        assert last is not None
+        assert last.batch_id == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
@@ -101,7 +101,8 @@ class Avg(NativeCombiner):
         if isinstance(total, Decimal):
             scale = -int(total.as_tuple().exponent)
             mean = EXACT.divide(total, count)
-            return float(mean) if scale == 0 else mean.quantize(Decimal(1).scaleb(-min(scale + 4, 38)), context=EXACT)
+            places = Decimal(1).scaleb(-min(scale + 4, 38))
+            return float(mean) if scale == 0 else mean.quantize(places, ROUND_HALF_UP, EXACT)  # as Spark rounds
         return total / count
 
     def result_type(self, value_type: str) -> str:

@@ -183,18 +183,22 @@ class RetractableAvg(Avg):
             ]
         else:
             signed = F.when(plus, amount).otherwise(-amount)
-            sums = [F.sum(signed) if kind == "double" else F.try_sum(signed).try_cast(kind)]
+            sums = [F.sum(signed) if kind == "double" else F.try_sum(signed)]
         return [*sums, F.sum(F.when(column.isNotNull(), F.col(SIGN)).otherwise(0)), F.count(column)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`. Raises ValueOverflowError."""
+        """See `NativeCombiner.assemble`. Raises ValueOverflowError.
+
+        A single sum of decimals is one of integers. It may have more than 64 bits where the new total has not.
+        """
         out = []
         *sums, nets, rows = columns
         totals = sums[0] if len(sums) == 1 else map(_difference, *sums)
         for total, net, came in zip(totals, nets, rows, strict=True):
             if came and (total is None or (type(total) is float and not math.isfinite(total))):
                 raise self._left_range()
-            out.append((total, net))
+            is_of_integers = len(sums) == 1 and isinstance(total, Decimal)
+            out.append((int(total) if is_of_integers else total, net))
         return out
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:

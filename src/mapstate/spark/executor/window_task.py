@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.joins import joined
 from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
-from mapstate.errors import AggregatorError, FencedError, StoreLostError
+from mapstate.errors import AggregatorError, FencedError, SerializationError, StoreLostError, ValueOverflowError, cut
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import SerializedMap, writer_of
@@ -307,7 +307,10 @@ class FiredTask:
 
 
 class JoinTask:
-    """The values of a window's panes as one row per window and key. Picklable. Takes rows in `PACKED_ORDER`."""
+    """The values of a window's panes as one row per window and key. Picklable. Takes rows in `PACKED_ORDER`.
+
+    Raises ValueOverflowError and SerializationError for a value that has no room in its type. The batch counts then.
+    """
 
     def __init__(self, record: LedgerRecord, fields: Fields, out: StructType) -> None:
         self.record = record
@@ -329,7 +332,7 @@ class JoinTask:
             for window, group in groupby(rows, itemgetter(0)):
                 for _, own in group:
                     if window == open_window:
-                        value = joined(self.fields, [value, own])
+                        value = self._both(value, own)
                         continue
                     if open_window is not None:
                         whole.append((open_window, value))
@@ -351,11 +354,28 @@ class JoinTask:
             *(zip(*keys.decode_all(rests), strict=True) if record.keys[1:] else ()),
             *zip(*self._shown(values), strict=True),
         ]
-        arrays = [
-            column if isinstance(column, pa.Array) else pa.array(column, kind)
-            for column, kind in zip(columns, arrow.types, strict=True)
-        ]
+        try:
+            arrays = [
+                column if isinstance(column, pa.Array) else pa.array(column, kind)
+                for column, kind in zip(columns, arrow.types, strict=True)
+            ]
+        except (ValueError, TypeError, OverflowError) as error:
+            raise SerializationError(self._not_given_out(error)) from error
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+    def _both(self, value: Any, own: Any) -> Any:
+        try:
+            return joined(self.fields, [value, own])
+        except ValueOverflowError as error:
+            raise ValueOverflowError(self._not_given_out(error), **error.facts) from error
+
+    def _not_given_out(self, error: Exception) -> str:
+        """The message for a window of a batch that is committed already."""
+        return (
+            f"state {self.record.state!r}: a window that has fired cannot be given out: {cut(error)}. The batch that "
+            "fired it counts, and fails here each time that it comes again. Give the aggregator more room (most=), or "
+            "start the job without what follows firedWindowsStream(), and read the windows with window()."
+        )
 
     def _starts(self, ends: pa.Array, values: Sequence[Any]) -> pa.Array:  # noqa: ARG002  sessions have it in the value
         if self.record.windows is None:
