@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def paths(spark, tracer, traced, each_url):
     """Those of the first two batches on a store, traced once."""
     store = each_url.partition(":")[0]
     if store not in traced:
+        gc.collect()  # else what another test has left is closed within the trace
         traced[store] = tracer.reading_path(spark, each_url)
     return store, traced[store]
 
