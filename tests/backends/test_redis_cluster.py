@@ -419,7 +419,7 @@ def test_another_number_of_slot_groups_is_refused_before_anything_is_written_or_
             call()
     assert store.load()[0] == record
     store._at_ledger(command(b"DEL", store._ledger))
-    with pytest.raises(ConfigurationError, match="64 slot groups, and the URL says 32.*redis-cli DEL"):
+    with pytest.raises(ConfigurationError, match="64 slot groups, and the URL says 32.*delete the key"):
         other.load()  # else adopt and drop would find a part of the records
     assert store.load() is None
 

@@ -366,7 +366,7 @@ def test_a_state_is_opened_in_the_layout_in_which_it_was_made_and_in_no_other(re
             assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
         store._server.tell(command(b"DEL", store._ledger), 1)
         for another in others:  # also where the ledger is lost: adopt and drop would find a part of the records
-            with pytest.raises(ConfigurationError, match="was made with layout .*redis-cli DEL '.*!layout'"):
+            with pytest.raises(ConfigurationError, match="was made with layout .*delete the key '.*!layout'"):
                 resolve(another).open("visits").load()
         assert store.load() is None
 

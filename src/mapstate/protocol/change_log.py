@@ -50,15 +50,8 @@ def logged_keys(store: Any, ledger: LedgerRecord, txids: Iterable[int]) -> Itera
     read = _reading(store, ledger)
     for part in _slices(store, ledger, txids):
         txid = int(part.pane.removeprefix(_MARK))
-        gone = False
-
-        def chunks(keys: list[str]) -> list[Any]:
-            nonlocal gone
-            found = read(keys)
-            gone = gone or None in found
-            return found
-
-        for page in key_pages(chunks, part):
+        gone: list[str] = []
+        for page in key_pages(read, part, gone.append):
             yield txid, None if gone else page
 
 

@@ -183,8 +183,8 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
     def contents(self) -> tuple[Any, ...]:
         """Equal for two ledgers under which an opaque state has equal committed values, with no vacuum between."""
-        purged = None if self.windows is None else self.windows.purged
-        return self.first_txid, self.floor, self.last_txid, self.dead, self.rewrites, purged
+        purged, last = None if self.windows is None else self.windows.purged, self.last_commit
+        return self.first_txid, self.floor, self.last_txid, last and last.at, self.dead, self.rewrites, purged
 
     def view(self) -> CommitView:
         """The txids that count under this ledger."""

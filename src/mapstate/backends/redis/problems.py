@@ -98,4 +98,4 @@ def another_layout(
 
 def only_left(name: str) -> str:
     """What to do where nothing of a state is left but the key of this name, as a removal by hand leaves it."""
-    return f" The state has no ledger. If it has no record either, remove the rest of it: redis-cli DEL {name!r}"
+    return f" The state has no ledger. If it has no record either, delete the key {name!r}, which is all that is left."

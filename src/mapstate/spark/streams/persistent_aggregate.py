@@ -19,7 +19,7 @@ from mapstate.errors import ConfigurationError, DuplicateNameError
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
-from mapstate.spark.driver.job import Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
+from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
 from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import GroupedStream
@@ -102,7 +102,7 @@ class PersistentAggregate(Startable):
         query, branch = self.query, self.branch
 
         def feed(function: Downstream | Follower) -> None:
-            query.add_behind(function, branch)
+            query.add_behind(Behind(function, branch))
 
         return NewValuesStream(name, self, inside, feed, steps=steps, kind="events", state=self)
 

@@ -60,10 +60,10 @@ class Query:
             self._admit(self, branch)
         self.plan.branches.append(branch)
 
-    def add_behind(self, *behind: Any) -> None:
-        """One more function that gets each batch's own rows after the commit: the arguments of `Behind`."""
+    def add_behind(self, behind: Behind) -> None:
+        """One more function that gets each batch's own rows after the commit."""
         self.reopen()
-        self.plan.behind.append(Behind(*behind))
+        self.plan.behind.append(behind)
 
     def add_downstream(self, branch: Branch, function: Downstream | Follower, *, fired: bool = False) -> None:
         """One more function that gets the new values of a state, or the windows that it has ``fired``."""

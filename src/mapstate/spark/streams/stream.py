@@ -10,7 +10,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
-from mapstate.spark.driver.job import Branch, Downstream, Job, Step
+from mapstate.spark.driver.job import Behind, Branch, Downstream, Job, Step
 from mapstate.spark.interfaces import StateFactory, StateUpdater
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.steps.state_query import Queried
@@ -122,7 +122,7 @@ class Stream(Rows[PersistentAggregate]):
         In a topology it is called after the commit of all states, and not for a batch in quarantine.
         """
         query, steps = self._own_query(), self.steps
-        query.add_behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id))
+        query.add_behind(Behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id)))
         return Startable(query)
 
     def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> PersistentAggregate:
