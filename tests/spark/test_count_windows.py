@@ -197,6 +197,8 @@ def test_what_windows_by_count_refuse(spark, url):
     sliding = stream.window(SlidingCountWindow.of(3, 1))
     with pytest.raises(errors.ConfigurationError, match="reducer"):
         sliding.persistentAggregate(opaque(url, "last"), ats=Text())
+    with pytest.raises(errors.ConfigurationError, match="name of a built-in"):
+        sliding.persistentAggregate(opaque(url, "last"), rows=type("Count", (Count,), {"__module__": __name__})())
     with pytest.raises(errors.ConfigurationError, match="opaque"):
         sliding.persistentAggregate(transactional(url, "last"), rows=Count())
     with pytest.raises(errors.UnknownColumnError):

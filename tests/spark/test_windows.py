@@ -299,6 +299,14 @@ def test_own_aggregators_fill_windows(spark, tmp_path):
         assert [report.rows_late for report in reader.reports()] == [1, 1]
     with pytest.raises(errors.ConfigurationError, match="names=Names is a reducer"):
         stream.slidingWindow(10, 5, timestampField="at").persistentAggregate(opaque(url, "x"), names=Names())
+    named_as_ours = type("Count", (Count,), {"__module__": __name__})()
+    windows.persistentAggregate(opaque(url, "tumbling"), rows=named_as_ours)
+    for joined in (
+        stream.slidingWindow(10, 5, timestampField="at"),
+        stream.window(SessionWindow.of(10), timestampField="at"),
+    ):
+        with pytest.raises(errors.ConfigurationError, match="rows=Count has the name of a built-in aggregator"):
+            joined.persistentAggregate(opaque(url, "y"), rows=named_as_ours)
 
 
 class Names(ReducerAggregator):
@@ -310,8 +318,9 @@ class Names(ReducerAggregator):
 
 
 def test_several_inputs_wait_for_each_other_and_an_idle_one_goes_on(spark, tmp_path):
+    now = dt.datetime.now(dt.UTC)
+
     def batch(*rows: tuple[str, int]) -> DataFrame:
-        now = dt.datetime.now(dt.UTC)
         return spark.createDataFrame([(name, now - dt.timedelta(minutes=ago)) for name, ago in rows], schema)
 
     schema, url = "source string, at timestamp", f"sqlite:///{tmp_path}/state.db"
@@ -325,7 +334,7 @@ def test_several_inputs_wait_for_each_other_and_an_idle_one_goes_on(spark, tmp_p
         counts(batch(*rows), batch_id)
         reader = reader or open_reader(url, "both")
         mark: Any = reader.watermark().time
-        minutes = None if mark is None else round((dt.datetime.now(dt.UTC) - mark).total_seconds() / 60)
+        minutes = None if mark is None else round((now - mark).total_seconds() / 60)
         assert minutes == expected
     idle = stream.tumblingWindow("1 minute", idle="1 millisecond", **of)
     of_idle = idle.persistentAggregate(opaque(url, "idle"), rows=Count())

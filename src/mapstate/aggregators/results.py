@@ -14,10 +14,10 @@ from mapstate.aggregators.moments import MOMENTS, Avg, StdDev, StdDevPop, Varian
 from mapstate.aggregators.retraction import BY_STORED_NAME
 from mapstate.aggregators.sketches import SKETCHES
 from mapstate.aggregators.sums import Count, Sum
-from mapstate.errors import UsageError
+from mapstate.errors import ConfigurationError, UsageError
 from mapstate.schema import Field
 
-__all__ = ["joins_of", "results_of"]
+__all__ = ["check_joined", "joins_of", "results_of"]
 
 
 class _AsStored(Aggregator):
@@ -78,6 +78,25 @@ def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator
             found = results_of([field], aggregators)
         known[field.name] = found.aggregators[0]
     return known
+
+
+def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
+    """Raise ConfigurationError for an aggregator whose values cannot be joined, here or by a reader. Driver.
+
+    ``windows`` says which join the values of their panes, for the message.
+    """
+    for name, one in aggregates.items():
+        if not isinstance(one, CombinerAggregator):
+            raise ConfigurationError(
+                f"{name}={one} is a reducer, and {windows} joins the values of its panes: take a CombinerAggregator, "
+                "or tumbling windows"
+            )
+        kind = one.describe().partition("(")[0]
+        if kind in _JOINED and not type(one).__module__.startswith("mapstate."):
+            raise ConfigurationError(
+                f"{name}={one} has the name of a built-in aggregator, by which a reader would join the values of the "
+                f"panes of {windows}: it has the ledger, and not your class. Give the class a name of its own"
+            )
 
 
 def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:

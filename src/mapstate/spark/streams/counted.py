@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self
 
-from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
+from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.counted import CountWindows
+from mapstate.aggregators.results import check_joined
 from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
 from mapstate.schema import Field
 from mapstate.spark.driver.job import Downstream, Follower, Job, Step
@@ -114,12 +115,9 @@ class CountedStream:
         length, slide = self.config.length, self.config.slide
         types = {field.name: field.dataType.simpleString() for field in self.schema.fields}
         read = dict.fromkeys(column_names(self.schema, self.order, "orderBy"))
+        if length > slide:
+            check_joined(aggregates, "a sliding window")
         for name, one in aggregates.items():
-            if length > slide and not isinstance(one, CombinerAggregator):
-                raise ConfigurationError(
-                    f"{name}={one} is a reducer, and a sliding window joins the values of its panes: take a "
-                    "CombinerAggregator, or tumbling windows"
-                )
             ensure_picklable(f"the aggregator {name}={one}", one)
             read |= dict.fromkeys(one.columns() or ([] if isinstance(one, NativeCombiner) else types))
         fields = [Field(name, one.describe(), one.bind(types)) for name, one in aggregates.items()]

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self
 
-from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
+from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.extremes import Max, Min
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.results import check_joined
 from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError, UnsupportedTypeError, UsageError
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowDefinition
@@ -227,12 +228,7 @@ class WindowedStream:
             )
         is_session = self.windows.definition.sessions
         if self.windows.definition.has_parts:
-            for name, one in aggregates.items():
-                if not isinstance(one, CombinerAggregator):
-                    raise ConfigurationError(
-                        f"{name}={one} is a reducer, and {'a session' if is_session else 'a sliding window'} joins the "
-                        "values of its panes: take a CombinerAggregator, or tumbling windows"
-                    )
+            check_joined(aggregates, "a session" if is_session else "a sliding window")
         taken = {WINDOW_START, WINDOW_END, self.windows.column} | ({FIRST, LAST} if is_session else set())
         for name in [*by, *aggregates, *self.schema.names]:
             if name.casefold() in taken:
