@@ -174,7 +174,7 @@ def cluster_url(redis_cluster: RedisCluster) -> Iterator[str]:
 def sentinel_pair() -> Iterator[SentinelPair]:
     """A primary, its replica and sentinels that all tests share: none is so slow that its replica takes over."""
     _need_binary("sentinels need")
-    with SentinelPair(down_after=60_000) as pair:
+    with SentinelPair() as pair:
         yield pair
 
 

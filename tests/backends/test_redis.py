@@ -554,7 +554,7 @@ def test_a_put_that_is_cut_while_the_fence_moves_never_overwrites_the_next_attem
 
 
 def test_a_put_that_arrives_after_the_fence_moved_is_not_applied(proxy, redis_url):
-    store, looking = opened(proxy.url, retries=0, socket_timeout=0.2), opened(redis_url)
+    store, looking = opened(proxy.url, retries=0, socket_timeout=2), opened(redis_url)
     move(looking, OPEN)
     one = writer(store)
     one.multi_get(["a"])
@@ -633,9 +633,9 @@ def test_a_server_that_is_down_is_reported_in_bounded_time():
         assert caught.value.store == f"127.0.0.1:{port}"
 
 
-def test_a_server_that_never_answers_is_reported_in_bounded_time(proxy):
+def test_a_server_that_never_answers_is_reported_in_bounded_time(proxy, redis_url):
     store = opened(proxy.url, socket_timeout=0.2, retries=50)
-    move(store, OPEN)
+    move(opened(redis_url), OPEN)
     one = writer(store)
     proxy.hold("replies")
     for call in (store.load, lambda: one.multi_get(["a"]), lambda: one.multi_put(["a"], [b"1"])):
@@ -644,11 +644,16 @@ def test_a_server_that_never_answers_is_reported_in_bounded_time(proxy):
             call()
         assert 0.2 < time.monotonic() - start < 10
     proxy.pass_on()
-    assert store.load() is not None
+
+    def loaded():
+        with suppress(StoreUnavailableError):  # a busy machine may be slower than 0.2 s
+            return store.load()
+
+    wait_until(loaded, "the server answers again")
 
 
 def test_where_idle_connections_died_in_silence_one_new_try_is_enough(proxy):
-    store = opened(proxy.url, socket_timeout=0.3, retries=1)
+    store = opened(proxy.url, socket_timeout=2, retries=1)
     move(store, OPEN)
     writers = [writer(store) for _ in range(5)]
     for one in writers:

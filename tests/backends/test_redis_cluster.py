@@ -586,12 +586,12 @@ def test_a_master_that_fails_over_within_an_attempt_ends_it_and_the_next_one_cou
     ledger_node = key_slot(b"visits") // -(-16384 // 3)
     for at in (one for one in range(3) if one != ledger_node):
         with cluster.masters[at].client() as client:
-            client.wait(1, 5000)
+            assert client.wait(1, 60_000) == 1
     attempt = ledger.begin(1)
     count(store, ledger, attempt, KEYS[:100])
     failing = (ledger_node + 1) % 3
     with cluster.masters[failing].client() as client:
-        client.wait(1, 5000)
+        assert client.wait(1, 60_000) == 1
     cluster.fail_over(failing)
     count(store, ledger, attempt, KEYS[100:])  # the fence came along, so the tasks can go on
     with pytest.raises(StoreRestartedError):

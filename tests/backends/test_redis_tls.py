@@ -109,7 +109,7 @@ def secured_pair(
     with pair.sentinels[0].client() as sentinel:
         sentinel.execute_command("SENTINEL", "REMOVE", "mymaster")
         sentinel.execute_command("SENTINEL", "MONITOR", "mymaster", "127.0.0.1", fronts[0].port, 1)
-        for name, value in (("down-after-milliseconds", 300), ("failover-timeout", 1500)):
+        for name, value in (("down-after-milliseconds", 60_000), ("failover-timeout", 1500)):
             sentinel.execute_command("SENTINEL", "SET", "mymaster", name, value)
         wait_until(
             lambda: {int(one["port"]) for one in sentinel.sentinel_slaves("mymaster")} == {fronts[1].port},
@@ -127,10 +127,13 @@ def test_sentinels_are_asked_by_tls_and_so_is_each_primary_that_they_name(secure
         assert not fronts[1].secured
         with pair.primary.client() as client:
             assert client.wait(1, 10_000) == 1
-        pair.primary.kill()
         with pair.sentinels[0].client() as sentinel:
+            sentinel.execute_command("SENTINEL", "SET", "mymaster", "down-after-milliseconds", 300)
+            pair.primary.kill()
             wait_until(
-                lambda: int(sentinel.sentinel_get_master_addr_by_name("mymaster")[1]) == fronts[1].port, "a failover"
+                lambda: int(sentinel.sentinel_get_master_addr_by_name("mymaster")[1]) == fronts[1].port,
+                "a failover",
+                120,
             )
 
     two_batches(url, fail_over)

@@ -582,13 +582,22 @@ sys.stdin.readline()
 
 
 BIG_PUT = """
-import sys
+import sqlite3, sys
+from itertools import count
 from mapstate.backends.sqlite import SqliteBackend
+from mapstate.backends.sqlite.connection import Connection
+from mapstate.backends.sqlite.store import _ROWS_AT_ONCE
 store = SqliteBackend(sys.argv[1]).open("s")
 keys = [f"key-{at}" for at in range(150_000)]
 store.multi_put(keys[:1000], [b"old"] * 1000)
 print("ready")
 sys.stdin.readline()
+calls = count()
+def execute(self, *args):
+    if next(calls) == len(keys) // _ROWS_AT_ONCE * 9 // 10:
+        sys.stdin.readline()  # until it is killed
+    return sqlite3.Connection.execute(self, *args)
+Connection.execute = execute
 store.multi_put(keys, [b"new" * 100] * len(keys))
 print("too late")
 """

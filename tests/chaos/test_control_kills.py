@@ -58,12 +58,12 @@ class Site:
         self.files.append(Counter(rows))
 
     @contextmanager
-    def driver(self, *faults: Any) -> Iterator[Any]:
+    def driver(self, *faults: Any, **options: Any) -> Iterator[Any]:
         """A driver that runs, killed at the end."""
         self._logs += 1
         folder = self.folder / f"run-{self._logs}"
         folder.mkdir()
-        options = {"url": self.url, "input": str(self.folder / "input"), "folder": str(folder), "faults": faults}
+        options |= {"url": self.url, "input": str(self.folder / "input"), "folder": str(folder), "faults": faults}
         options["checkpoint"] = str(self.folder / "checkpoint")
         with job(FIXTURES / "controlled_job.py", options, folder / "log") as process:
             process.log = folder / "log"  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ def _die_at(site: Site, step: str) -> None:
         if command == "deactivate":
             site.until(process, lambda one: one.obeyed == one.command, "the command is obeyed")
             assert site.check() == counted
-            assert control.activate(site.url, "site").is_obeyed
+            assert control.activate(site.url, "site", timeout=120).is_obeyed
         elif command == "rebalance":
             site.until(process, lambda one: one.obeyed == one.command, "the command is obeyed")
             site.put()
@@ -189,14 +189,14 @@ def _die_at(site: Site, step: str) -> None:
         site.until_counted(process)
         if command == "rebalance":
             assert site.last_report(process).partitions == 5
-        assert control.kill(site.url, "site").is_obeyed
+        assert control.kill(site.url, "site", timeout=120).is_obeyed
         assert process.wait(60) == 0, said(process)
 
 
 def test_of_two_drivers_one_runs_and_one_that_hung_is_taken_over(site: Site):
     site.put()
     with ExitStack() as stack:
-        first, second = (stack.enter_context(site.driver()) for _ in range(2))
+        first, second = (stack.enter_context(site.driver(poll=1.0)) for _ in range(2))
         wait_for(lambda: first.poll() is not None or second.poll() is not None, "one of them is refused", 120)
         alive, refused = (first, second) if first.poll() is None else (second, first)
         assert refused.returncode == 1
@@ -207,7 +207,7 @@ def test_of_two_drivers_one_runs_and_one_that_hung_is_taken_over(site: Site):
         assert not done.is_obeyed  # it hangs
         third = stack.enter_context(site.driver())
         site.until(third, lambda one: one.obeyed == one.command, "the command is obeyed by another driver")
-        assert control.activate(site.url, "site").is_obeyed
+        assert control.activate(site.url, "site", timeout=120).is_obeyed
         site.put()
         site.until_counted(third)
         os.killpg(alive.pid, signal.SIGCONT)
@@ -215,7 +215,7 @@ def test_of_two_drivers_one_runs_and_one_that_hung_is_taken_over(site: Site):
         assert "FencedError" in said(alive)
         site.put()
         site.until_counted(third)
-        assert control.kill(site.url, "site").is_obeyed
+        assert control.kill(site.url, "site", timeout=120).is_obeyed
         assert third.wait(60) == 0, said(third)
 
 
@@ -279,7 +279,7 @@ def test_a_hundred_commands_by_chance_beside_kills_of_the_driver(
                 site.until(process, lambda one: one.status == "ACTIVE" and one.driver is not None, "a new driver")
         control.activate(site.url, "site")
         site.until_counted(process)
-        assert control.kill(site.url, "site").is_obeyed
+        assert control.kill(site.url, "site", timeout=120).is_obeyed
     tally("commands by chance", files=len(site.files), **done)
 
 

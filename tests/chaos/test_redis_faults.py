@@ -153,7 +153,7 @@ def test_replies_and_requests_that_come_too_late_never_make_a_wrong_count(start_
     for batch in range(batches + 1):
         put(visits, batch)
     with Tap(server.url) as tap:
-        stream = Stream(visits, spark, f"{tap.url}socket_timeout=0.3", server.url)
+        stream = Stream(visits, spark, f"{tap.url}socket_timeout=2", server.url)
 
         def lose(batch_id: int) -> None:
             assert not tap.is_armed

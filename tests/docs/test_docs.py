@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from processes import with_fast_java
+from visits_job import at_last
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -144,19 +145,23 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, 
         {"postgresql_url": request.getfixturevalue("postgresql_url")} if "postgresql_url" in page.read_text() else {}
     )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    names: dict[str, Any] = {}
-    for code in blocks(ROOT / "README.md"):  # other pages speak of the state that the README makes
-        exec(code, names)
-    if page.name == "README.md":
-        assert "{'visits': 3, 'bytes': 512}" in capsys.readouterr().out
-        return
-    names = {name: names[name] for name in ("spark", "url", "logs", "checkpoint")} | servers
-    if "other_redis_url" in page.read_text():
-        start_redis = request.getfixturevalue("start_redis")
-        names |= {"redis_url": start_redis().url, "other_redis_url": start_redis().url}
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
-    for code in blocks(page):
-        exec(code, names)
+
+    def run() -> None:
+        names: dict[str, Any] = {}
+        for code in blocks(ROOT / "README.md"):  # other pages speak of the state that the README makes
+            exec(code, names)
+        if page.name == "README.md":
+            assert "{'visits': 3, 'bytes': 512}" in capsys.readouterr().out
+            return
+        names = {name: names[name] for name in ("spark", "url", "logs", "checkpoint")} | servers
+        if "other_redis_url" in page.read_text():
+            start_redis = request.getfixturevalue("start_redis")
+            names |= {"redis_url": start_redis().url, "other_redis_url": start_redis().url}
+        for code in blocks(page):
+            exec(code, names)
+
+    at_last(run)  # a page that follows a state starts Spark's workers
 
 
 @pytest.mark.slow

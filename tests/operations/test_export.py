@@ -378,6 +378,8 @@ def test_a_killed_export_leaves_no_file_and_the_next_one_goes_on(url, tmp_path):
         "def page(keys):\n"
         "    time.sleep(0.15)\n"  # so that pages are kept long before the last one is read
         "    print(keys, flush=True)\n"
+        "    if keys >= 20_000:\n"
+        "        time.sleep(600)\n"  # until it is killed
         "export(sys.argv[1], 's', sys.argv[2], FORMATS['jsonl'], on_page=page)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, url, str(to)], stdout=subprocess.PIPE, text=True)

@@ -476,7 +476,7 @@ def test_a_url_that_cannot_be_used_is_an_error_at_once():
 def test_a_store_that_is_away_is_unavailable_and_comes_back(start_redis):
     server = start_redis(appendonly="yes", appendfsync="always")
     Job(server.url).batch(a=1)
-    with client_of(f"{server.url}?retries=0&socket_timeout=1") as client:
+    with client_of(f"{server.url}?retries=0") as client:
         assert client.get("/states/s/values?k=a").json()["value"] == {"n": 1}
         server.kill()
         answer = client.get("/states/s/values?k=a")

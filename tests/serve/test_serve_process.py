@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 import psutil
@@ -114,12 +114,19 @@ def test_a_client_that_is_slow_with_its_request_is_cut_off(url):
         for connection in slow:
             with connection:
                 assert is_closed(connection)
-        assert asked(served, "/health")[0] == 200
+        wait_until(lambda: is_healthy(served), "an answer to a client that is in time")
+
+
+def is_healthy(served):
+    """Whether /health answers. A client on a busy machine may be cut off, too."""
+    with suppress(OSError, HTTPException):
+        return asked(served, "/health")[0] == 200
+    return False
 
 
 def test_a_client_that_sends_the_end_of_a_line_after_an_answer_is_cut_off(url):
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with serving(url, patches={"_HEAD_SECONDS": 1.0}) as served, raw(served, request) as idle:
+    with serving(url, patches={"_HEAD_SECONDS": 4.0}) as served, raw(served, request) as idle:
         idle.settimeout(20)
         assert b"200 OK" in idle.recv(10_000)
         for _ in range(3):
@@ -220,7 +227,7 @@ def test_ten_times_the_clients_are_answered_or_refused(redis_url):
         await asking
 
     try:
-        with serving(redis_url) as served:
+        with serving(redis_url, patches={"_HEAD_SECONDS": at_most}) as served:
             asyncio.run(asyncio.wait_for(load(served.port), at_most))
             assert set(statuses) <= {200, 503}
             assert statuses[200] > 200

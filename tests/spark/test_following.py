@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from spark_fixtures import run_job
+from visits_job import at_last
 
 from mapstate import Count, Sum, TumblingDurationWindow, newStream, opaque, open_reader
 from mapstate.backends import resolve
@@ -88,7 +89,7 @@ class Copy:
         return self.frame.writeStream.foreachBatch(take).option("checkpointLocation", self.checkpoint)
 
     def catch_up(self):
-        self.writer().trigger(**NOW).start().awaitTermination()
+        at_last(lambda: self.writer().trigger(**NOW).start().awaitTermination())
         return self.batches[-1] if self.batches else None
 
 
@@ -156,7 +157,13 @@ def test_a_running_stream_follows_a_running_stream(spark, url, orders, tmp_path)
     orders.come(("DE", 1))
     orders.count(spark, url)
     copy = Copy(spark, url, tmp_path)
-    query = copy.writer().trigger(processingTime="0 seconds").start()
+
+    def started():
+        query = copy.writer().trigger(processingTime="0 seconds").start()
+        query.processAllAvailable()
+        return query
+
+    query = at_last(started)
     try:
         for at in range(5):
             orders.come((f"c{at}", at), ("DE", at))
@@ -211,7 +218,8 @@ def test_a_state_applied_on_the_driver_and_one_that_follows_keep_their_changes(s
     for state, expected in (("first", {"DE": 1, "FR": 1}), ("totals", {1: 2})):
         frame = spark.readStream.format("mapstate").options(url=url, state=state).load()
         found = frame.select(F.col(frame.columns[0]), F.col(frame.columns[1])).writeStream.format("memory")
-        found.queryName(f"found_{state}").trigger(**NOW).start().awaitTermination()
+        found = found.queryName(f"found_{state}").trigger(**NOW)
+        at_last(lambda found=found: found.start().awaitTermination())
         assert dict(map(tuple, spark.table(f"found_{state}").collect())) == expected
 
 

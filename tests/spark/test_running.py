@@ -20,6 +20,7 @@ from mapstate.operations import control
 from mapstate.operations.control import Control, list_topologies
 from mapstate.protocol import control as rules
 from mapstate.reader import open_reader
+from mapstate.spark.streams import running
 from mapstate.spark.streams.query import Startable
 from mapstate.testing import wait_for
 
@@ -120,12 +121,12 @@ def test_an_operator_stops_it_lets_it_go_on_and_ends_it(run: Run):
         (one,) = list_topologies(run.url)
         assert one.record is not None
         assert (one.name, one.record.status, one.record.states) == ("site", "ACTIVE", ("visits",))
-        assert control.deactivate(run.url, "site").is_obeyed
+        assert control.deactivate(run.url, "site", timeout=120).is_obeyed
         assert run.streams() == []
         run.put("aa")
-        assert control.deactivate(run.url, "site").is_obeyed  # once more
+        assert control.deactivate(run.url, "site", timeout=120).is_obeyed  # once more
         assert run.counts() == {"a": 1, "b": 1}
-        assert control.activate(run.url, "site").is_obeyed
+        assert control.activate(run.url, "site", timeout=120).is_obeyed
         run.until({"a": 3, "b": 1})
         done = control.kill(run.url, "site", wait=30)
         assert (done.is_obeyed, done.record.status) == (True, "REMOVED")
@@ -152,11 +153,11 @@ def test_the_batch_under_way_ends_before_it_is_inactive(run: Run):
         assert not control.deactivate(run.url, "site", timeout=0.5).is_obeyed
         assert control.topology(run.url, "site").status == "INACTIVE"
         run.held.set()
-        assert control.deactivate(run.url, "site").is_obeyed
+        assert control.deactivate(run.url, "site", timeout=120).is_obeyed
         assert run.counts() == {"a": 1}
         with open_reader(run.url, "visits") as reader:
             assert reader.ledger().in_flight is None
-        assert control.activate(run.url, "site").is_obeyed
+        assert control.activate(run.url, "site", timeout=120).is_obeyed
         run.until({"a": 1, "b": 1})
 
 
@@ -168,7 +169,7 @@ def test_a_word_that_is_taken_back_before_it_is_obeyed(run: Run):
     with ended(run, thread):
         assert run.entered.wait(60)
         assert not control.deactivate(run.url, "site", timeout=0.3).is_obeyed
-        assert control.activate(run.url, "site").is_obeyed
+        assert control.activate(run.url, "site", timeout=120).is_obeyed
         run.held.set()
         run.until({"a": 1, "b": 1})
 
@@ -225,7 +226,7 @@ def test_a_query_that_spark_gives_up_to_stop_is_stopped_once_more(spark, tmp_pat
     thread = run.start()
     with ended(run, thread):
         run.until({"a": 1})
-        assert control.deactivate(run.url, "site").is_obeyed
+        assert control.deactivate(run.url, "site", timeout=120).is_obeyed
         assert run.streams() == []
         assert tries[:2] == [True, True]
 
@@ -250,10 +251,10 @@ def test_several_streams_stop_and_go_on_together(run: Run):
         wait_for(lambda: both(2), "both states", 60)
         assert control.topology(run.url, "site").states == ("visits", "by_bytes")
         assert len(run.streams()) == 2
-        assert control.deactivate(run.url, "site").is_obeyed
+        assert control.deactivate(run.url, "site", timeout=120).is_obeyed
         assert run.streams() == []
         run.put("c")
-        assert control.activate(run.url, "site").is_obeyed
+        assert control.activate(run.url, "site", timeout=120).is_obeyed
         wait_for(lambda: both(3), "both states", 60)
 
 
@@ -262,12 +263,12 @@ def test_other_partitions_from_the_next_batch_on(run: Run):
     thread = run.start()
     with ended(run, thread):
         run.until(dict.fromkeys("abcdefgh", 1))
-        assert control.rebalance(run.url, "site", partitions=5).is_obeyed
+        assert control.rebalance(run.url, "site", partitions=5, timeout=120).is_obeyed
         run.put("abcdefgh")
         run.until(dict.fromkeys("abcdefgh", 2))
-        assert control.deactivate(run.url, "site").is_obeyed
-        assert control.rebalance(run.url, "site", partitions=3).is_obeyed
-        assert control.activate(run.url, "site").is_obeyed
+        assert control.deactivate(run.url, "site", timeout=120).is_obeyed
+        assert control.rebalance(run.url, "site", partitions=3, timeout=120).is_obeyed
+        assert control.activate(run.url, "site", timeout=120).is_obeyed
         run.put("abcdefgh")
         run.until(dict.fromkeys("abcdefgh", 3))
     with open_reader(run.url, "visits") as reader:
@@ -276,7 +277,10 @@ def test_other_partitions_from_the_next_batch_on(run: Run):
         assert found == [3, 5, 2]
 
 
-def test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_over(run: Run):
+def test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_over(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(running, "_SILENCE", 200)  # so long a busy machine keeps no beat
     run.put("a")
     thread = run.start()
     with ended(run, thread):
@@ -285,16 +289,15 @@ def test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_
             run.topology().run(str(run.folder / "checkpoint"), store=run.url, poll=POLL)
         before = control.topology(run.url, "site")
     assert before.driver is not None
+    silent = msgspec.structs.replace(before.driver, silence=0.5)
     with Control(run.url, "gone") as own:  # as a driver leaves it that was killed
-        own.change(
-            lambda _: before.__class__(topology="gone", status="INACTIVE", since=before.since, driver=before.driver)
-        )
+        own.change(lambda _: before.__class__(topology="gone", status="INACTIVE", since=before.since, driver=silent))
         topology = run.topology()
         topology.name = "gone"
         checkpoint = str(run.folder / "checkpoint")
         second = threading.Thread(target=lambda: topology.run(checkpoint, store=run.url, poll=POLL))
         second.start()
-        assert control.kill(run.url, "gone").is_obeyed
+        assert control.kill(run.url, "gone", timeout=120).is_obeyed
         second.join(60)
         assert not second.is_alive()
 
@@ -325,7 +328,7 @@ def test_a_topology_may_begin_inactive_and_keeps_its_status_over_runs(run: Run):
     thread = run.start(active=False)
     with ended(run, thread):
         wait_for(lambda: list_topologies(run.url), "the submission", 60)
-        assert control.deactivate(run.url, "site").is_obeyed
+        assert control.deactivate(run.url, "site", timeout=120).is_obeyed
         assert run.streams() == []
         control.activate(run.url, "site")
         run.until({"a": 1})
