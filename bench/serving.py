@@ -5,8 +5,9 @@ turns:
 
     GETs      200 clients, each with one connection, ask for one key at a time, for some seconds
     alone     the same, of a service that reads each request's key by itself
-    POST      a thousand keys in one request, as objects and as bare values, beside `multi_get` of the same keys, and
-              beside it with a GET of /health, which is the least that a request takes
+    POST      a thousand keys in one request, as objects and as bare values, beside `multi_get` of the same keys; beside
+              it with a GET of /health, which is the least that a request takes; and beside what a service of this kind
+              is made of: that GET, a read on an event loop, and msgspec's own parsing and encoding
     scan      all keys of a state as lines of JSON, which the client takes and does not parse, beside `scan()`
 
 Then the memory of a service with a hundred states, each of which was listed and read.
@@ -14,23 +15,28 @@ Then the memory of a service with a hundred states, each of which was listed and
 
 from __future__ import annotations
 
-from measuring import ROOT, Answer, Goal, Row, by_turns, ratios, spread, table  # isort: skip  # finds the servers
+from measuring import ROOT, Answer, Goal, Row, by_turns, ratios, spread, table, timed  # isort: skip  # finds the servers
 
+import asyncio
 import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import time
 from typing import Any
 
+import msgspec
 import psutil
+import uvloop
 from counted_state import STATE, CountedState, arrow_batches
 from servers import RedisServer
 from service import Served, serving
 from states import made_of_one_batch
 
-from mapstate import open_reader
+from mapstate import open_async_reader, open_reader
+from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import Field, KeyField
 
 CLIENTS = 200
@@ -81,6 +87,18 @@ class Client:
         return data
 
 
+class _Key(msgspec.Struct):
+    user_id: str
+
+
+class _Keys(msgspec.Struct):
+    keys: list[_Key]
+
+
+async def _opened(url: str) -> AsyncStateReader:
+    return await open_async_reader(url, "visits")
+
+
 def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
     users = 100_000
     with RedisServer().start() as server:
@@ -107,7 +125,22 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
                 "multi_get": lambda: reader.multi_get(keys),
                 "least": lambda: (client.ask("/health"), reader.multi_get(keys)),
             }
-            bulk = by_turns(ways, turns * 50, warm_up=50)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+                on_loop = loop.run(_opened(server.url))
+
+                async def seconds_of_read() -> float:
+                    start = time.perf_counter()
+                    await on_loop.multi_get(keys)
+                    return time.perf_counter() - start
+
+                def parts() -> float:
+                    asked = timed(lambda: client.ask("/health"))
+                    read = loop.run(seconds_of_read())
+                    return asked + read + timed(lambda: (parse(objects), encode({"values": expected})))
+
+                parse, encode = msgspec.json.Decoder(_Keys).decode, msgspec.json.Encoder().encode
+                bulk = by_turns(ways | {"parts": parts}, turns * 50, warm_up=50)
+                loop.run(on_loop.close())
     with RedisServer().start() as server:
         state = CountedState(server.url)
         state.apply(arrow_batches([f"user-{at}" for at in range(scanned)]))
@@ -151,6 +184,12 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
                 "`multi_get`",
                 ratios(medians["least"], medians["multi_get"]),
                 note="what the goal of POST would be for a service that reads and writes JSON in no time",
+            ),
+            Row(
+                "GET of /health, `multi_get` on an event loop, msgspec's JSON",
+                "`multi_get`",
+                ratios(medians["parts"], medians["multi_get"]),
+                note="the same for a service that adds nothing of its own to them",
             ),
             Row(f"scan of {scanned:,} keys", "`scan()`", ratios(scans["scan"], scans["reader"]), Goal("most", 1.5)),
             Row(f"memory with {STATES} states, megabytes", "1", [megabytes], Goal("most", 120)),

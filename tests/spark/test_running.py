@@ -280,7 +280,7 @@ def test_other_partitions_from_the_next_batch_on(run: Run):
 def test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_over(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(running, "_SILENCE", 200)  # so long a busy machine keeps no beat
+    monkeypatch.setattr(running, "_SILENCE", 200)  # looks, 10 s: a busy machine looks once in them
     run.put("a")
     thread = run.start()
     with ended(run, thread):

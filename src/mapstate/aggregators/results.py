@@ -81,9 +81,9 @@ def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator
 
 
 def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
-    """Raise ConfigurationError for an aggregator whose values cannot be joined, here or by a reader. Driver.
+    """Raise ConfigurationError for an aggregator whose panes cannot be joined, by the job or by a reader. Driver.
 
-    ``windows`` says which join the values of their panes, for the message.
+    ``windows`` names the kind of windows in the message, such as "a session".
     """
     for name, one in aggregates.items():
         if not isinstance(one, CombinerAggregator):
@@ -94,8 +94,8 @@ def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
         kind = one.describe().partition("(")[0]
         if kind in _JOINED and not type(one).__module__.startswith("mapstate."):
             raise ConfigurationError(
-                f"{name}={one} has the name of a built-in aggregator, by which a reader would join the values of the "
-                f"panes of {windows}: it has the ledger, and not your class. Give the class a name of its own"
+                f"{name}={one} has the name of a built-in aggregator, and is another. A reader knows an aggregator by "
+                f"its name in the ledger, and would join the panes of {windows} by the built-in one: rename the class"
             )
 
 

@@ -85,7 +85,8 @@ def vacuum(
         UsageError: The state is not opaque; an attempt is in flight; a state of ``beside`` lacks the last batch; or the
             store has neither fenced nor filtered writes, or cannot list its keys.
         FencedError: A batch began meanwhile.
-        CorruptRecordError: The store cannot list a record, on Aerospike one without a user key. Nothing counts then.
+        CorruptRecordError: The store cannot list a record, on Aerospike one without a user key. This vacuum counts as
+            none.
         LedgerLostError: There are records without a ledger.
         StoreError: The store failed.
 
