@@ -10,7 +10,7 @@ __all__ = ["Field", "KeyField", "KeyOrder", "OnGap", "OnNewOwner", "StateType"]
 StateType = Literal["non-transactional", "transactional", "opaque"]
 
 
-OnNewOwner = Literal["refuse", "adopt", "reset"]
+OnNewOwner = Literal["refuse", "adopt", "adopt_unchecked", "reset"]
 
 
 OnGap = Literal["refuse", "accept"]

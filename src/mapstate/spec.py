@@ -22,6 +22,7 @@ from mapstate.urls import LIKE_A_URL
 __all__ = ["CHUNK_SIZE", "ApplyOn", "StateOptions", "StateSpec", "non_transactional", "opaque", "transactional"]
 
 ApplyOn = Literal["auto", "executors", "driver"]
+Repeat = Literal["refuse", "allowed"]
 
 CHUNK_SIZE = 2000
 """Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
@@ -39,8 +40,9 @@ class StateSpec:
     ``cache_size``    records of each partition that a worker may keep between batches; 0 means no cache. A cache turns
                       adaptive execution off while the batch is applied, and excludes a ttl. The driver has no cache
     ``ttl``           seconds from a record's last write until the store may drop it; None means never. The ledger stays
-    ``on_new_owner``  if another streaming query opens the state: "refuse", "adopt" (go on with the stored values) or
-                      "reset" (start empty)
+    ``on_new_owner``  if another streaming query opens the state: "refuse", "adopt" (go on with the stored values, and
+                      start where they end), "adopt_unchecked" (start anywhere) or "reset" (start empty)
+    ``repeat``        if a call by hand brings a batch id that counts already: "refuse", or "allowed" (skip it)
     ``on_gap``        if the store lacks batches that Spark has finished: "refuse" or "accept" (go on without them)
     ``apply_on``      where records are read and written: "executors", "driver" or "auto". "auto" takes the executors if
                       several processes can reach the store, and the driver for a batch of at most 5,000 keys after
@@ -67,6 +69,7 @@ class StateSpec:
     ttl: float | None = None
     on_new_owner: OnNewOwner = "refuse"
     on_gap: OnGap = "refuse"
+    repeat: Repeat = "refuse"
     apply_on: ApplyOn = "auto"
     chunk_size: int = None  # type: ignore[assignment]  # the store's own, see __post_init__
     max_attempts: int = 4
@@ -91,6 +94,7 @@ class StateSpec:
         for field, kind in (
             ("on_new_owner", OnNewOwner),
             ("on_gap", OnGap),
+            ("repeat", Repeat),
             ("apply_on", ApplyOn),
             ("type", StateType),
         ):
@@ -165,6 +169,7 @@ class StateOptions(TypedDict, total=False):
     ttl: float | timedelta | None
     on_new_owner: OnNewOwner
     on_gap: OnGap
+    repeat: Repeat
     apply_on: ApplyOn
     changes: int | None
     chunk_size: int

@@ -191,7 +191,7 @@ def test_refusals_change_nothing(url, tmp_path):
     refused(half, MissingBatchesError, "purged the offsets of batch 2")
     refused(checkpoint(tmp_path / "other", range(9), range(8), "z"), StateOwnershipError, "never owned")
     refused(purged, StateNotFoundError, "no state", state="t")
-    Job(url, owner="new", on_new_owner="adopt")
+    Job(url, owner="new", on_new_owner="adopt_unchecked")
     refused(checkpoint(tmp_path / "old", range(9), range(8)), StateOwnershipError, "before new did")
     (tmp_path / "old" / "metadata").write_text("[]")
     refused(tmp_path / "old", UsageError, "no query id")

@@ -159,7 +159,7 @@ def test_a_reset_begins_without_windows_and_watermark(url):
 
 def test_a_new_owner_goes_on_with_the_windows(url):
     Windowed(url).batch(Row(1, "ann", 1), Row(12, "ann", 2))
-    other = Windowed(url, owner="r", on_new_owner="adopt")
+    other = Windowed(url, owner="r", on_new_owner="adopt_unchecked")
     other.batch(Row(5, "ann", 4), Row(13, "ann", 8))
     assert windows_of(url, "ann") == {"ann": {20: 10}}
     assert other.record.last_windows().late == 1

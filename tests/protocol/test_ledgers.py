@@ -172,7 +172,7 @@ def test_a_store_that_was_restarted_behind_the_first_commit_has_the_batch_begun_
 
 def test_what_another_query_left_apart_is_even_before_it_is_adopted(apart):
     left_apart(apart)
-    ledgers, attempt = started(apart, 0, owner="new", on_new_owner="adopt")
+    ledgers, attempt = started(apart, 0, owner="new", on_new_owner="adopt_unchecked")
     assert last(ledgers) == [None, None]
     ledgers.commit(commits(ledgers, attempt))
     assert [one.owners for one in ledgers.records] == [{"q": 0, "new": 1}] * 2
@@ -181,8 +181,8 @@ def test_what_another_query_left_apart_is_even_before_it_is_adopted(apart):
 def test_queries_that_take_turns_and_leave_states_apart_are_reconciled(apart):
     first, attempt = started(apart, 0, owner="new")
     first.commit(commits(first, attempt))
-    left_apart(apart, 0, owner="q", on_new_owner="adopt")
-    ledgers, attempt = started(apart, 0, owner="new", on_new_owner="adopt")
+    left_apart(apart, 0, owner="q", on_new_owner="adopt_unchecked")
+    ledgers, attempt = started(apart, 0, owner="new", on_new_owner="adopt_unchecked")
     assert [type(one) for one in attempt] == [AlreadyCommitted] * 2
     assert [one.last_commit.owner for one in ledgers.records] == ["new", "new"]
 
@@ -203,20 +203,20 @@ def test_states_that_one_query_left_two_batches_apart_are_not_adopted(place, ahe
     before = [one.load() for one in stores]
     lacks, has = NAMES[1 - ahead], NAMES[ahead]
     with pytest.raises(MissingBatchesError, match=f"'{lacks}' counts .* up to batch 0, and state '{has}' .* batch 2"):
-        started(stores, 0, owner="new", on_new_owner="adopt")
+        started(stores, 0, owner="new", on_new_owner="adopt_unchecked")
     assert [one.load() for one in stores] == before
     on_gaps = ["refuse", "refuse"]
     on_gaps[1 - ahead] = "accept"
-    accepted, attempt = started(stores, 0, on_gaps, owner="new", on_new_owner="adopt")
+    accepted, attempt = started(stores, 0, on_gaps, owner="new", on_new_owner="adopt_unchecked")
     accepted.commit(commits(accepted, attempt))
-    _, attempt = started(stores, 1, owner="new", on_new_owner="adopt")
+    _, attempt = started(stores, 1, owner="new", on_new_owner="adopt_unchecked")
     assert [type(one) for one in attempt] == [Attempt, Attempt]
 
 
 def test_states_that_two_queries_kept_are_adopted_wherever_each_ended(together):
     further_alone(together[0], NAMES[0], [0, 1, 2], owner="q")
     further_alone(together[1], NAMES[1], [0], owner="p")
-    ledgers, _ = started(together, 0, owner="new", on_new_owner="adopt")
+    ledgers, _ = started(together, 0, owner="new", on_new_owner="adopt_unchecked")
     assert last(ledgers) == [2, 0]
 
 
@@ -224,7 +224,7 @@ def test_states_that_two_queries_kept_are_adopted_wherever_each_ended(together):
 def test_a_state_that_joins_with_another_query_takes_the_only_batch_of_none_back(together, kind):
     alone, attempt = Ledger.open_and_begin(together[0], opening(state=NAMES[0], type=kind), 0)
     alone.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
-    ledgers, attempt = started(together, 0, type=kind, owner="new", on_new_owner="adopt")
+    ledgers, attempt = started(together, 0, type=kind, owner="new", on_new_owner="adopt_unchecked")
     assert last(ledgers) == [0, None]
     ledgers.commit(commits(ledgers, attempt))
     assert [one.owners for one in ledgers.records] == [{"q": 1, "new": 1}, {"new": 1}]
@@ -233,7 +233,7 @@ def test_a_state_that_joins_with_another_query_takes_the_only_batch_of_none_back
 def test_a_state_that_joins_another_query_in_another_store_takes_no_batch_back(apart):
     alone, attempt = Ledger.open_and_begin(apart[1], opening(state=NAMES[1]), 0)
     alone.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
-    ledgers, _ = started(apart, 0, owner="new", on_new_owner="adopt")
+    ledgers, _ = started(apart, 0, owner="new", on_new_owner="adopt_unchecked")
     assert last(ledgers) == [None, 0]
 
 

@@ -231,7 +231,7 @@ def test_a_batch_of_an_owner_before_is_not_the_one_that_is_waited_for(tmp_path):
     job = Job(url)
     for at in range(3):
         job.batch(a=at)
-    other = Job(url, owner="other", on_new_owner="adopt")
+    other = Job(url, owner="other", on_new_owner="adopt_unchecked")
     with client_of(url) as client:
         problem(client.get("/states/s/values?k=a&min_batch=1&wait=0.05"), 503)
         for at in range(2):

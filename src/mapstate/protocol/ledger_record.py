@@ -82,6 +82,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     ``apart_from``        states of the topology that commit this batch in another write, so that they may lack it
     ``last_txid_before``  the ledger's last txid before the batch: of a commit, a vacuum, or adopted records
     ``windows``           of a state with windows
+    ``is_part``           the function gave the batch in parts, and what counts is the first one. In the JSON only if so
     """
 
     batch_id: int
@@ -98,6 +99,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     apart_from: tuple[str, ...] = ()
     last_txid_before: int | None = None
     windows: WindowCommit | None = None
+    is_part: bool = False
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +207,9 @@ _encoder = msgspec.json.Encoder()
 def encode_ledger(record: LedgerRecord) -> bytes:
     """Encode a ledger as JSON, which can be read in the store's own shell. What it lacks it does not name."""
     data = _encoder.encode(record)  # in a string, quotes are escaped
-    return data.replace(b',"windows":null', b"").replace(b',"changes":null', b"")
+    for default in (b',"windows":null', b',"changes":null', b',"is_part":false'):
+        data = data.replace(default, b"")
+    return data
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):

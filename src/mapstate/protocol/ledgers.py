@@ -24,7 +24,7 @@ from mapstate.errors import MissingBatchesError
 from mapstate.protocol import joint, transitions
 from mapstate.protocol.held_ledger import HeldLedger, change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.plans import BatchPlan, check_start
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap
 
@@ -52,6 +52,7 @@ class Ledgers:
         self.ledgers = [HeldLedger(store, opening.state) for store, opening in zip(stores, openings, strict=True)]
         self._domains = commit_domains(stores)
         self._on_gaps = on_gaps
+        self._unchecked = [opening.on_new_owner == "adopt_unchecked" for opening in openings]
         self._opens = [ledger.opening(opening) for ledger, opening in zip(self.ledgers, openings, strict=True)]
 
     @classmethod
@@ -112,6 +113,16 @@ class Ledgers:
         for domain in self._domains:
             change_all(self._of(domain), partial(self._committed, domain, done, changes), same_incarnation=True)
 
+    def take_back(self, batch_id: int) -> bool:
+        """Undo what counts of a batch that came in parts: one write per commit domain.
+
+        Returns whether it could be rolled back. If not in all states, it is marked, and the next `begin` refuses it.
+        """
+        can = all(transitions.can_roll_back(record) for record in self.records if transitions.counts(record, batch_id))
+        for domain in self._domains:
+            change_all(self._of(domain), partial(self._taken_back, domain, batch_id, can))
+        return can
+
     def say_what_fenced(self) -> None:
         """See `HeldLedger.say_what_fenced`."""
         for ledger in self.ledgers:
@@ -158,6 +169,9 @@ class Ledgers:
             ledger.check_not_put_back(record, batch_id)
         reconciled = joint.reconcile(records, sessions, batch_id)
         joint.check_adopted(reconciled, self._on_gaps)
+        for record, on_gap, unchecked in zip(reconciled, self._on_gaps, self._unchecked, strict=True):
+            if not unchecked:
+                check_start(record, batch_id, plan, on_gap)
         names = nonces or [""] * len(reconciled)
         results = [
             transitions.begin(record, session, batch_id, on_gap, nonce, at=at, plan=plan)
@@ -177,6 +191,14 @@ class Ledgers:
 
     def _opened(self, domain: Sequence[int], before: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
         return [(self._opens[index](record), None) for index, record in zip(domain, before, strict=True)]
+
+    def _taken_back(
+        self, domain: Sequence[int], batch_id: int, can: bool, before: Sequence[Any]
+    ) -> list[tuple[LedgerRecord, None]]:
+        return [
+            (transitions.take_back(record, self.ledgers[index].session, batch_id, can_roll_back=can), None)
+            for index, record in zip(domain, before, strict=True)
+        ]
 
     def _given_up(self, domain: Sequence[int], before: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
         return [

@@ -114,7 +114,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
     """Hand the state to another streaming query, if its spec says so or the present owner holds nothing in it."""
     owners = {opening.owner: 0} | ledger.owners
     holds_nothing = _holds_nothing(ledger)
-    if opening.on_new_owner == "adopt" and not holds_nothing:
+    if opening.on_new_owner in ("adopt", "adopt_unchecked") and not holds_nothing:
         if ledger.type == "transactional" and ledger.in_flight is not None:
             raise StateOwnershipError(
                 f"state {ledger.state!r} cannot be adopted: query {ledger.owner} left txid {ledger.in_flight.txid} "
@@ -173,7 +173,7 @@ def _owned_by_another(ledger: LedgerRecord, opening: OpenRequest) -> StateOwners
         f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({held}); this is query {opening.owner}. "
         "Its checkpoint is new or another one, or a second job uses the state. Nothing was written. Restore the old "
         "checkpoint, or name another state, or choose: on_new_owner='adopt' counts on above the present values, "
-        "'reset' starts empty.",
+        "from where they end; 'reset' starts empty.",
         **facts,
     )
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, PlanDigest
-from mapstate.protocol.refusals import batch_elsewhere, batch_of_before, other_replay, overtaken, replanned_batch
+from mapstate.protocol.refusals import (
+    batch_elsewhere,
+    batch_of_before,
+    other_replay,
+    overtaken,
+    replanned_batch,
+    starts_elsewhere,
+)
+from mapstate.schema import OnGap
 
 __all__ = [
     "BatchPlan",
@@ -16,6 +25,8 @@ __all__ = [
     "check_follows",
     "check_repeated",
     "check_replanned",
+    "check_start",
+    "digest_of_files",
     "is_overtaken",
     "is_replanned",
 ]
@@ -29,6 +40,7 @@ class BatchPlan(NamedTuple):
                              replay has the same time and a new plan another one. None if it cannot be read
     ``previous_planned_at``  that of the batch before, None likewise
     ``upstream_txid``        for a state that follows another one: the txid of that state's commit of the batch
+    ``filters``              the `digest_of_files` of each end behind which the query itself leaves files out
     """
 
     start: str
@@ -36,6 +48,7 @@ class BatchPlan(NamedTuple):
     planned_at: int | None = None
     previous_planned_at: int | None = None
     upstream_txid: int | None = None
+    filters: tuple[str, ...] = ()
 
     @property
     def offsets(self) -> tuple[str, str]:
@@ -120,6 +133,69 @@ def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -
     if known is None or (known.end == present.start and _may_be_equal(known.fingerprint, present.previous)):
         return
     raise batch_elsewhere(ledger, last, batch_id, plan.offsets)
+
+
+def check_start(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None, on_gap: OnGap) -> None:
+    """Refuse a new owner's first batch unless each source starts where the last owner's last batch ended.
+
+    Sources and partitions that the last owner did not have may start anywhere, and with ``on_gap="accept"`` partitions
+    may start later. What cannot be compared is refused.
+    """
+    last = ledger.last_commit
+    if last is None or last.owner == ledger.owner or batch_id < ledger.owners[ledger.owner]:
+        return
+    ends = _entries(last.offsets)
+    starts = None if plan is None else _entries(plan.start)
+    if plan is None or ends is None or starts is None:
+        raise starts_elsewhere(ledger, last, batch_id, None if plan is None else plan.start, "cannot be compared")
+    if len(starts) < len(ends):
+        raise starts_elsewhere(ledger, last, batch_id, plan.start, "has other sources")
+    for end, start in zip(ends, starts, strict=False):
+        how = _how_it_starts(end, start, plan.filters)
+        if how is not None and not (how == _LATER and on_gap == "accept"):
+            raise starts_elsewhere(ledger, last, batch_id, plan.start, how)
+
+
+_LATER = "starts later, so rows would be lost"
+
+
+def _how_it_starts(end: Any, start: Any, filters: tuple[str, ...]) -> str | None:
+    """How a source's start differs from its end in the ledger; None if it is the same place."""
+    if isinstance(end, dict) and "newest" in end:
+        return (
+            None if start is None and digest_of_files(end) in filters else "reads its files without files_not_counted"
+        )
+    if (end is None) != (start is None):
+        return "cannot be compared"
+    if end == start:
+        return None
+    ending, starting = _by_partition(end), _by_partition(start)
+    if ending is None or starting is None or not ending.keys() <= starting.keys():
+        return "starts elsewhere"
+    if any(starting[partition] < number for partition, number in ending.items()):
+        return "starts earlier, so rows would count twice"
+    return None if all(starting[partition] == number for partition, number in ending.items()) else _LATER
+
+
+def _by_partition(offset: Any) -> dict[tuple[str, str], int] | None:
+    """The numbers of an offset by topic and partition, as Kafka has them; None for an offset of another form."""
+    if not isinstance(offset, dict) or not all(isinstance(topic, dict) for topic in offset.values()):
+        return None
+    numbers = {(topic, part): number for topic, parts in offset.items() for part, number in parts.items()}
+    return numbers if all(type(number) is int for number in numbers.values()) else None
+
+
+def digest_of_files(end: Mapping[str, Any]) -> str:
+    """Of a file source's end in a ledger: which of its files are counted."""
+    return _digest(json.dumps([end["newest"], sorted(end["paths"])]))
+
+
+def _entries(offsets: str | None) -> list[Any] | None:
+    try:
+        entries = None if offsets is None else json.loads(offsets)
+    except ValueError:
+        return None
+    return entries if isinstance(entries, list) else None
 
 
 def is_overtaken(known: PlanDigest | None, upstream_txid: int | None) -> bool:

@@ -5,7 +5,14 @@ See `mapstate.protocol.transitions.begin` and `mapstate.protocol.plans`.
 
 from __future__ import annotations
 
-from mapstate.errors import FencedError, MissingBatchesError, ReplannedBatchError, StaleBatchError, cut
+from mapstate.errors import (
+    FencedError,
+    IncompleteBatchError,
+    MissingBatchesError,
+    ReplannedBatchError,
+    StaleBatchError,
+    cut,
+)
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 
 __all__ = [
@@ -14,8 +21,10 @@ __all__ = [
     "missing_batches",
     "other_replay",
     "overtaken",
+    "part_of_a_batch",
     "replanned_batch",
     "stale_batch",
+    "starts_elsewhere",
 ]
 
 Offsets = tuple[str, str]
@@ -49,12 +58,40 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
         )
     return MissingBatchesError(
         f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of this "
-        "query. The store lost batches, or the job ran without the state for a while. Nothing was written. Rewind the "
+        "query. The store lost batches, or the job did not call the state for them. Nothing was written. Rewind the "
         f"checkpoint (mapstate rewind), or reset the state and replay the source.{way_out} See "
         "docs/operating.md#after-a-restored-store-mapstate-rewind",
         state=ledger.state,
         found=batch_id,
         expected=due,
+    )
+
+
+def starts_elsewhere(
+    ledger: LedgerRecord, last: Commit, batch_id: int, start: str | None, how: str
+) -> ReplannedBatchError:
+    """The error of a query that adopts a state and does not start where it ends."""
+    return ReplannedBatchError(
+        f"state {ledger.state!r} ends at {_cut(last.offsets)}, by query {last.owner}. The query that adopts it starts "
+        f"at {_cut(start)}: a source {how}. Nothing was written. Start where the state ends; "
+        "on_new_owner='adopt_unchecked' compares nothing. See docs/operating.md#a-new-checkpoint-where-the-state-ends",
+        state=ledger.state,
+        batch_id=batch_id,
+        found=start,
+        expected=last.offsets,
+    )
+
+
+def part_of_a_batch(ledger: LedgerRecord, last: Commit) -> IncompleteBatchError:
+    """The error of a state whose last batch counts in part."""
+    return IncompleteBatchError(
+        f"state {ledger.state!r} counts only a part of batch {last.batch_id}, {last.rows} rows as txid {last.txid}: "
+        "the function gave it in parts. Nothing was written. Reset the state and replay the source, or restore store "
+        "and checkpoint from before; on_gap='accept', in one run, goes on without the rest. See "
+        "docs/operating.md#each-refusal-and-what-to-do",
+        state=ledger.state,
+        batch_id=last.batch_id,
+        found=last.rows,
     )
 
 

@@ -15,19 +15,22 @@ import msgspec
 from mapstate.errors import FencedError, RollbackError, UsageError
 from mapstate.protocol.ledger_record import DROPPER, AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord
 from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
-from mapstate.protocol.refusals import missing_batches, stale_batch
+from mapstate.protocol.refusals import missing_batches, part_of_a_batch, stale_batch
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
 
 __all__ = [
     "after_failed_attempt",
     "begin",
+    "can_roll_back",
     "check_in_flight",
     "check_session",
     "commit",
+    "counts",
     "give_up",
     "is_older",
     "rollback",
+    "take_back",
 ]
 
 
@@ -60,12 +63,16 @@ def begin(
         StaleBatchError: The batch is older than the state.
         MissingBatchesError: Batches between the state and this one are missing.
         ReplannedBatchError: The batch came with another plan and cannot be counted anew.
+        IncompleteBatchError: Only a part of the last batch counts.
 
     """
     check_session(ledger, session)
     if is_replanned(ledger, batch_id, plan):
         check_replanned(ledger, batch_id, plan)
         ledger = rollback(ledger)
+    last = ledger.last_commit
+    if last is not None and last.is_part and on_gap != "accept":
+        raise part_of_a_batch(ledger, last)
     due = ledger.owners[ledger.owner]
     if batch_id < due:
         check_age(ledger, batch_id, plan)
@@ -171,7 +178,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
         raise RollbackError(
             f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before. Nothing was changed."
         )
-    if last is None or ledger.in_flight is not None or ledger.next_txid != last.txid + 1:
+    if last is None or not can_roll_back(ledger):
         raise RollbackError(
             f"state {ledger.state!r} can only be rolled back by one batch, before a later attempt begins: committed is "
             f"{'nothing' if last is None else f'txid {last.txid}'}, the next txid is {ledger.next_txid}. Records keep "
@@ -199,6 +206,33 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
         owners=ledger.owners | {last.owner: last.batch_id},
         changes=None if ledger.changes is None else ledger.changes.rolled_back(last.txid),
     )
+
+
+def can_roll_back(ledger: LedgerRecord) -> bool:
+    """Whether `rollback` would take the last batch back."""
+    last = ledger.last_commit
+    is_last = last is not None and ledger.in_flight is None and ledger.next_txid == last.txid + 1
+    return ledger.type == "opaque" and is_last
+
+
+def counts(ledger: LedgerRecord, batch_id: int) -> bool:
+    """Whether the last commit is the present owner's batch of this number."""
+    last = ledger.last_commit
+    return last is not None and (last.owner, last.batch_id) == (ledger.owner, batch_id)
+
+
+def take_back(ledger: LedgerRecord, session: str, batch_id: int, *, can_roll_back: bool) -> LedgerRecord:
+    """Undo a batch of which a part was committed; if it cannot be rolled back, mark it for the next `begin`.
+
+    Raises FencedError, and RollbackError where another attempt has begun meanwhile.
+    """
+    check_session(ledger, session)
+    last = ledger.last_commit
+    if last is None or not counts(ledger, batch_id):
+        return ledger
+    if can_roll_back:
+        return rollback(ledger, last.txid)
+    return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(last, is_part=True))
 
 
 def give_up(ledger: LedgerRecord, session: str) -> LedgerRecord:

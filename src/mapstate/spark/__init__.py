@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mapstate.spark.streams.grouped import GroupedStream
     from mapstate.spark.streams.partition_persist import PartitionPersist
     from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+    from mapstate.spark.streams.query import with_empty_batches
     from mapstate.spark.streams.stream import Stream, newStream
     from mapstate.spark.streams.topology import Topology
     from mapstate.spark.streams.windows import WindowedAggregate, WindowedStream
@@ -57,6 +58,7 @@ __all__ = [
     "newStaticState",
     "newStream",
     "stateQuery",
+    "with_empty_batches",
 ]
 
 _HOMES = {
@@ -86,6 +88,7 @@ _HOMES = {
     "Topology": "streams.topology",
     "WindowedAggregate": "streams.windows",
     "WindowedStream": "streams.windows",
+    "with_empty_batches": "streams.query",
 }
 
 

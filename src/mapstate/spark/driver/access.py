@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mapstate.spark.driver.access_interface import Access, QueryRun, SourceLog
+from mapstate.errors import UsageError
+from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun, SourceLog, filters_in
 from mapstate.spark.driver.increments import check_plan
 
 if TYPE_CHECKING:
@@ -32,18 +33,39 @@ def is_connect(frame: Any) -> bool:
     return type(frame).__module__.startswith("pyspark.sql.connect.")
 
 
+_settings_lock = Lock()
+_settings: dict[tuple[Any, str], tuple[int, str | None]] = {}
+"""How many blocks of `configured` hold a setting of a session, and what it was before the first of them."""
+
+
 @contextmanager
 def configured(batch_df: DataFrame, settings: Mapping[str, str]) -> Iterator[None]:
-    """Spark's SQL settings for the plans that run inside, in the query's own copy of the session. Driver."""
-    conf = batch_df.sparkSession.conf
-    before = {name: conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        conf.set(name, value)
+    """Spark's SQL settings for the plans that run inside, in the query's own copy of the session. Driver.
+
+    Threads may be inside at the same time: the last one puts back what was set before the first.
+    """
+    session = batch_df.sparkSession
+    key, conf = _identity(session), session.conf
+    with _settings_lock:
+        for name, value in settings.items():
+            holders, before = _settings.get((key, name)) or (0, conf.get(name, None))
+            _settings[key, name] = holders + 1, before
+            conf.set(name, value)
     try:
         yield
     finally:
-        for name, was in before.items():
-            conf.unset(name) if was is None else conf.set(name, was)
+        with _settings_lock:
+            for name in settings:
+                holders, before = _settings.pop((key, name))
+                if holders > 1:
+                    _settings[key, name] = holders - 1, before
+                else:
+                    conf.unset(name) if before is None else conf.set(name, before)
+
+
+def _identity(session: Any) -> Any:
+    """Equal for two sessions of Python that are one session of Spark's."""
+    return session.session_id if is_connect(session) else session._jsparkSession.hashCode()
 
 
 class _ClassicAccess:
@@ -57,19 +79,25 @@ class _ClassicAccess:
     def origin(self) -> object:
         return self._context._jvm
 
-    def run(self, default: str) -> QueryRun:
-        query_id = self._query_id
-        # A streaming query runs its jobs in a group named after the run, unless a function of the user's names another.
-        run_id = self._context.getLocalProperty("spark.jobGroup.id") if query_id else None
-        if query_id and not re.fullmatch("[0-9a-f-]{36}", run_id or ""):
-            run_id = str(self._execution.runId())
-        return QueryRun(query_id or default, run_id)
+    def run(self, default: str, batch_id: int | None = None) -> QueryRun:
+        known = self._query
+        if known is None:
+            return QueryRun(default, None)
+        present = int(known.execution.lastExecution().currentBatchId())
+        if batch_id not in (None, present):
+            raise UsageError(
+                f"the state got batch {batch_id}, and its query is at batch {present}. Nothing was written. Pass on "
+                f"the batch id that Spark gave, and let no thread outlive the function. {FUNCTION_PAGE}"
+            )
+        return known.run
 
     def may_go_on(self) -> bool:
-        if self._query_id is None:
-            return True
-        execution = None if self._context._jvm is None else self._execution  # without one the session was stopped
-        return execution is not None and bool(execution.isActive())
+        if self._context._jvm is None:  # the session was stopped
+            return False
+        try:
+            return self._execution is None or bool(self._execution.isActive())
+        except UsageError:  # the query has ended
+            return False
 
     def check_increments(self, output_mode: str) -> None:
         check_plan(self._frame._jdf.queryExecution().analyzed(), output_mode)
@@ -80,17 +108,15 @@ class _ClassicAccess:
         if mode.lower() != "append":
             check_plan(execution.analyzedPlan(), mode)
 
-    def serves(self, batch_id: int) -> bool:
-        if self._query_id is None:
-            return False
-        return self._context.getLocalProperty("streaming.sql.batchId") in (str(batch_id), None)
-
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
 
     def file_sources(self) -> list[SourceLog | None]:
         sources = self._execution.sources()
         return [_source_log(sources.apply(at)) for at in range(sources.size())]
+
+    def filters(self) -> tuple[str, ...]:
+        return filters_in(str(self._execution.analyzedPlan().toString()))
 
     def text(self, place: str) -> str:
         if place.startswith("file:"):  # and nothing in it is escaped
@@ -149,17 +175,72 @@ class _ClassicAccess:
         self._context.cancelJobsWithTag(tag)
 
     @cached_property
-    def _query_id(self) -> str | None:
-        return cast("str | None", self._context.getLocalProperty("sql.streaming.queryId"))
+    def _query(self) -> _Query | None:
+        """The query whose batch this is; None where the function is called by hand.
+
+        Each start of a query has a session of its own, and all frames of its batches have that, in any thread. A frame
+        of another session is the batch's if the thread says so: the query's own, or one that has its properties.
+        Raises UsageError where nothing tells.
+        """
+        session = self._frame.sparkSession._jsparkSession
+        query_id = self._context.getLocalProperty("sql.streaming.queryId")
+        known = _queries.get(session.hashCode())
+        if known is None or not known.session.equals(session) or not known.execution.isActive():
+            running = [_Query.of(one) for one in session.sharedState().activeStreamingQueries().values()]
+            known = next((one for one in running if one.session.equals(session)), None)
+            if known is not None:
+                for ended in [key for key, one in _queries.items() if not one.execution.isActive()]:
+                    _queries.pop(ended, None)
+                _queries[session.hashCode()] = known
+            else:
+                known = next((one for one in running if one.run.query_id == query_id), None)
+                if known is None:
+                    self._check_by_hand(query_id, running)
+        if known is not None and query_id not in (None, known.run.query_id):
+            raise UsageError(
+                f"a DataFrame of query {known.run.query_id} came to a state in the function of query {query_id}. "
+                f"Nothing was written. Give a state the frames of one query. {FUNCTION_PAGE}"
+            )
+        return known
+
+    def _check_by_hand(self, query_id: str | None, running: list[_Query]) -> None:
+        """Raises UsageError unless no batch of any query can have brought the frame."""
+        if query_id is not None or self._frame.sparkSession.conf.get(_SET_BY_STREAMS, None) is not None:
+            raise UsageError(
+                "this DataFrame is of a streaming query that has ended. Nothing was written. Let no thread outlive the "
+                f"function that Spark calls. {FUNCTION_PAGE}"
+            )
+        if running:
+            raise UsageError(
+                "a streaming query runs, and nothing tells whether this DataFrame is of one of its batches. Nothing "
+                "was written. Make it with the rows.sparkSession of the batch, or call by hand while no query runs. "
+                f"{FUNCTION_PAGE}"
+            )
 
     @property
     def _execution(self) -> Any:
-        """The JVM's StreamExecution that calls; None once it has ended, or where the function is called by hand."""
-        query_id = self._query_id
-        if query_id is None:
-            return None
-        uuid = _java_class(self._context._jvm, "java.util.UUID").fromString(query_id)
-        return self._frame.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+        """The JVM's StreamExecution; None where the function is called by hand."""
+        return None if self._query is None else self._query.execution
+
+
+class _Query(NamedTuple):
+    """A start of a streaming query: its own copy of the session, and its StreamExecution, in the JVM."""
+
+    session: Any
+    execution: Any
+    run: QueryRun
+
+    @classmethod
+    def of(cls, execution: Any) -> _Query:
+        run = QueryRun(str(execution.id()), str(execution.runId()))
+        return cls(execution.sparkSessionForStream(), execution, run)
+
+
+_queries: dict[int, _Query] = {}
+"""Those that have brought a batch and run, by the hash of their session."""
+
+_SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
+"""A setting internal to Spark, which a query sets in its own copy of the session and nobody else does."""
 
 
 @lru_cache(maxsize=16)

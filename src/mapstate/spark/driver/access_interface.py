@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-__all__ = ["Access", "QueryRun", "SourceLog"]
+__all__ = ["FILTER_NAME", "FUNCTION_PAGE", "Access", "QueryRun", "SourceLog", "filters_in"]
+
+FUNCTION_PAGE = "See docs/guides/foreach-batch.md"
+
+FILTER_NAME = "files_not_counted "
+"""Before the digest in the text of a plan that leaves files out, see `files_not_counted`."""
+
+
+def filters_in(plan: str) -> tuple[str, ...]:
+    """The digests of all ends behind which a plan, as text, leaves files out."""
+    return tuple(dict.fromkeys(re.findall(f"{FILTER_NAME}([0-9a-f]{{16}})", plan)))
 
 
 class QueryRun(NamedTuple):
@@ -30,8 +41,11 @@ class Access(Protocol):
     def origin(self) -> object:
         """What columns belong to: they are of no use in another one."""
 
-    def run(self, default: str) -> QueryRun:
-        """The run that calls; ``default`` owns the state where the function is called by hand."""
+    def run(self, default: str, batch_id: int | None = None) -> QueryRun:
+        """The run of which the frame is; ``default`` owns the state where the function is called by hand.
+
+        Raises UsageError where nothing tells, and where ``batch_id`` is not the query's present batch.
+        """
 
     def may_go_on(self) -> bool:
         """False once somebody has stopped the query: jobs that failed since were cancelled."""
@@ -42,14 +56,14 @@ class Access(Protocol):
     def check_running_increments(self) -> None:
         """See `mapstate.spark.driver.increments`, of the query that calls. Nothing to check where called by hand."""
 
-    def serves(self, batch_id: int) -> bool:
-        """Whether a query calls, and this is the id of its batch and not one of the user's own."""
-
     def checkpoint(self) -> str:
         """Where the query that calls keeps its logs; the same in all of a run. Raises whatever Spark raises."""
 
     def file_sources(self) -> list[SourceLog | None]:
         """In the order of the offsets, None for another source; the same in all of a run. Empty if nobody can tell."""
+
+    def filters(self) -> tuple[str, ...]:
+        """See `filters_in`, of the plan of the query that calls; the same in all of a run."""
 
     def text(self, place: str) -> str:
         """A file of the checkpoint. Raises whatever Python or Spark raises."""

@@ -16,14 +16,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from mapstate.batch_report import BatchReport, FinishedBatch, Span
-from mapstate.errors import FencedError, MapStateError, StoreError, UsageError
+from mapstate.errors import FencedError, MapStateError, MissingBatchesError, StaleBatchError, StoreError, UsageError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver.access import access_of
-from mapstate.spark.driver.access_interface import QueryRun
+from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
@@ -55,7 +56,6 @@ class BatchDriver:
         self._quarantine = None if plan.quarantine is None else Quarantine(plan.quarantine)
         self._planned = PlannedBatches()
         self._open: tuple[QueryRun, Ledgers] | None = None
-        self._repeated: tuple[QueryRun, int] | None = None
 
     @property
     def serves_query(self) -> bool:
@@ -70,26 +70,32 @@ class BatchDriver:
         """
         for state in self._states:
             state.start_clock()
-            if not state.branch.steps:
-                state.check_columns(batch_df)
         access = access_of(batch_df)
-        run = access.run(self._plan.stream)
+        run = access.run(self._plan.stream, batch_id)
         policy = RetryPolicy(self._specs, access.may_go_on, sets_aside=self._quarantine is not None)
-        batch = _Batch(batch_df, batch_id, run, policy)
-        try:
-            if self._states:
-                self._run(batch, upstream_txid)
-            else:
+        stores = tuple((repr(spec.backend), spec.state) for spec in self._specs)
+        calls = _Calls()
+        if run.run_id is not None and self._of_stream and self._states:
+            calls = _calls_of.setdefault((run.run_id, stores), calls)
+        batch = _Batch(batch_df, batch_id, run, access, policy, calls)
+        with calls.of(batch):
+            if not self._states:
                 self._call_behind_alone(batch)
-        except BaseException as error:
-            opened = self._open
-            if run.run_id is not None:
-                self._open = None  # Spark ends a query that raised; the next call is another start
-            if opened is not None and opened[0] == run:  # else the batch failed before this run opened its ledgers
-                _give_up(opened[1], error)
-            raise
+                return
+            try:
+                self._run(batch, upstream_txid)
+            except BaseException as error:
+                opened = self._open
+                if run.run_id is not None:
+                    self._open = None  # Spark ends a query that raised; the next call is another start
+                if opened is not None and opened[0] == run:  # else the batch failed before this run opened its ledgers
+                    _give_up(opened[1], error)
+                raise
 
     def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
+        for state in self._states:
+            if not state.branch.steps:
+                state.check_columns(batch.df)
         ledgers, answers = self._begin(batch, upstream_txid)
         attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
         if not attempts:
@@ -110,7 +116,7 @@ class BatchDriver:
     def _begin(self, batch: _Batch, upstream_txid: int | None) -> tuple[Ledgers, Sequence[Attempt | AlreadyCommitted]]:
         """Begins the batch in all states, or finds it committed in all of them. The first batch of a run opens them."""
         batch_id, run = batch.batch_id, batch.run
-        plan = self._planned.next(batch.df, batch_id, run, upstream_txid)
+        plan = self._planned.next(batch.access, batch_id, run, upstream_txid)
         opened = None if self._open is None or self._open[0] != run else self._open[1]
         if self._quarantine is not None and (opened is None or run.run_id is None):  # each call by hand is a new run
             self._quarantine.list_kept(batch.df, run.query_id, batch_id)
@@ -119,8 +125,8 @@ class BatchDriver:
             answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
         else:
             if self._of_stream:
-                access_of(batch.df).check_running_increments()
-                if not access_of(batch.df).is_local():
+                batch.access.check_running_increments()
+                if not batch.access.is_local():
                     check_executors(batch.df, self._plan.branches)
             stores = [state.open() for state in self._states]
             for branch in self._plan.branches:
@@ -185,7 +191,7 @@ class BatchDriver:
             last = record.last_commit
             before = None if last is None else (last.owner, last.offsets)
             if before not in offsets:
-                offsets[before] = self._planned.offsets(batch.df, record.owner, last)
+                offsets[before] = self._planned.offsets(batch.access, record.owner, last)
             commit = Commit(
                 batch_id=attempt.batch_id,
                 txid=attempt.txid,
@@ -244,12 +250,12 @@ class BatchDriver:
         """Spark brings a batch again that counts already: only what follows the commit may have missed it."""
         batch_id, run = batch.batch_id, batch.run
         commits = [state_done.commit for state_done in done]
-        if run.run_id and (self._repeated == (run, batch_id) or run.run_id in [one.run for one in commits if one]):
-            raise UsageError(
-                f"batch {batch_id} was given to the stream {self._plan.stream!r} twice in one run, and the second part "
-                "would be lost. Union the frames first, or make each a stream of its own."
-            )
-        self._repeated = run, batch_id
+        if run.run_id is None:
+            self._check_repeat_by_hand(batch_id)
+        elif batch.calls.is_second or (
+            self._of_stream and not batch.calls.is_retry and run.run_id in [commit.run for commit in commits if commit]
+        ):
+            raise self._in_parts(batch, ledgers)
         _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
         batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
         each = zip(self._specs, commits, strict=True)
@@ -267,6 +273,29 @@ class BatchDriver:
             emit_fired_again(state, batch.df, record, state_done)
         if self._plan.behind:
             self._call_behind_alone(batch)
+
+    def _check_repeat_by_hand(self, batch_id: int) -> None:
+        for spec in self._specs:
+            if spec.repeat != "allowed":
+                raise StaleBatchError(
+                    f"state {spec.state!r} counts batch {batch_id} of a call by hand already, and nothing tells "
+                    "whether these are the same rows. Nothing was written. Give other rows the next number; "
+                    "repeat='allowed' skips a batch that counts.",
+                    state=spec.state,
+                    found=batch_id,
+                    expected=batch_id + 1,
+                )
+
+    def _in_parts(self, batch: _Batch, ledgers: Ledgers) -> UsageError:
+        """The error of a batch that this run has given before. Takes back what counts of it, or marks it."""
+        is_taken_back = batch.policy.ask(lambda: ledgers.take_back(batch.batch_id))
+        counts = (
+            "was taken back: nothing of the batch counts" if is_taken_back else "counts, and the next start says so"
+        )
+        return batch.calls.refuse(
+            f"batch {batch.batch_id} was given to the stream {self._plan.stream!r} twice in one run. What came first "
+            f"{counts}."
+        )
 
     def _call_behind_alone(self, batch: _Batch) -> None:
         with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
@@ -289,7 +318,9 @@ class _Batch:
     df: DataFrame
     batch_id: int
     run: QueryRun
+    access: Access
     policy: RetryPolicy
+    calls: _Calls
     spans: list[Span] = field(default_factory=list)
 
     @contextmanager
@@ -303,6 +334,85 @@ class _Batch:
             raise
         finally:
             self.spans.append(Span(name=name, began=began, ended=time.time_ns(), error=error))
+
+
+class _Calls:
+    """The calls of one run for the same states, one at a time, whichever thread and whichever object makes them.
+
+    ``is_second``  an earlier call for the present batch has ended
+    ``is_retry``   an earlier call for the present batch has failed, with the same DataFrame
+    """
+
+    def __init__(self) -> None:
+        self.is_second = self.is_retry = False
+        self._lock = RLock()
+        self._refused: str | None = None
+        self._last: int | None = None  # the batch of the last call
+        self._failed: tuple[int, str, DataFrame] | None = None  # the first call that failed since one has ended
+
+    @contextmanager
+    def of(self, batch: _Batch) -> Iterator[None]:
+        """Around one call. Raises UsageError where the function has given a batch in parts."""
+        with self._lock:
+            if self._refused is not None:
+                raise UsageError(self._refused)
+            last, failed = self._last, self._failed
+            self.is_second = last == batch.batch_id and failed is None
+            self.is_retry = failed is not None and failed[0] == batch.batch_id and _is_same(failed[2], batch.df)
+            if failed is not None and failed[0] == batch.batch_id and not self.is_retry:
+                raise self.refuse(
+                    f"a call for batch {batch.batch_id} failed ({failed[1]}), and another DataFrame of that batch "
+                    "came. It was not counted."
+                )
+            self._last = batch.batch_id
+            try:
+                yield
+            except BaseException as error:
+                self._failed = failed or (batch.batch_id, type(error).__name__, batch.df)
+                if isinstance(error, MissingBatchesError) and error.facts.get("found") == batch.batch_id:
+                    due = error.facts["expected"]
+                    if failed is not None and failed[0] == due:
+                        raise _swallowed(error, failed[1]) from error
+                    if failed is None and last == due - 1:
+                        raise _left_out(error) from error
+                raise
+            self._failed = None
+
+    def refuse(self, why: str) -> UsageError:
+        """The error of this call and of all that follow in the run."""
+        self._refused = (
+            f"{why} Union the parts, or make each a stream of its own, and start again; this run's batches are "
+            f"refused. {FUNCTION_PAGE}"
+        )
+        return UsageError(self._refused)
+
+
+_calls_of: dict[tuple[str, tuple[tuple[str, str], ...]], _Calls] = {}
+"""By the run, and the states with their stores."""
+
+
+def _is_same(failed: DataFrame, again: DataFrame) -> bool:
+    return failed is again or failed.sameSemantics(again)
+
+
+def _left_out(error: MissingBatchesError) -> MissingBatchesError:
+    due, found = error.facts["expected"], error.facts["found"]
+    return MissingBatchesError(
+        f"the foreachBatch function did not call state {error.facts['state']!r} for batches {due} to {found - 1}, and "
+        f"calls it for batch {found}. Nothing was written. Call it for every batch, as with_empty_batches does, and "
+        f"rewind the checkpoint, or start once with on_gap='accept'. {FUNCTION_PAGE}",
+        **error.facts,
+    )
+
+
+def _swallowed(error: MissingBatchesError, name: str) -> MissingBatchesError:
+    due, found = error.facts["expected"], error.facts["found"]
+    return MissingBatchesError(
+        f"the call of state {error.facts['state']!r} for batch {due} failed ({name}), the foreachBatch function went "
+        f"on, and Spark brings batch {found}. Nothing was written. Let the function raise the error, and rewind the "
+        f"checkpoint (mapstate rewind). {FUNCTION_PAGE}",
+        **error.facts,
+    )
 
 
 def _give_up(ledgers: Ledgers, error: BaseException) -> None:

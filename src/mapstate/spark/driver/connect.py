@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import local_path
-from mapstate.spark.driver.access_interface import QueryRun, SourceLog
+from mapstate.spark.driver.access_interface import QueryRun, SourceLog, filters_in
 from mapstate.spark.driver.job import Branch, Follower
 from mapstate.spark.executor.noted import noted, told_in
 from mapstate.spec import StateSpec
@@ -47,13 +47,14 @@ _UNKNOWN = (
 class Served(NamedTuple):
     """The query that a worker serves: its checkpoint, the session that has started it, and its sources in order.
 
-    A source that is none of files is None. A worker unpickles this with the function of its query, once, and knows
-    from then on.
+    A source that is none of files is None. ``filters`` are those of `filters_in`. A worker unpickles this with the
+    function of its query, once, and knows from then on.
     """
 
     checkpoint: str
     session_id: str
     sources: tuple[SourceLog | None, ...] = ()
+    filters: tuple[str, ...] = ()
 
     def __reduce__(self) -> Any:
         """See the class."""
@@ -82,7 +83,7 @@ class ConnectAccess:
         """See `Access.origin`: here columns are names of expressions."""
         return ConnectAccess
 
-    def run(self, default: str) -> QueryRun:
+    def run(self, default: str, batch_id: int | None = None) -> QueryRun:  # noqa: ARG002  `ServedQuery` passes it on
         """See `Access.run`. The query's id is in its checkpoint; the run is asked of the server once."""
         if _URL not in os.environ:
             return QueryRun(default, None)
@@ -120,10 +121,6 @@ class ConnectAccess:
     def check_running_increments(self) -> None:
         """See `Access.check_running_increments`: `start_query` has checked it, and nothing else starts a query."""
 
-    def serves(self, batch_id: int) -> bool:  # noqa: ARG002  nobody can tell
-        """See `Access.serves`."""
-        return _URL in os.environ
-
     def checkpoint(self) -> str:
         """See `Access.checkpoint`."""
         return self._served().checkpoint
@@ -131,6 +128,10 @@ class ConnectAccess:
     def file_sources(self) -> list[SourceLog | None]:
         """See `Access.file_sources`."""
         return list(self._served().sources)
+
+    def filters(self) -> tuple[str, ...]:
+        """See `Access.filters`: of the plan of which the client knew."""
+        return self._served().filters
 
     def text(self, place: str) -> str:
         """See `Access.text`. A local file is here: the worker runs beside the server."""
@@ -228,7 +229,8 @@ class ServedQuery:
                     "server: nothing could read it. Nothing was started. Give a store that processes share"
                 )
         place = str(checkpoint).rstrip("/")
-        return cls(function, Served(place, df.sparkSession.session_id, sources_of(df, place)))
+        plan = _analyzed(df)
+        return cls(function, Served(place, df.sparkSession.session_id, sources_of(plan, place), filters_in(plan)))
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
@@ -241,17 +243,21 @@ def error_of(query: StreamingQuery) -> MapStateError | None:
     return told_in(str(query.exception() or ""))
 
 
-def sources_of(df: Any, checkpoint: str) -> tuple[SourceLog | None, ...]:
-    """The sources of a stream in the order of its offsets. Client; empty where the server's plan has another form.
+def _analyzed(df: Any) -> str:
+    """The analyzed plan of a stream as text; empty where the server's has another form. Client."""
+    try:
+        return str(df._explain_string(extended=True).partition("\n== Analyzed")[2].partition("\n== ")[0])
+    except Exception as error:  # noqa: BLE001  what is private to PySpark; the stream's own errors come at its start
+        _log.debug("the plan of a stream is not known: %s", error)
+        return ""
+
+
+def sources_of(plan: str, checkpoint: str) -> tuple[SourceLog | None, ...]:
+    """The sources of a stream's plan in the order of its offsets.
 
     Spark gives each a log by a number, in the order in which they come first; the same frame is one source wherever it
     is used.
     """
-    try:
-        plan = df._explain_string(extended=True).partition("\n== Analyzed")[2].partition("\n== ")[0]
-    except Exception as error:  # noqa: BLE001  what is private to PySpark; the stream's own errors come at its start
-        _log.debug("the sources of a stream are not known: %s", error)
-        return ()
     relations = _RELATION.findall(plan)
     logs = {relation: number for number, relation in enumerate(dict.fromkeys(relations))}
     paths = [_FILES.search(relation) for relation in relations]

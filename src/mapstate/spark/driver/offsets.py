@@ -11,15 +11,12 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
-from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.access_interface import Access, QueryRun, SourceLog
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = ["NO_HOST", "PlannedBatches", "known_files", "with_files"]
 
@@ -38,11 +35,11 @@ class PlannedBatches:
         self._sources: list[SourceLog | None] | None = None
         self.plan: BatchPlan | None = None
 
-    def next(self, df: DataFrame, batch_id: int, run: QueryRun, upstream_txid: int | None = None) -> BatchPlan | None:
+    def next(self, access: Access, batch_id: int, run: QueryRun, upstream_txid: int | None = None) -> BatchPlan | None:
         """The plan of the batch that comes; it is ``plan`` from here on.
 
-        None where the function is called by hand, or with a batch id of the user's own. What Spark does not tell is
-        logged as a warning, and then the batch cannot be told from a replay.
+        None where the function is called by hand. What Spark does not tell is logged as a warning, and then the batch
+        cannot be told from a replay; `mapstate doctor` says so.
         """
         if run.run_id is None:
             self._known = self.plan = None
@@ -50,12 +47,15 @@ class PlannedBatches:
             if self._known is None or self._known[0] != run:
                 self._offset_log = self._sources = None
             before = self.plan if self._known == (run, batch_id - 1) else None
-            self._known, self.plan = (run, batch_id), self._plan_of(access_of(df), batch_id, before)
+            self._known, self.plan = (run, batch_id), self._plan_of(access, batch_id, before)
+            if before is None and self.plan is not None:
+                with suppress(Exception):  # whatever another Spark raises; an adoption is refused then
+                    self.plan = self.plan._replace(filters=access.filters())
         if self.plan is not None:
             self.plan = self.plan._replace(upstream_txid=upstream_txid)
         return self.plan
 
-    def offsets(self, batch_df: DataFrame, owner: str, before: Commit | None) -> str | None:
+    def offsets(self, access: Access, owner: str, before: Commit | None) -> str | None:
         """Where the batch ends in each source, as JSON: a list in the order of the plan. Never raises.
 
         An entry is the source's own offset. That of a file source says nothing outside its checkpoint, so it
@@ -68,7 +68,6 @@ class PlannedBatches:
         try:
             entries, old = json.loads(self.plan.end), json.loads((before and before.offsets) or "[]")
             same_log = before is not None and before.owner == owner
-            access = access_of(batch_df)
             for at, source in enumerate(self._sources_of(access, entries)):
                 known = known_files(old, at, source, same_log=same_log)
                 entries[at] = with_files(entries[at], source, known, access.text)
@@ -92,8 +91,6 @@ class PlannedBatches:
 
     def _plan_of(self, access: Access, batch_id: int, before: BatchPlan | None) -> BatchPlan | None:
         """What Spark planned for a batch. ``before`` is the plan of the one before it, if this run had that one."""
-        if not access.serves(batch_id):
-            return None
         try:
             log = self._offset_log = self._offset_log or f"{access.checkpoint()}/offsets"
             planned_at, end = _logged(access.text(f"{log}/{batch_id}"))

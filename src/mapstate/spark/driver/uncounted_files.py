@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from mapstate.errors import UsageError
+from mapstate.protocol.plans import digest_of_files
+from mapstate.spark.driver.access_interface import FILTER_NAME
 from mapstate.spark.driver.offsets import NO_HOST
 
 if TYPE_CHECKING:
@@ -33,5 +35,6 @@ def files_not_counted(offsets: str | None, source: int = 0) -> Column:
     time = F.unix_millis("_metadata.file_modification_time")
     path = F.regexp_replace("_metadata.file_path", NO_HOST.pattern, "$1/")
     fresh = ~path.isin(entry["paths"])
-    condition: Column = (time > entry["newest"]) | ((time == entry["newest"]) & fresh)
+    name = F.lit(FILTER_NAME + digest_of_files(entry))  # by which a query that adopts the state is known to have it
+    condition: Column = name.isNotNull() & ((time > entry["newest"]) | ((time == entry["newest"]) & fresh))
     return condition

@@ -1,0 +1,483 @@
+"""What a user's own foreachBatch function may do with a state: every row counts once, or an error says why not."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import InheritableThread
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from spark_fixtures import AVAILABLE, Visits, contents, finish
+
+from mapstate import Count, Sum, newStream, non_transactional, opaque, transactional
+from mapstate.errors import IncompleteBatchError, MissingBatchesError, StaleBatchError, UsageError
+from mapstate.operations.checkpoint import rewind
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.spark import with_empty_batches
+
+pytestmark = pytest.mark.spark
+
+Function = Callable[[DataFrame, int], Any]
+FILES = [[("a", 1), ("b", 2), ("a", 3)], [("b", 4), ("c", 5)], [("a", 6), ("d", 7)], [("c", 8), ("b", 9)]]
+PARTS = ["user_id = 'a'", "user_id = 'b'", "user_id = 'c'", "user_id = 'd'"]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/state.db"
+
+
+@pytest.fixture
+def given(visits: Visits) -> Visits:
+    """Four batches of rows."""
+    for name, rows in enumerate(FILES):
+        visits.put(str(name), rows)
+    return visits
+
+
+def counts_of(spark: Any, visits: Visits, spec: Any) -> Any:
+    by_user = newStream("visits", visits.stream(spark)).groupBy("user_id")
+    return by_user.persistentAggregate(spec, visits=Count(), bytes=Sum("bytes"))
+
+
+def run(spark: Any, visits: Visits, function: Function, **options: Any) -> None:
+    """One start of a query of the user's own, until all files are read; raises what the function raised."""
+    raised: list[BaseException] = []
+
+    def noted(rows: DataFrame, batch_id: int) -> None:
+        try:
+            function(rows, batch_id)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    writer = visits.stream(spark).writeStream.foreachBatch(noted).trigger(**AVAILABLE)
+    query = writer.option("checkpointLocation", str(visits.checkpoint)).options(**options).start()
+    try:
+        finish(query)
+    except StreamingQueryException:
+        raise raised[0] from None
+
+
+def ledger(url: str, state: str = "visits") -> Any:
+    return read_ledger(opaque(url, state).open(), state)
+
+
+def in_pool(job: Function, rows: DataFrame, batch_id: int, workers: int = 1) -> None:
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(job, rows.where(part), batch_id) for part in PARTS]:
+            done.result()
+
+
+# -- whose batch it is, whatever thread calls
+
+
+def test_a_whole_batch_from_a_pools_thread_counts_as_from_the_querys_own(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+    with ThreadPoolExecutor(3) as pool:
+        run(spark, given, lambda rows, batch_id: pool.submit(job, rows, batch_id).result())
+    assert contents(url, "visits") == given.truth()
+    commit = ledger(url).last_commit
+    assert commit.run is not None
+    assert commit.plan.fingerprint is not None
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_parts_of_a_batch_from_a_pool_lose_no_row_in_silence(url, spark, given, workers):
+    job = counts_of(spark, given, opaque(url))
+    with pytest.raises(UsageError, match="twice in one run"):
+        run(spark, given, lambda rows, batch_id: in_pool(job, rows, batch_id, workers))
+    run(spark, given, counts_of(spark, given, opaque(url)))  # as the message says
+    assert contents(url, "visits") == given.truth()
+
+
+def test_totals_that_come_through_a_pool_are_not_added_up(url, spark, given):
+    totals = given.stream(spark).groupBy("user_id").agg(F.sum("bytes").alias("bytes"))
+    job = newStream("totals", totals).groupBy("user_id").persistentAggregate(opaque(url), bytes=Sum("bytes"))
+    raised: list[BaseException | None] = []
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            called = pool.submit(job, rows, batch_id)
+            raised.append(called.exception())
+            called.result()
+
+    writer = totals.writeStream.foreachBatch(function).outputMode("update").trigger(**AVAILABLE)
+    with pytest.raises(StreamingQueryException):
+        finish(writer.option("checkpointLocation", str(given.checkpoint)).start())
+    assert isinstance(raised[0], UsageError)
+    assert "sends totals" in str(raised[0])
+
+
+def test_a_job_group_of_the_users_own_hides_no_second_part(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        for part in PARTS:
+            spark.sparkContext.setJobGroup(str(uuid.uuid4()), "the user's own")
+            job(rows.where(part), batch_id)
+
+    with pytest.raises(UsageError, match="twice in one run"):
+        run(spark, given, function)
+
+
+def test_a_state_per_tenant_each_in_a_thread_of_its_own(url, spark, given, tmp_path):
+    jobs = {
+        user: counts_of(spark, given, opaque(f"sqlite:///{tmp_path}/{user}.db", apply_on=where))
+        for user, where in zip("abcd", ("driver", "executors", "auto", "driver"), strict=True)
+    }
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(job, rows.where(f"user_id = '{user}'"), batch_id) for user, job in jobs.items()]:
+                done.result()
+
+    run(spark, given, function)
+    found = {
+        key: value for user in jobs for key, value in contents(f"sqlite:///{tmp_path}/{user}.db", "visits").items()
+    }
+    assert found == given.truth()
+
+
+def test_an_inheritable_thread_serves_its_query(url, spark, given):
+    job, raised = counts_of(spark, given, opaque(url)), []
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        def call() -> None:
+            try:
+                # a frame of the root session: only the thread says of which query it is
+                job(spark.createDataFrame(rows.toPandas(), rows.schema), batch_id)
+            except BaseException as error:  # noqa: BLE001  raised in the function's own thread
+                raised.append(error)
+
+        thread = InheritableThread(target=call)
+        thread.start()
+        thread.join()
+        if raised:
+            raise raised[0]
+
+    run(spark, given, function)
+    assert contents(url, "visits") == given.truth()
+    assert ledger(url).last_commit.run is not None
+
+
+@pytest.mark.parametrize("way", ["view", "own pandas", "root pandas", "checkpoint", "cached", "union"])
+def test_a_frame_that_went_another_way_is_of_its_batch(way, url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        if way == "view":
+            rows.createOrReplaceTempView("rows_of_the_batch")
+            rows = rows.sparkSession.sql("SELECT * FROM rows_of_the_batch")
+        elif way == "own pandas":
+            rows = rows.sparkSession.createDataFrame(rows.toPandas(), rows.schema)
+        elif way == "root pandas":
+            rows = spark.createDataFrame(rows.toPandas(), rows.schema)
+        elif way == "checkpoint":
+            rows = rows.localCheckpoint()
+        elif way == "cached":
+            rows = rows.cache()
+        else:
+            rows = rows.where(PARTS[0]).unionByName(rows.where(f"NOT {PARTS[0]}"))
+        job(rows, batch_id)
+
+    run(spark, given, function)
+    assert contents(url, "visits") == given.truth()
+    commit = ledger(url).last_commit
+    assert (commit.batch_id, commit.run is None, commit.plan is None) == (3, False, False)
+
+
+def test_a_frame_that_nothing_tells_of_is_refused_while_a_query_runs(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        plain = spark.createDataFrame(rows.toPandas(), rows.schema)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(job, plain, batch_id).result()
+
+    with pytest.raises(UsageError, match="nothing tells whether this DataFrame"):
+        run(spark, given, function)
+    assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_a_batch_id_that_is_not_sparks_is_refused(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+    with pytest.raises(UsageError, match="got batch 1000, and its query is at batch 0"):
+        run(spark, given, lambda rows, batch_id: job(rows, batch_id + 1000))
+
+
+def test_a_thread_that_outlives_its_query_writes_nothing(url, spark, given):
+    job, kept = counts_of(spark, given, opaque(url)), []
+    run(spark, given, lambda rows, batch_id: kept.append((rows, batch_id)))
+    with pytest.raises(UsageError, match="a streaming query that has ended"):
+        job(*kept[0])
+    assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_the_frame_of_one_query_is_refused_in_the_function_of_another(url, spark, given, tmp_path):
+    kept: list[DataFrame] = []
+    first = given.stream(spark).writeStream.foreachBatch(lambda rows, _: kept.append(rows))
+    first = first.option("checkpointLocation", f"{tmp_path}/first").start()  # goes on
+    try:
+        first.processAllAvailable()
+        job = counts_of(spark, given, opaque(url))
+        with pytest.raises(UsageError, match="came to a state in the function of query"):
+            run(spark, given, lambda _, batch_id: job(kept[0], batch_id))
+    finally:
+        first.stop()
+
+
+def test_two_queries_in_one_session_each_count_their_own(spark, given, tmp_path):
+    queries = []
+    for name in ("one", "two"):
+        job = counts_of(spark, given, opaque(f"sqlite:///{tmp_path}/{name}.db"))
+
+        def function(rows: DataFrame, batch_id: int, job: Any = job) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(job, rows, batch_id).result()
+
+        writer = given.stream(spark).writeStream.foreachBatch(function).trigger(**AVAILABLE)
+        queries.append(writer.option("checkpointLocation", f"{tmp_path}/{name}").start())
+    owners = set()
+    for name, query in zip(("one", "two"), queries, strict=True):
+        finish(query)
+        url = f"sqlite:///{tmp_path}/{name}.db"
+        assert contents(url, "visits") == given.truth()
+        owners.add(ledger(url).owner)
+    assert owners == {query.id for query in queries}
+
+
+def test_a_state_that_is_made_anew_in_each_call_counts_each_batch_once(url, spark, given):
+    def function(rows: DataFrame, batch_id: int) -> None:
+        counts_of(spark, given, opaque(url))(rows, batch_id)
+
+    run(spark, given, function)
+    assert contents(url, "visits") == given.truth()
+
+
+# -- a batch in parts
+
+
+def in_parts(job_of: Callable[[], Any], *, swallow: bool = False) -> Function:
+    def function(rows: DataFrame, batch_id: int) -> None:
+        for part in PARTS:
+            try:
+                job_of()(rows.where(part), batch_id)
+            except Exception:
+                if not swallow:
+                    raise
+
+    return function
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+@pytest.mark.parametrize("swallow", [False, True])
+def test_an_opaque_state_takes_a_part_back_and_counts_the_whole_batch_next(url, spark, given, is_made_anew, swallow):
+    one = counts_of(spark, given, opaque(url))
+    make = (lambda: counts_of(spark, given, opaque(url))) if is_made_anew else (lambda: one)
+    if swallow:
+        run(spark, given, in_parts(make, swallow=True))
+    else:
+        for _ in range(2):  # and the next start finds nothing of it
+            with pytest.raises(UsageError, match="twice in one run.*taken back: nothing of the batch counts"):
+                run(spark, given, in_parts(make))
+    assert contents(url, "visits") == {}
+    job = counts_of(spark, given, opaque(url))
+    if swallow:  # Spark took all batches for done
+        given.put("4", [("e", 1)])
+        with pytest.raises(MissingBatchesError, match="batch 4, but the state has still to get batch 0"):
+            run(spark, given, job)
+        rewind(url, "visits", str(given.checkpoint))
+    run(spark, given, job)
+    assert contents(url, "visits") == given.truth()
+
+
+def test_a_part_that_failed_makes_the_next_part_no_batch(url, spark, given):
+    """The error of the first part is swallowed, so the second one would be all that counts."""
+    job = counts_of(spark, given, opaque(url))
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        for part in (rows.drop("bytes"), rows.where(PARTS[0]), rows.where(PARTS[1])):
+            try:
+                job(part, batch_id)
+            except Exception:  # noqa: BLE001  what people write
+                continue
+
+    run(spark, given, function)
+    job = counts_of(spark, given, opaque(url))
+    given.put("4", [("e", 1)])
+    with pytest.raises(MissingBatchesError):
+        run(spark, given, job)
+
+
+def test_a_retry_with_the_same_frame_is_no_second_part(url, spark, given):
+    job, failures = counts_of(spark, given, opaque(url)), []
+
+    def fail_once(rows: DataFrame, batch_id: int) -> None:
+        if len(failures) <= batch_id:
+            failures.append(batch_id)
+            raise RuntimeError("downstream")
+
+    job.newValuesStream().foreachBatch(fail_once)
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        for attempt in range(2):
+            try:
+                job(rows.where("bytes > 0"), batch_id)
+            except RuntimeError:
+                assert attempt == 0
+
+    run(spark, given, function)
+    assert len(failures) == len(FILES)
+    assert contents(url, "visits") == given.truth()
+
+
+@pytest.mark.parametrize("spec_of", [transactional, non_transactional])
+def test_a_part_that_cannot_be_taken_back_is_named_by_the_next_start(spec_of, url, spark, given):
+    job = counts_of(spark, given, spec_of(url))
+    with pytest.raises(UsageError, match="What came first counts, and the next start says so"):
+        run(spark, given, in_parts(lambda: job))
+    assert ledger(url).last_commit.is_part
+    for _ in range(2):
+        with pytest.raises(IncompleteBatchError, match=r"only a part of batch 0, 2 rows"):
+            run(spark, given, counts_of(spark, given, spec_of(url)))
+    run(spark, given, counts_of(spark, given, spec_of(url, on_gap="accept")))  # goes on without the rest
+    kept = {("a",): {"visits": 3, "bytes": 10}, ("b",): {"visits": 2, "bytes": 13}}
+    assert contents(url, "visits") == given.truth() | kept
+    if spec_of is transactional:
+        shutil.rmtree(given.checkpoint)
+        run(spark, given, counts_of(spark, given, spec_of(url, on_new_owner="reset")))
+        assert contents(url, "visits") == given.truth()
+
+
+def test_a_batch_whose_first_part_a_killed_driver_committed_is_taken_back(url, spark, given):
+    """The driver died between the two parts; the next run gives the parts again."""
+    job = counts_of(spark, given, opaque(url))
+
+    class Killed(BaseException):
+        pass
+
+    def half(rows: DataFrame, batch_id: int) -> None:
+        job(rows.where(PARTS[0]), batch_id)
+        raise RuntimeError("the driver dies")
+
+    with pytest.raises(RuntimeError):
+        run(spark, given, half)
+    assert contents(url, "visits") == {("a",): {"visits": 2, "bytes": 4}}
+    anew = in_parts(lambda: counts_of(spark, given, opaque(url)))
+    with pytest.raises(UsageError, match="taken back"):
+        run(spark, given, anew)
+    run(spark, given, counts_of(spark, given, opaque(url)))
+    assert contents(url, "visits") == given.truth()
+
+
+# -- batches that the function leaves out
+
+
+def only_with(part: str, job: Any) -> Function:
+    def function(rows: DataFrame, batch_id: int) -> None:
+        found = rows.where(part)
+        if not found.isEmpty():
+            job(found, batch_id)
+
+    return function
+
+
+def test_a_batch_that_the_function_left_out_is_named_and_not_taken_for_a_lost_one(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+    with pytest.raises(
+        MissingBatchesError, match=r"did not call state 'visits' for batches 1 to 1.*with_empty_batches"
+    ):
+        run(spark, given, only_with(PARTS[0], job))
+    rewind(url, "visits", str(given.checkpoint))
+    job = counts_of(spark, given, opaque(url))
+    run(spark, given, with_empty_batches(only_with(PARTS[0], job), job))
+    assert contents(url, "visits") == {("a",): given.truth()[("a",)]}
+    done = max(int(entry.name) for entry in (given.checkpoint / "commits").glob("[0-9]*"))
+    assert ledger(url).last_commit.batch_id == done  # that one was left out
+
+
+def test_a_lost_store_is_noticed_behind_batches_that_were_left_out(url, spark, visits, tmp_path):
+    def copy(source: str, target: str) -> None:
+        with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+            one.backup(other)
+
+    def start() -> None:
+        job = counts_of(spark, visits, opaque(url))
+        run(spark, visits, with_empty_batches(only_with(PARTS[0], job), job))
+
+    place, kept = url.removeprefix("sqlite:///"), str(tmp_path / "copy")
+    for name, rows in enumerate(FILES[:2]):  # the function leaves the second one out
+        visits.put(str(name), rows)
+    start()
+    copy(place, kept)
+    for name, rows in enumerate(FILES[2:], start=2):
+        visits.put(str(name), rows)
+    start()
+    copy(kept, place)
+    visits.put("4", [("a", 1)])
+    with pytest.raises(MissingBatchesError, match="batch 4, but the state has still to get batch 2"):
+        start()
+    rewind(url, "visits", str(visits.checkpoint))
+    start()
+    assert contents(url, "visits") == {("a",): visits.truth()[("a",)]}
+
+
+def test_an_error_that_the_function_swallowed_is_no_batch_that_was_left_out(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        try:
+            job(rows.drop("bytes") if batch_id == 1 else rows, batch_id)
+        except Exception:
+            if batch_id > 1:
+                raise
+
+    with pytest.raises(MissingBatchesError, match=r"for batch 1 failed \(StateSchemaError\), the foreachBatch"):
+        run(spark, given, function)
+    shutil.rmtree(given.checkpoint)
+    Path(url.removeprefix("sqlite:///")).unlink()
+    job = counts_of(spark, given, opaque(url))
+    with pytest.raises(Exception, match="the batch brings the column"):
+        run(spark, given, with_empty_batches(function, job))
+
+
+def test_rows_gathered_over_two_batches_count_with_the_second(url, spark, given):
+    job, kept = counts_of(spark, given, opaque(url)), []
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        if batch_id % 2 == 0:
+            kept.append(rows.localCheckpoint())
+        else:
+            job(kept.pop().unionByName(rows), batch_id)
+
+    run(spark, given, with_empty_batches(function, job))
+    assert contents(url, "visits") == given.truth()
+
+
+# -- calls by hand
+
+
+def test_a_number_that_counts_already_is_refused_by_hand(url, spark):
+    frame = spark.createDataFrame([("a", 1)], "user_id string, bytes bigint")
+
+    def job(**options: Any) -> Any:
+        return newStream("fill", frame).groupBy("user_id").persistentAggregate(opaque(url, **options), visits=Count())
+
+    fill = job()
+    fill(frame, 0)
+    for again in (fill, job()):
+        with pytest.raises(StaleBatchError, match="counts batch 0 of a call by hand already"):
+            again(frame, 0)
+    job(repeat="allowed")(frame, 0)
+    job()(frame, 1)
+    assert contents(url, "fill") == {("a",): {"visits": 2}}
