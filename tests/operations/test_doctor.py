@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from states import Bare, Job
 
@@ -21,7 +22,8 @@ from mapstate.capabilities import Checkup
 from mapstate.errors import StateNotFoundError
 from mapstate.operations.doctor import examine
 from mapstate.protocol import ledger
-from mapstate.protocol.ledger_record import Commit
+from mapstate.protocol.ledger_record import Commit, PlanDigest, encode_ledger
+from mapstate.protocol.stored_ledger import decode_ledger, ledger_store
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -266,4 +268,27 @@ def test_a_store_without_a_checkup_is_examined_all_the_same():
             return type("Some", (), {name: staticmethod(getattr(self.store, name)) for name in names})()
 
     Job(Backend()).batch(a=1)
-    assert severities(examine(Backend(), "s")) == {"in flight": "ok", "dead": "ok", "records": "ok", "keys": "ok"}
+    checked = ("in flight", "dead", "last batch", "records", "keys")
+    assert severities(examine(Backend(), "s")) == dict.fromkeys(checked, "ok")
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"run": "r", "plan": None}, "warning"),
+        ({"run": "r", "plan": PlanDigest(None, None, "s", "e")}, "warning"),
+        ({"run": "r", "plan": PlanDigest("f", None, "s", "e")}, "ok"),
+        ({"run": None, "plan": None}, "ok"),  # by hand
+        ({"run": "r", "plan": PlanDigest("f", None, "s", "e"), "is_part": True}, "error"),
+    ],
+)
+def test_a_last_batch_that_is_a_part_or_has_no_plan_is_said(changes, severity, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    Job(url).batch(a=1)
+    store = ledger_store(resolve(url).open("s"))
+    data, version = store.load()
+    record = decode_ledger(data, "s")
+    last = msgspec.structs.replace(record.last_commit, **changes)
+    after = msgspec.structs.replace(record, last_commit=last)
+    assert store.swap(encode_ledger(after), version, after.fence()) is not None
+    assert severities(examine(url, "s"))["last batch"] == severity

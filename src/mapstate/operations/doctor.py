@@ -75,7 +75,8 @@ def examine(
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         ledger = read_ledger(store, state)
-        findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger), *window_findings(ledger)]
+        findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger), _last_batch(ledger)]
+        findings += window_findings(ledger)
         if isinstance(store, Scan):
             records = list(_records(store, ledger, on_page))
             findings += records
@@ -146,6 +147,21 @@ def _dead(ledger: LedgerRecord) -> Finding:
     if len(ledger.dead) <= _MOST_DEAD:
         return Finding("ok", "dead", observed, expected)
     return Finding("warning", "dead", observed, expected, "Run mapstate vacuum between two batches.")
+
+
+def _last_batch(ledger: LedgerRecord) -> Finding:
+    """Whether the last batch counts whole, and whether another plan of it would be noticed."""
+    last, expected = ledger.last_commit, "a whole batch, with Spark's plan of it"
+    if last is None:
+        return Finding("ok", "last batch", "none", expected)
+    name = f"batch {last.batch_id} of query {last.owner}"
+    if last.is_part:
+        advice = "See docs/operating.md#each-refusal-and-what-to-do, IncompleteBatchError."
+        return Finding("error", "last batch", f"only a part of {name} counts", expected, advice)
+    if last.run is not None and (last.plan is None or last.plan.fingerprint is None):
+        advice = "Keep no older copy of the checkpoint: a batch that it plans anew would be taken for a replay."
+        return Finding("warning", "last batch", f"{name}; its offset log could not be read", expected, advice)
+    return Finding("ok", "last batch", f"{name}{'' if last.run else ', by hand'}", expected)
 
 
 def recount(
