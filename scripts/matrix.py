@@ -29,6 +29,7 @@ WHOLE = [
         "dataframes",
         "drpc",
         "following",
+        "foreach_batch",
         "new_values",
         "replanned",
         "spark_faults",

@@ -90,7 +90,7 @@ def contents(url):
 
 @pytest.mark.spark
 def test_on_batch_gets_what_the_store_keeps_before_downstream_does(url, spark):
-    frame, job = visits(spark, opaque(url))
+    frame, job = visits(spark, opaque(url, repeat="allowed"))
     seen: list[Any] = []
     job = job.on_batch(seen.append).newValuesStream().foreachBatch(lambda _, n: seen.append(n))
     job(frame, 0)

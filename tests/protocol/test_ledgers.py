@@ -244,7 +244,7 @@ def test_a_state_that_is_reset_takes_the_only_batch_of_an_adopted_one_not_back(p
     ledgers, attempt = started(stores, 0)
     ledgers.commit(commits(ledgers, attempt))
     openings = [
-        opening(state=name, owner="new", on_new_owner="reset" if at == reset else "adopt")
+        opening(state=name, owner="new", on_new_owner="reset" if at == reset else "adopt_unchecked")
         for at, name in enumerate(NAMES)
     ]
     ledgers, _ = Ledgers.open_and_begin(stores, openings, 0, REFUSE)

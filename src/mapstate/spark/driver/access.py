@@ -189,8 +189,8 @@ class _ClassicAccess:
             running = [_Query.of(one) for one in session.sharedState().activeStreamingQueries().values()]
             known = next((one for one in running if one.session.equals(session)), None)
             if known is not None:
-                for ended in [key for key, one in _queries.items() if not one.execution.isActive()]:
-                    _queries.pop(ended, None)
+                if len(_queries) >= _MOST_QUERIES:
+                    _queries.clear()
                 _queries[session.hashCode()] = known
             else:
                 known = next((one for one in running if one.run.query_id == query_id), None)
@@ -237,7 +237,9 @@ class _Query(NamedTuple):
 
 
 _queries: dict[int, _Query] = {}
-"""Those that have brought a batch and run, by the hash of their session."""
+"""Those that have brought a batch, by the hash of their session: the JVM is not asked for all of them each time."""
+
+_MOST_QUERIES = 64
 
 _SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
 """A setting internal to Spark, which a query sets in its own copy of the session and nobody else does."""
