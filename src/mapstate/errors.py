@@ -227,7 +227,7 @@ class StateSchemaError(LedgerError):
 
 
 class StaleBatchError(LedgerError):
-    """The batch is older than the state: an old checkpoint, or a driver that was overtaken."""
+    """The batch is older than the state (an old checkpoint, an overtaken driver), or an answer than a reader bears."""
 
 
 class MissingBatchesError(LedgerError):

@@ -108,8 +108,8 @@ class StateSpec:
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")
-        _check_seconds("ttl", self.ttl, "above 0, or None", self.ttl is None)
-        _check_seconds("patience", self.patience, "from 0 up", self.patience == 0)
+        check_seconds("ttl", self.ttl, "above 0, or None", self.ttl is None)
+        check_seconds("patience", self.patience, "from 0 up", self.patience == 0)
         if self.ttl is not None and self.cache_size:
             raise ConfigurationError("a ttl and a cache exclude each other: the cache would keep what has expired")
         if self.apply_on == "driver" and self.cache_size:
@@ -155,7 +155,8 @@ class StateSpec:
         return self.backend.open(self.state, ttl=self.ttl)
 
 
-def _check_seconds(field: str, value: object, said: str, is_least: bool) -> None:
+def check_seconds(field: str, value: object, said: str, is_least: bool) -> None:
+    """Raise ConfigurationError unless the value is finite and above 0, or ``is_least``."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_least and not (is_number and 0 < value < float("inf")):  # type: ignore[operator]
         raise ConfigurationError(f"{field} is a number of seconds {said}, not {value!r}")

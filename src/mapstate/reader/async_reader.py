@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -19,7 +20,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.committed import Consistency
 from mapstate.reader.counting import CountedKeys
-from mapstate.reader.state_reader import ScanPage, StateReader, check_consistency
+from mapstate.reader.state_reader import ScanPage, StateReader, checked
 from mapstate.spec import check_state_name
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def open_async_reader(
     *,
     consistency: Consistency = "committed",
     aggregators: Mapping[str, Aggregator] | None = None,
+    max_age: float | timedelta | None = None,
 ) -> AsyncStateReader:
     """Open a reader of one state, on an event loop, while the stream runs.
 
@@ -57,8 +59,8 @@ def open_async_reader(
         ConfigurationError: An argument cannot be used.
 
     """
-    check_consistency(consistency)
-    return AsyncStateReader(resolve(backend_or_url), state, consistency, aggregators or {})
+    bound = checked(consistency, max_age)
+    return AsyncStateReader(resolve(backend_or_url), state, consistency, aggregators or {}, max_age=bound)
 
 
 class AsyncStateReader:
@@ -79,11 +81,13 @@ class AsyncStateReader:
         aggregators: Mapping[str, Aggregator],
         *,
         before: tuple[str, int] | None = None,
+        max_age: float | None = None,
     ) -> None:
         self._backend = backend
         self._state = check_state_name(state)
-        self._options: Any = (consistency, aggregators)
-        self._before = before
+        self._open_reader = partial(
+            StateReader, state=state, consistency=consistency, aggregators=aggregators, before=before, max_age=max_age
+        )
         self._calls: _Calls | None = None
         self._reader: StateReader | None = None
 
@@ -203,9 +207,7 @@ class AsyncStateReader:
         else:
             self._calls = _InThreads(1)
         try:
-            self._reader = await self._calls.run(
-                lambda: StateReader(backend, self._state, *self._options, before=self._before)
-            )
+            self._reader = await self._calls.run(partial(self._open_reader, backend))
             if isinstance(self._calls, _InThreads) and self._reader.is_thread_safe:
                 await self._calls.end(None)
                 self._calls = _InThreads(_MOST_THREADS)

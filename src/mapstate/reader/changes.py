@@ -14,7 +14,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import is_native_integer
 from mapstate.reader.committed import CommittedReads
 
-__all__ = ["Position", "asked_for", "changed_keys", "check_kept", "position", "position_of"]
+__all__ = ["Position", "asked_for", "changed_keys", "check_kept", "position_of"]
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -22,11 +22,6 @@ class Position(msgspec.Struct, frozen=True):
 
     txid: int
     origin: int
-
-
-def position(reads: CommittedReads) -> Position:
-    """See `StateReader.position`."""
-    return position_of(reads.ledger())
 
 
 def position_of(ledger: LedgerRecord) -> Position:

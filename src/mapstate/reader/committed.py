@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import RLock
@@ -61,7 +62,7 @@ class CommittedReads:
     A call reads from a ledger to its result with its own variables. What calls share is the last ledger with its
     codecs, which is replaced as a whole. A store that is not `ThreadSafe` is called from one thread at a time.
 
-    ``before`` and ``as_of`` are those of `StateReader`.
+    ``before`` and ``as_of`` are those of `StateReader`. ``max_age`` is in seconds; see `open_reader`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class CommittedReads:
         *,
         before: tuple[str, int] | None = None,
         as_of: LedgerRecord | None = None,
+        max_age: float | None = None,
     ) -> None:
         self.state = state
         self.store = store
@@ -84,10 +86,11 @@ class CommittedReads:
         self.latest = consistency == "latest"
         self.aggregators = aggregators
         self._before = before
+        self._max_age = max_age
         self._last: Opened | None = None
 
     def ledger(self) -> LedgerRecord:
-        """Read the current ledger. Errors as of `read_ledger`."""
+        """Read the current ledger, however old its last commit is. Errors as of `read_ledger`."""
         with self._turn:
             return read_ledger(self.store, self.state)
 
@@ -262,6 +265,7 @@ class CommittedReads:
         """
         last = self._last
         if last is not None and last.data == data:
+            self._check_age(last.ledger)
             return last
         if data is None:
             with self._turn:
@@ -288,7 +292,24 @@ class CommittedReads:
                 results_of(ledger.fields, self.aggregators),
             )
         self._last = opened
+        self._check_age(ledger)
         return opened
+
+    def _check_age(self, ledger: LedgerRecord) -> None:
+        """Raise StaleBatchError unless the last commit is within ``max_age``. The ledger of each answer comes here."""
+        if self._max_age is None:
+            return
+        last, found = ledger.last_commit, "no batch is committed, or its time is not known"
+        if last is not None and last.at:
+            age = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(last.at)).total_seconds()
+            if abs(age) <= self._max_age:
+                return
+            found = f"batch {last.batch_id} was committed {age:.1f} s ago" if age > 0 else "the commit is in the future"
+        raise StaleBatchError(
+            f"state {self.state!r}: {found}, by the clock here; max_age is {self._max_age:g} s. Nothing was given out. "
+            "See that the job runs, that this is the store it writes to, and that the clocks agree.",
+            state=self.state,
+        )
 
     def _in_turn(self, pages: Iterator[T]) -> Iterator[T]:
         """The pages, with one thread at a time in the store."""

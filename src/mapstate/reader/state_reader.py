@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -27,7 +28,7 @@ from mapstate.protocol.records import contains_none
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
-from mapstate.spec import check_state_name
+from mapstate.spec import check_seconds, check_state_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mapstate.reader.changes import Position
     from mapstate.reader.windows import Time, Watermark, Window
 
-__all__ = ["ScanPage", "StateReader", "check_consistency", "open_reader"]
+__all__ = ["ScanPage", "StateReader", "checked", "open_reader"]
 
 Page = list[tuple[Key, dict[str, Any]]]
 _Listed = tuple[list[StoreKey], str | None]  # a page of keys, and the cursor behind it
@@ -62,6 +63,7 @@ def open_reader(
     *,
     consistency: Consistency = "committed",
     aggregators: Mapping[str, Aggregator] | None = None,
+    max_age: float | timedelta | None = None,
 ) -> StateReader:
     """Open a reader of one state, in any process, while the stream runs.
 
@@ -72,6 +74,8 @@ def open_reader(
             be rolled back. Transactional and non-transactional states are always read latest, because they keep no
             older value.
         aggregators: A user's own aggregators by field name, if readers shall show their `result`.
+        max_age: How old the last commit may be for an answer, in seconds or as a timedelta, by this machine's clock.
+            Older ones are a StaleBatchError; `StateReader.ledger` still tells. See docs/readers.md#how-old.
 
     Raises:
         StateNotFoundError: There is no such state.
@@ -80,16 +84,19 @@ def open_reader(
         StoreError: The store failed.
 
     """
-    check_consistency(consistency)
-    reader = StateReader(resolve(backend_or_url), state, consistency, aggregators or {})
+    bound = checked(consistency, max_age)
+    reader = StateReader(resolve(backend_or_url), state, consistency, aggregators or {}, max_age=bound)
     reader.ledger()
     return reader
 
 
-def check_consistency(consistency: str) -> None:
-    """Raise ConfigurationError for an unknown consistency."""
+def checked(consistency: str, max_age: float | timedelta | None) -> float | None:
+    """Return ``max_age`` in seconds. Raise ConfigurationError for one, or a consistency, that cannot be."""
     if consistency not in ("committed", "latest"):
         raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
+    seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
+    check_seconds("max_age", seconds, "above 0, or None", seconds is None)
+    return seconds
 
 
 class StateReader:
@@ -118,9 +125,12 @@ class StateReader:
         *,
         before: tuple[str, int] | None = None,
         as_of: LedgerRecord | None = None,
+        max_age: float | None = None,
     ) -> None:
         self._state = check_state_name(state)
-        self._reads = CommittedReads(backend.open(state), state, consistency, aggregators, before=before, as_of=as_of)
+        self._reads = CommittedReads(
+            backend.open(state), state, consistency, aggregators, before=before, as_of=as_of, max_age=max_age
+        )
 
     def ledger(self) -> LedgerRecord:
         """The current ledger: owner, last and previous commit, the attempt in flight."""
@@ -135,7 +145,7 @@ class StateReader:
 
         Removed keys do not count. The number is unknown for a state with a ttl. See docs/operating.md#how-many-keys.
         """
-        return self.ledger().keys_held()
+        return self._reads.opened(newest=True).ledger.keys_held()
 
     def count_keys(self, page_size: int = 1000, *, on_page: Callable[[int], None] | None = None) -> CountedKeys:
         """Read all keys, and count those with a value. It needs 8 bytes of memory per key.
@@ -168,7 +178,7 @@ class StateReader:
             KeyEncodingError: The values do not fit the grouping columns.
             CorruptRecordError: The record cannot be read.
             LedgerLostError: There are records without a ledger.
-            StaleBatchError: Batches come faster than the keys can be read, or a record is newer than the ledger.
+            StaleBatchError: Batches come too fast, a record is newer than the ledger, or the commit beyond ``max_age``.
             StoreError: The store failed.
 
         """
@@ -347,9 +357,9 @@ class StateReader:
 
     def position(self) -> Position:
         """How far the state is, for `changed_keys`. One small read. Raises the errors of `changed_keys`."""
-        from mapstate.reader.changes import position
+        from mapstate.reader.changes import position_of
 
-        return position(self._reads)
+        return position_of(self._reads.opened(newest=True).ledger)
 
     def changed_keys(self, start: Position, end: Position) -> list[Key]:
         """Each key that may have another value at ``end`` than at ``start``, once, without a scan.

@@ -81,7 +81,7 @@ class WindowReads:
 
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
-        ledger = self._reads.ledger()
+        ledger = self._reads.opened(newest=True).ledger
         return watermark_of(self._reads.last_windows(ledger), self._time_type(ledger))
 
     def of_key(self, key: Any, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
