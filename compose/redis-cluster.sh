@@ -8,7 +8,7 @@ for number in 0 1 2; do
     port=$((FIRST_PORT + number))
     mkdir -p "$data/$port"
     redis-server --port "$port" --dir "$data/$port" --cluster-enabled yes --cluster-announce-ip 127.0.0.1 \
-        --appendonly yes --maxmemory-policy noeviction --protected-mode no --daemonize yes \
+        --appendonly yes --appendfsync everysec --maxmemory-policy noeviction --protected-mode no --daemonize yes \
         --logfile "$data/$port/log"
     until redis-cli -p "$port" ping >/dev/null 2>&1; do sleep 0.1; done
     nodes="$nodes 127.0.0.1:$port"

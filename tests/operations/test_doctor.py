@@ -225,7 +225,8 @@ def test_a_redis_server_is_judged_by_what_it_can_lose(info, config, others, subj
 
 
 def test_where_config_or_info_is_forbidden_it_says_what_it_cannot_see():
-    assert severities(judge(GOOD._replace(config={}), 60))["eviction"] == "ok"
+    unseen = severities(judge(GOOD._replace(config={}), 60))
+    assert (unseen["eviction"], unseen["persistence"]) == ("ok", "warning")  # appendfsync may be no
     blind = severities(judge(GOOD._replace(config={}, info={}), 60))
     assert blind["server"] == "error"
     assert severities(judge(GOOD._replace(clock=None), 60))["clock"] == "warning"

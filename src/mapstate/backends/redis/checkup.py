@@ -91,7 +91,7 @@ def _persistence(facts: RedisFacts) -> Iterator[Finding]:
         found = f"appendonly yes, appendfsync {sync}"
         if info.get("aof_last_write_status", "ok") != "ok":
             yield Finding("error", "persistence", f"{found}; its last write failed", expected, "Look at the disk.")
-        elif sync == "no":
+        elif sync not in ("always", "everysec"):
             advice = "CONFIG SET appendfsync everysec."
             yield Finding("warning", "persistence", f"{found}: a crash loses what was not flushed", expected, advice)
         else:
