@@ -1183,7 +1183,7 @@ def test_a_checkup_says_what_can_lose_what_was_acknowledged(stand_in):
 def test_a_checkup_of_a_namespace_that_is_well():
     well = (
         "nsup-period=120;evicted_objects=0;strong-consistency=true;storage-engine=device;stop_writes=false;"
-        "clock_skew_stop_writes=false"
+        "clock_skew_stop_writes=false;storage-engine.commit-to-device=true"
     )
     assert {one.severity for one in judge(well, claims_expire=True)} == {"ok"}
     assert not any(one.advice for one in judge(well, claims_expire=True))
@@ -1194,6 +1194,35 @@ def test_a_checkup_of_a_namespace_that_is_well():
     assert next(iter(judge(bad, claims_expire=False))).severity == "ok"
     backed = "storage-engine=memory;storage-engine.file[0]=/data;effective_replication_factor=2"
     assert [one.severity for one in judge(backed, claims_expire=False)] == ["ok"] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "severity", "said"),
+    [
+        ("strong-consistency=true;storage-engine.commit-to-device=true", "ok", "commit-to-device true"),
+        ("strong-consistency=true;storage-engine.commit-to-device=false", "warning", "commit-to-device false"),
+        ("strong-consistency=true", "warning", "commit-to-device unknown"),
+        (
+            "strong-consistency=true;storage-engine.commit-to-device=true;strong-consistency-allow-expunge=true",
+            "ok",
+            "expunge is allowed: what was removed or has expired may come back",
+        ),
+        ("strong-consistency=false", "ok", "2 copies of each record: a network that splits loses acknowledged writes"),
+    ],
+)
+def test_a_checkup_says_what_each_consistency_can_lose(settings, severity, said):
+    [found] = [
+        one
+        for one in judge(f"{settings};effective_replication_factor=2", claims_expire=True)
+        if one.subject == "consistency"
+    ]
+    assert (found.severity, said in found.found) == (severity, True)
+    assert bool(found.advice) == (severity == "warning")
+
+
+def test_a_number_of_copies_that_is_not_known_is_not_taken_for_two():
+    [found] = [one for one in judge("strong-consistency=false", claims_expire=True) if one.subject == "consistency"]
+    assert found.severity == "warning"
 
 
 def test_the_doctor_sees_the_checkup_and_misses_no_fence(place):

@@ -40,14 +40,20 @@ def _evictions(facts: dict[str, str]) -> Finding:
 
 
 def _copies(facts: dict[str, str]) -> Finding:
-    if facts.get("strong-consistency") == "true":
-        return Finding("ok", "consistency", "strong", "strong consistency, or two copies and no network that splits")
     copies = facts.get("effective_replication_factor") or facts.get("replication-factor", "unknown")
-    found, expected = f"available, {copies} copies of each record", "at least two copies; strong consistency for more"
-    if copies == "1":
-        advice = (
-            "With one copy the records of a node are lost with it, and the ledger may not be. Set replication-factor 2."
-        )
+    expected = "at least two copies; for more, strong consistency with commit-to-device"
+    if facts.get("strong-consistency") == "true":
+        flushed = facts.get("storage-engine.commit-to-device", "unknown")
+        expunges = facts.get("strong-consistency-allow-expunge") == "true"
+        found = f"strong, {copies} copies of each record, commit-to-device {flushed}"
+        found += "; expunge is allowed: what was removed or has expired may come back" * expunges
+        if flushed == "true":
+            return Finding("ok", "consistency", found, expected)
+        advice = f"Set commit-to-device true: {copies} nodes that crash lose what was not on a device yet."
+        return Finding("warning", "consistency", found, expected, advice)
+    found = f"available, {copies} copies of each record: a network that splits loses acknowledged writes, unnoticed"
+    if copies in ("1", "unknown"):
+        advice = "With one copy a node's records are lost with it, and the ledger may not be. Set replication-factor 2."
         return Finding("warning", "consistency", found, expected, advice)
     return Finding("ok", "consistency", found, expected)
 
