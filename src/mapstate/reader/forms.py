@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -23,6 +24,7 @@ __all__ = ["JsonKeys", "json_row", "json_state", "plain", "typed_keys"]
 _NULL = "\\N"
 _DOUBLES = ("double", "float")
 _Form = tuple[str, "msgspec.json.Decoder[Any]", Callable[[list[Any]], list[list[Any]]]]
+_FINER = re.compile(r"[.,]\d{6}\d*[1-9]")  # than microseconds
 _END = 1 << 63  # of what an integer column may hold
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
@@ -172,7 +174,7 @@ def _typed(field: KeyField, text: str) -> Any:
         return text
     try:
         if field.type == "timestamp":
-            return _instant(text)
+            return _unrounded(_instant(text), text)
         if field.type == "binary" and not text:
             return b""
         return _unrounded(KeyCodec([field]).decode(text)[0], text)
@@ -189,7 +191,9 @@ def _instant(text: str) -> dt.datetime:
 
 
 def _unrounded(value: Any, text: str) -> Any:
-    """The value, unless it is a decimal with fewer digits than the text: that is another key."""
-    if isinstance(value, Decimal) and value != Decimal(text):
+    """The value, unless it is a decimal or a time with fewer digits than the text: that is another key."""
+    if (isinstance(value, Decimal) and value != Decimal(text)) or (
+        isinstance(value, dt.datetime) and _FINER.search(text)
+    ):
         raise ValueError(text)
     return value
