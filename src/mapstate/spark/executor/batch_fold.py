@@ -123,7 +123,8 @@ class FoldTask:
     def _group(self, key: tuple[Any, ...]) -> _Group:
         links = zip(self._links, self._widths, strict=True)
         made = [_Link(one, self._types.get(name, ""), width, self._batch_id) for (name, one), width in links]
-        return _Group(key, made)
+        # Spark groups by 0.0, though the first row may have -0.0.
+        return _Group(tuple(part + 0.0 if type(part) is float else part for part in key), made)
 
     def _given(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         columns = zip(*rows, strict=True)

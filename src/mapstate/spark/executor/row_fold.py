@@ -30,14 +30,12 @@ class RowFold:
         self._room = room
         self.most_waiting = ROWS_WAITING
         self.open: StoreKey | None = None
-        self._open_values: list[Any] = []
         self._foldings: list[Folding] = []
         self._waiting = 0
         self._clear()
 
     def _clear(self) -> None:
         self.keys: list[StoreKey] = []
-        self._key_values: list[list[Any]] = []
         self._partials: list[Any] = []
         self._rows = 0
         self._open_rows = 0
@@ -47,12 +45,12 @@ class RowFold:
         """Whether a chunk of complete keys can be taken."""
         return len(self.keys) >= self._room.keys or (bool(self.keys) and self._waiting >= self.most_waiting)
 
-    def add(self, text: StoreKey, key: list[Any], row: Row) -> None:
+    def add(self, text: StoreKey, row: Row) -> None:
         """Takes the next row."""
         if text != self.open:
             if self.open is not None:
                 self.close_key()
-            self.open, self._open_values, self._foldings = text, key, self._fields.start()
+            self.open, self._foldings = text, self._fields.start()
         for folding in self._foldings:
             folding.add(row)
         self._open_rows += 1
@@ -73,15 +71,14 @@ class RowFold:
         if self.open is None:
             return
         self.keys.append(self.open)
-        self._key_values.append(self._open_values)
         self._partials.append(self._fields.finish(self._foldings))
         self._rows += self._open_rows
         self._open_rows = 0
         self.open = None
 
-    def take(self) -> tuple[list[StoreKey], list[Any], int, list[list[Any]]]:
-        """The complete keys: texts, partials, rows, key values."""
-        taken = self.keys, self._partials, self._rows, self._key_values
+    def take(self) -> tuple[list[StoreKey], list[Any], int]:
+        """The complete keys: texts, partials, rows."""
+        taken = self.keys, self._partials, self._rows
         open_rows = self._open_rows
         self._clear()
         self._open_rows = open_rows

@@ -225,24 +225,22 @@ class BatchTask:
             fold.most_waiting = rows_that_fit(part, self.spec.chunk_bytes)
             columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
             texts = codec.encode_columns(columns[:width], part.num_rows)
-            for at, (text, *values) in enumerate(zip(texts, *columns[width:], strict=True)):
-                fold.add(
-                    text, [column[at] for column in columns[:width]], dict(zip(names[width:], values, strict=True))
-                )
+            for text, *values in zip(texts, *columns[width:], strict=True):
+                fold.add(text, dict(zip(names[width:], values, strict=True)))
                 if fold.full:
-                    yield self._folded(fold)
+                    yield self._folded(fold, codec)
         if fold.open is not None:
             fold.close_key()
         if fold.keys:
-            yield self._folded(fold)
+            yield self._folded(fold, codec)
 
-    def _folded(self, fold: RowFold) -> _Chunk:
-        keys, partials, rows, key_values = fold.take()
+    def _folded(self, fold: RowFold, codec: KeyCodec) -> _Chunk:
+        keys, partials, rows = fold.take()
         if self.new_values is None:
             return keys, partials, rows, ()
         arrow = arrow_schema(self.new_values)
-        columns = [pa.array([key[at] for key in key_values], arrow.field(at).type) for at in range(len(self.keys))]
-        return keys, partials, rows, columns
+        values = zip(*codec.decode_all(keys), strict=True)  # as Spark groups: the first row of a key may have -0.0
+        return keys, partials, rows, [pa.array(column, arrow.field(at).type) for at, column in enumerate(values)]
 
     def keeping(self, bases: list[Any]) -> CombineAll:
         """The fields' combine, which also leaves the values before in ``bases``."""
