@@ -24,6 +24,11 @@ from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, finish, run_job
 
 # These run here once more, with the session of this module.
+from test_keys_beside_spark import (  # noqa: F401
+    test_a_null_struct_is_refused_and_by_its_fields_it_is_one_key_with_a_struct_of_nulls,
+    test_an_expression_is_no_column_that_happens_to_have_its_name,
+    test_what_cannot_be_kept_apart_is_refused_when_it_is_declared,
+)
 from test_replanned import (  # noqa: F401
     test_a_checkpoint_that_is_one_batch_older_loses_no_row,
     test_all_states_of_a_topology_count_a_batch_anew_that_was_planned_anew,
@@ -243,6 +248,7 @@ def test_two_different_expressions_of_one_name_are_refused_and_equal_ones_are_on
     assert stream.persistentAggregate(
         opaque("sqlite:///unused.db"), a=Max(shown), b=Max(F.when(F.col("bytes") > 1, F.lit("x")))
     )
+    assert stream.persistentAggregate(opaque("sqlite:///unused.db"), of_column=Max(F.col("bytes")))
     with pytest.raises(errors.DuplicateNameError):
         stream.persistentAggregate(
             opaque("sqlite:///unused.db"),

@@ -16,7 +16,9 @@ from pyspark.sql.types import DataType, StructType
 from spark_fixtures import contents
 
 from mapstate import Count, ReducerAggregator, TumblingDurationWindow, newStream, opaque, open_reader
-from mapstate.errors import DataError
+from mapstate.backends import resolve
+from mapstate.errors import ConfigurationError, DataError, DuplicateNameError, KeyEncodingError
+from mapstate.protocol.stored_ledger import LEDGER_KEY
 from mapstate.spark import stateQuery
 from mapstate.spark.driver import state as driver_state
 from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python
@@ -222,6 +224,34 @@ def test_two_rows_have_one_key_exactly_where_spark_has_them_in_one_group(spark, 
     assert texts(as_scanned(fired[-1])) == judged, "fired windows"
 
 
+def stored_texts(url: str, state: str) -> set[Any]:
+    store: Any = resolve(url).open(state)
+    return {key for page in store.scan(100) for key in page} - {LEDGER_KEY}
+
+
+def test_a_null_struct_is_refused_and_by_its_fields_it_is_one_key_with_a_struct_of_nulls(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    nulls = [((None, None),)] * 2
+    rows = spark.createDataFrame([((1, "a"),), ((1, None),), *nulls], "u struct<id:int,name:string>")
+    more = spark.createDataFrame([(None,)] * 3 + nulls, rows.schema)
+    assert more.groupBy("u").count().count() == 2
+    for way in ("executors", "driver"):
+        job = newStream("rows", rows).groupBy("u").persistentAggregate(opaque(url, way, apply_on=way), n=Count())
+        job(rows, 0)
+        counted = {(1, "a"): {"n": 1}, (1, None): {"n": 1}, (None, None): {"n": 2}}
+        assert contents(url, way) == counted
+        assert stored_texts(url, way) == {"1|a", "1|\\N", "\\N|\\N"}
+        with pytest.raises(
+            KeyEncodingError, match=r"^the struct 'u' is null in a row.* group by its fields, u\.id"
+        ) as one:
+            job(more, 1)
+        assert one.value.column == "u"
+        assert contents(url, way) == counted
+        by_fields = newStream("rows", rows).groupBy("u.id", "u.name")
+        by_fields.persistentAggregate(opaque(url, way, apply_on=way), n=Count())(more, 1)  # goes on with the same state
+        assert contents(url, way) == counted | {(None, None): {"n": 7}}
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -244,6 +274,53 @@ def test_a_key_that_python_cannot_hold_fails_its_batch_and_nothing_of_it_counts(
         with open_reader(url, "s") as reader:
             assert reader.ledger().last_commit is None
             assert dict(reader.scan()) == {}
+
+
+def test_what_cannot_be_kept_apart_is_refused_when_it_is_declared(spark):
+    of_no_struct = [
+        "array<int>",
+        "map<string,int>",
+        "variant",
+        "void",
+        "interval day to second",
+        "interval year to month",
+    ]
+    collations = ["UTF8_LCASE", "UNICODE", "UNICODE_CI", "UTF8_BINARY_RTRIM"]
+    of_no_struct += [f"string collate {name}" for name in collations]
+    kinds = [*of_no_struct, *(f"struct<a:{kind}>" for kind in [*of_no_struct, "struct<b:int>"])]
+    kinds += ["struct<>", "struct<a:int,a:int>", "struct<a:int,A:int>"]
+    for kind in kinds:
+        with pytest.raises(ConfigurationError):
+            newStream("rows", spark.createDataFrame([], f"u {kind}")).groupBy("u")
+    rows = newStream("rows", spark.createDataFrame([], "at timestamp, k string"))
+    for key in (
+        F.session_window("at", "1 minute"),
+        F.collate("k", "UTF8_LCASE").alias("c"),
+        F.count("k"),
+        F.array("k"),
+    ):
+        with pytest.raises(ConfigurationError):
+            rows.groupBy(key)
+    binary = spark.createDataFrame([], "k string").select(F.collate("k", "UTF8_BINARY").alias("k"))
+    assert newStream("rows", binary).groupBy("k")._keys[0].type == "string"  # which is what a string is anyway
+
+
+def test_sessions_of_spark_are_refused_also_as_a_column(spark):
+    """Its own groupBy joins them, by a mark on the column; here each row would have a key of its own."""
+    rows = newStream("rows", spark.createDataFrame([], "at timestamp"))
+    added = rows.transform(lambda df: df.withColumn("w", F.session_window("at", "1 minute")))
+    with pytest.raises(ConfigurationError, match=r"sessions of Spark's.*window\(SessionWindow"):
+        added.groupBy("w")
+
+
+def test_an_expression_is_no_column_that_happens_to_have_its_name(spark):
+    frame = spark.createDataFrame([("a", "b", 2)], ["k", "upper(k)", "1"])
+    stream = newStream("rows", frame)
+    for key in (F.lit(1), F.upper("k")):
+        with pytest.raises(DuplicateNameError, match="has the name of a column"):
+            stream.groupBy(key)
+    for same in (F.col("1"), F.col("`1`")):
+        assert stream.groupBy(same)._keys == stream.groupBy("1")._keys
 
 
 def test_columns_of_char_and_varchar_are_the_strings_that_spark_groups_by(spark, tmp_path):

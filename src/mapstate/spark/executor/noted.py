@@ -15,7 +15,7 @@ import msgspec
 from mapstate.errors import MapStateError
 from mapstate.spark.executor.report import SentError
 
-__all__ = ["each_noted", "noted", "told", "told_in"]
+__all__ = ["as_note", "each_noted", "noted", "told", "told_in"]
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def noted() -> Iterator[None]:
     try:
         yield
     except MapStateError as error:
-        error.add_note(_NOTE + _as_json(error))
+        error.add_note(as_note(error))
         raise
 
 
@@ -65,11 +65,11 @@ def told_in(text: str) -> MapStateError | None:
     return None
 
 
-def _as_json(error: MapStateError) -> str:
-    """An error and its notes as one line, without its facts if those have no JSON."""
+def as_note(error: MapStateError) -> str:
+    """An error and its notes as one line, by which `told` finds it; without its facts if those have no JSON."""
     sent = SentError.of(error)
     notes = [note.encode("utf-8", "backslashreplace").decode() for note in getattr(error, "__notes__", [])]
     try:
-        return msgspec.json.encode((sent, notes)).decode()
+        return _NOTE + msgspec.json.encode((sent, notes)).decode()
     except (TypeError, ValueError):
-        return msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()
+        return _NOTE + msgspec.json.encode((msgspec.structs.replace(sent, facts={}), notes)).decode()

@@ -21,7 +21,7 @@ from mapstate.spark.driver.access import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Expressions", "Only", "analysed", "expressions_of", "has_expressions", "is_column"]
+__all__ = ["Expressions", "Only", "analysed", "expressions_of", "has_expressions", "is_column", "is_named"]
 
 _CHANGES = re.compile(r"@[0-9a-f]+\b|_\d+\)? -> ")
 """In the text of an expression: an address in the JVM, or the number of a lambda's variable. No run has them again."""
@@ -69,7 +69,7 @@ def expressions_of(
         if _CHANGES.search(text):
             text = spark_name(column)
         taken = [name for name in names if name.casefold() == text.casefold()]  # as Spark compares them
-        if taken and _are_same(column, column_of(text)):
+        if taken and is_named(column, text):
             return text if text in taken else taken[0]
         same = columns.setdefault(text, column)
         if taken or not (same is column or _are_same(same, column)):
@@ -105,6 +105,14 @@ def is_column(value: Any) -> bool:
     from pyspark.sql import Column
 
     return isinstance(value, Column)
+
+
+def is_named(column: Any, name: str) -> bool:
+    """Whether an expression is the column of this name, and not, say, a literal of the same text."""
+    from pyspark.sql import functions as F
+
+    # Spark Connect parses names on its server, so there "k" and "`k`" differ here.
+    return _are_same(column, column_of(name)) or (is_connect(column) and _are_same(column, F.col(name)))
 
 
 def _are_same(one: Any, other: Any) -> bool:

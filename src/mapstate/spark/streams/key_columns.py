@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mapstate.aggregators.columns import column_of
-from mapstate.errors import ConfigurationError, DuplicateNameError
-from mapstate.spark.steps.expressions import Expressions, Only, analysed, is_column
+from mapstate.errors import ConfigurationError, DuplicateNameError, KeyEncodingError, UnsupportedTypeError
+from mapstate.spark.executor.noted import as_note
+from mapstate.spark.steps.expressions import Expressions, Only, analysed, is_column, is_named
 from mapstate.spark.streams.chained_aggregate import SteppedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+    from pyspark.sql.types import StructField
 
 __all__ = ["with_keys"]
 
@@ -38,10 +40,12 @@ def with_keys(rows: R, keys: Sequence[str | Column]) -> tuple[R, tuple[str, ...]
 
 def _with_expression(rows: R, key: Column) -> tuple[R, list[str]]:
     with analysed(f"the key {key}"):
-        name = rows.with_step(Only(key), by_row=True).schema.names[0]
+        field = rows.with_step(Only(key), by_row=True).schema.fields[0]
+    _check_sessions(field)  # here, because Spark Connect's withColumns leaves the metadata out
+    name = field.name
     if name.casefold() not in _taken(rows):
-        rows = rows.with_step(Expressions({name: key}), by_row=True)
-    elif str(key) != f"Column<'{name}'>":
+        rows = _with_columns(rows, str(key), {name: key})
+    elif not is_named(key, name):
         raise DuplicateNameError(
             f"the key {key} has the name of a column: give it another one with alias(...)", name=name
         )
@@ -52,22 +56,56 @@ def _with_fields(rows: R, key: str) -> tuple[R, list[str]]:
     """The rows with a column for each field if ``key`` is a struct, or for one if it is ``struct.field``."""
     from pyspark.sql.types import StructType
 
-    structs = {field.name: field.dataType for field in rows.schema.fields if isinstance(field.dataType, StructType)}
-    column, _, field = key.partition(".")
+    fields: list[Any] = rows.schema.fields
+    structs = {field.name: field for field in fields if isinstance(field.dataType, StructType)}
+    column, _, name = key.partition(".")
     if key in structs:
-        fields = structs[key].names
-    elif key not in rows.schema.names and column in structs and field in structs[column].names:
-        key, fields = column, [field]
+        added = _fields_of(structs[key])
+    elif key not in rows.schema.names and column in structs and name in structs[column].dataType.names:
+        key, added = column, {f"{column}_{name}": column_of(column).getField(name)}
     else:
         return rows, [key]
-    added = {f"{key}_{name}": column_of(key).getField(name) for name in fields}
     for name in added:
         if name.casefold() in _taken(rows):
             raise DuplicateNameError(
                 f"the key {key!r} is a struct, and its field needs the name {name!r}, which a column has: rename one",
                 name=name,
             )
-    return rows.with_step(Expressions(added), by_row=True), list(added)
+    return _with_columns(rows, repr(key), added), list(added)
+
+
+def _fields_of(struct: Any) -> dict[str, Column]:
+    """A key column per field. Spark raises the error of a row whose struct is null: no field would tell."""
+    from pyspark.sql import functions as F
+
+    key, names = struct.name, struct.dataType.names
+    if not names:
+        raise UnsupportedTypeError(f"the key {key!r} is a struct without fields. Nothing was written.", column=key)
+    _check_sessions(struct)
+    is_null = KeyEncodingError(
+        f"the struct {key!r} is null in a row, and its key columns cannot tell it from a struct of nulls. Nothing of "
+        f"this batch counts. Filter such rows out, or group by its fields, {key}.{names[0]} and so on.",
+        column=key,
+    )
+    whole = column_of(key)
+    first, *others = (whole.getField(name) for name in names)
+    checked = F.when(whole.isNull(), F.raise_error(f"{is_null.message}\n{as_note(is_null)}\n")).otherwise(first)
+    return dict(zip((f"{key}_{name}" for name in names), (checked, *others), strict=True))
+
+
+def _check_sessions(field: StructField) -> None:
+    if "spark.sessionWindow" in field.metadata:
+        raise ConfigurationError(
+            f"the key {field.name!r} has sessions of Spark's, which only Spark's own groupBy joins. Nothing was "
+            "written. Take stream.window(SessionWindow.of('10 minutes'), timestampField='at')."
+        )
+
+
+def _with_columns(rows: R, key: str, columns: Mapping[str, Column]) -> R:
+    more = rows.with_step(Expressions(columns), by_row=True)
+    with analysed(f"the key {key}"):
+        _ = more.schema
+    return more
 
 
 def _taken(rows: SteppedRows) -> set[str]:

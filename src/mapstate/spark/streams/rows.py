@@ -91,7 +91,8 @@ class Rows(ABC, Generic[Kept]):
         """One aggregate per combination of values of ``columns``. For one aggregate of all, leave it out.
 
         An expression becomes a key column with its alias, or with Spark's name for it. A struct becomes a key column
-        per field: ``F.window("at", "1 hour")`` becomes ``window_start`` and ``window_end``.
+        per field: ``F.window("at", "1 hour")`` becomes ``window_start`` and ``window_end``. A batch with a row whose
+        struct is null fails with a KeyEncodingError.
 
         Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError, DuplicateNameError.
         """
