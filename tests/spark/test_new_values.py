@@ -291,10 +291,12 @@ def test_states_that_are_apart_are_not_taken_over_together(spark, tmp_path):
     def frame(*rows: tuple[str, int]) -> DataFrame:
         return spark.createDataFrame(list(rows), "user_id string, bytes bigint")
 
+    again: Any = {"on_new_owner": "adopt_unchecked", "repeat": "allowed"}
+
     def job(query: str, second: Any = url, **options: Any) -> Any:
         grouped = newStream(query, frame()).groupBy("user_id")
-        first = grouped.persistentAggregate(opaque(url, "first", on_new_owner="adopt"), n=Count())
-        spec = opaque(second, "second", on_new_owner="adopt", **options)
+        first = grouped.persistentAggregate(opaque(url, "first", **again), n=Count())
+        spec = opaque(second, "second", **again, **options)
         return first.newValuesStream().groupBy("n").persistentAggregate(spec, users=Count())
 
     job("q1")(frame(("a", 1), ("a", 1), ("b", 1), ("c", 1)), 0)
@@ -321,7 +323,8 @@ def test_new_values_that_cannot_all_be_read_back_stop_the_query_and_not_the_coun
     frame = spark.createDataFrame([("a", 1), ("b", 1)], "user_id string, bytes bigint")
 
     def first() -> Any:
-        return newStream("s", frame).groupBy("user_id").persistentAggregate(opaque(url, "first"), n=Count())
+        spec = opaque(url, "first", repeat="allowed")
+        return newStream("s", frame).groupBy("user_id").persistentAggregate(spec, n=Count())
 
     def second() -> Any:
         return first().newValuesStream().groupBy("n").persistentAggregate(opaque(url, "second"), keys=Count())
@@ -416,7 +419,7 @@ def test_new_values_on_the_driver_come_where_arrow_batches_have_no_bound_and_in_
     job = (
         newStream("visits", rows)
         .groupBy("k", "t")
-        .persistentAggregate(opaque(f"memory://{tmp_path.name}", name="s"), n=Count(), last=Max("t"))
+        .persistentAggregate(opaque(f"memory://{tmp_path.name}", "s", repeat="allowed"), n=Count(), last=Max("t"))
         .newValuesStream()
         .foreachBatch(
             lambda new, _: got.append(

@@ -376,20 +376,3 @@ def failing_behind(job: Any, level: int) -> Any:
 
     state.branch.downstream.insert(0, die)  # in front of the state that follows
     return job
-
-
-def test_batch_ids_of_the_users_own_have_no_plan(spark, visits, tmp_path):
-    """A foreachBatch function that gives each batch to the state in two parts."""
-    url = f"sqlite:///{tmp_path}/state.db"
-    frame = visits.stream(spark)
-    counts = counting(opaque(url))(frame)
-
-    def halves(batch: Any, batch_id: int) -> None:
-        counts(batch.where("bytes % 2 = 0"), 2 * batch_id)
-        counts(batch.where("bytes % 2 = 1"), 2 * batch_id + 1)
-
-    for number in range(3):
-        visits.put(str(number), ROWS)
-    writer = frame.writeStream.foreachBatch(halves).option("checkpointLocation", str(visits.checkpoint))
-    finish(writer.trigger(availableNow=True).start())
-    assert contents(url, "visits") == visits.truth()

@@ -184,9 +184,6 @@ class Planned:
         self._sources = sources
         self._progress = progress
 
-    def serves(self, _: int) -> bool:
-        return True
-
     def checkpoint(self) -> str:
         return "c"
 
@@ -201,13 +198,12 @@ class Planned:
 
 
 @pytest.fixture
-def planned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Planned, int], PlannedBatches]:
+def planned_by() -> Callable[[Planned, int], PlannedBatches]:
     """The batches of a query, with this one planned."""
 
     def plan(spark: Planned, batch_id: int) -> PlannedBatches:
-        monkeypatch.setattr(module, "access_of", lambda _: spark)
         planned = PlannedBatches()
-        planned.next(cast("Any", None), batch_id, QueryRun("q", "r"))
+        planned.next(cast("Any", spark), batch_id, QueryRun("q", "r"))
         return planned
 
     return plan

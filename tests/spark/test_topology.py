@@ -617,7 +617,8 @@ def test_a_write_that_broke_off_is_nothing_that_is_kept(spark, tmp_path):
     frame = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
     topology = Topology("site", on_poison="quarantine", quarantine=str(kept)).on_finished(finished.append)
     stream = topology.newStream("visits", frame.limit(0))
-    stream.groupBy("user_id").persistentAggregate(opaque(f"sqlite:///{tmp_path}/state.db", "s"), n=Count())
+    spec = opaque(f"sqlite:///{tmp_path}/state.db", "s", repeat="allowed")
+    stream.groupBy("user_id").persistentAggregate(spec, n=Count())
     place = kept / "site" / "visits" / "query_id=visits" / "batch_id=0"
     (place / "_temporary" / "0").mkdir(parents=True)
     topology(frame.limit(0), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, reduce
@@ -34,8 +35,8 @@ def is_connect(frame: Any) -> bool:
 
 
 _settings_lock = Lock()
-_settings: dict[tuple[Any, str], tuple[int, str | None]] = {}
-"""How many blocks of `configured` hold a setting of a session, and what it was before the first of them."""
+_settings: dict[tuple[int, str], tuple[int, str | None]] = {}
+"""How many blocks of `configured` hold a setting of a session of Python's, and what it was before the first of them."""
 
 
 @contextmanager
@@ -45,27 +46,22 @@ def configured(batch_df: DataFrame, settings: Mapping[str, str]) -> Iterator[Non
     Threads may be inside at the same time: the last one puts back what was set before the first.
     """
     session = batch_df.sparkSession
-    key, conf = _identity(session), session.conf
+    conf = session.conf
     with _settings_lock:
         for name, value in settings.items():
-            holders, before = _settings.get((key, name)) or (0, conf.get(name, None))
-            _settings[key, name] = holders + 1, before
+            holders, before = _settings.get((id(session), name)) or (0, conf.get(name, None))
+            _settings[id(session), name] = holders + 1, before
             conf.set(name, value)
     try:
         yield
     finally:
         with _settings_lock:
             for name in settings:
-                holders, before = _settings.pop((key, name))
+                holders, before = _settings.pop((id(session), name))
                 if holders > 1:
-                    _settings[key, name] = holders - 1, before
+                    _settings[id(session), name] = holders - 1, before
                 else:
                     conf.unset(name) if before is None else conf.set(name, before)
-
-
-def _identity(session: Any) -> Any:
-    """Equal for two sessions of Python that are one session of Spark's."""
-    return session.session_id if is_connect(session) else session._jsparkSession.hashCode()
 
 
 class _ClassicAccess:
@@ -184,14 +180,12 @@ class _ClassicAccess:
         """
         session = self._frame.sparkSession._jsparkSession
         query_id = self._context.getLocalProperty("sql.streaming.queryId")
-        known = _queries.get(session.hashCode())
-        if known is None or not known.session.equals(session) or not known.execution.isActive():
+        known = next((one for one in _queries if one.session.equals(session)), None)
+        if known is None or not known.execution.isActive():
             running = [_Query.of(one) for one in session.sharedState().activeStreamingQueries().values()]
             known = next((one for one in running if one.session.equals(session)), None)
             if known is not None:
-                if len(_queries) >= _MOST_QUERIES:
-                    _queries.clear()
-                _queries[session.hashCode()] = known
+                _queries.appendleft(known)
             else:
                 known = next((one for one in running if one.run.query_id == query_id), None)
                 if known is None:
@@ -236,10 +230,8 @@ class _Query(NamedTuple):
         return cls(execution.sparkSessionForStream(), execution, run)
 
 
-_queries: dict[int, _Query] = {}
-"""Those that have brought a batch, by the hash of their session: the JVM is not asked for all of them each time."""
-
-_MOST_QUERIES = 64
+_queries: deque[_Query] = deque(maxlen=8)
+"""The last ones that have brought a batch: the JVM is not asked for all of them each time."""
 
 _SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
 """A setting internal to Spark, which a query sets in its own copy of the session and nobody else does."""
