@@ -8,7 +8,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any, Self
 from urllib.parse import quote
 
-from mapstate.errors import ConfigurationError, DRPCError
+from mapstate.errors import ConfigurationError, DRPCError, check_range
 
 __all__ = ["DRPCClient"]
 
@@ -23,6 +23,7 @@ class DRPCClient:
 
     def __init__(self, host: str, port: int = PORT, *, token: str | None = None, timeout: float = 120.0) -> None:
         """``timeout`` in seconds, of a connection; the server has one of its own."""
+        check_range("timeout", timeout, 0.001, 86_400, " of seconds")
         self._place = host, port
         self._timeout = timeout
         self._headers = {"Content-Type": "text/plain; charset=utf-8"}

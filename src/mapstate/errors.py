@@ -328,6 +328,14 @@ def shown(value: object) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def check_range(name: str, value: Any, least: float, most: float = 2**31 - 1, unit: str = "") -> None:
+    """Raise ConfigurationError unless a value is a number between both ends; an int if ``least`` is one."""
+    kind = int if isinstance(least, int) else int | float
+    if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
+        number = "an int" if kind is int else "a number"
+        raise ConfigurationError(f"{name} is {number}{unit} from {least:g} to {most:,}, not {shown(value)}")
+
+
 def cut(text: object) -> str:
     """The first hundred characters of a text that may hold a value, such as another library's error."""
     text = str(text)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError
+from mapstate.errors import ConfigurationError, check_range
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.schema import KeyOrder, OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
@@ -27,6 +27,7 @@ Repeat = Literal["refuse", "allowed"]
 CHUNK_SIZE = 2000
 """Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
 
+_LONGEST = 10**10  # seconds; a server adds them to its clock, in milliseconds of 64 bits
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -39,7 +40,8 @@ class StateSpec:
                       default, is "json" or "native"
     ``cache_size``    records of each partition that a worker may keep between batches; 0 means no cache. A cache turns
                       adaptive execution off while the batch is applied, and excludes a ttl. The driver has no cache
-    ``ttl``           seconds from a record's last write until the store may drop it; None means never. The ledger stays
+    ``ttl``           seconds from a record's last write until the store may drop it; None means never. 0 ends the ttl
+                      of a state that had one. The ledger stays
     ``on_new_owner``  if another streaming query opens the state: "refuse", "adopt" (go on with the stored values, and
                       start where they end), "adopt_unchecked" (start anywhere) or "reset" (start empty)
     ``repeat``        if a call by hand brings a batch id that counts already: "refuse", or "allowed" (skip it)
@@ -91,25 +93,20 @@ class StateSpec:
         if self.chunk_size is None:
             own = getattr(self.backend, "chunk_size", CHUNK_SIZE)  # type: ignore[unreachable]
             object.__setattr__(self, "chunk_size", own)
-        for field, kind in (
-            ("on_new_owner", OnNewOwner),
-            ("on_gap", OnGap),
-            ("repeat", Repeat),
-            ("apply_on", ApplyOn),
-            ("type", StateType),
-        ):
+        kinds = {
+            "on_new_owner": OnNewOwner,
+            "on_gap": OnGap,
+            "repeat": Repeat,
+            "apply_on": ApplyOn,
+            "type": StateType,
+        }
+        for field, kind in kinds.items():
             if getattr(self, field) not in get_args(kind):
                 raise ConfigurationError(f"{field} is one of {', '.join(get_args(kind))}, not {getattr(self, field)!r}")
         _ = self.key_order  # raises if there is no such order
+        self._check_numbers()
         if self.changes is not None and (self.type != "opaque" or self.ttl is not None):
             raise ConfigurationError("changes is for opaque states without a ttl: other values go without a batch")
-        least_of = {"cache_size": 0, "chunk_size": 1, "max_attempts": 1, "chunk_bytes": 1}
-        for field, least in (least_of if self.changes is None else least_of | {"changes": 0}).items():
-            value = getattr(self, field)
-            if type(value) is not int or value < least:
-                raise ConfigurationError(f"{field} is an int from {least} up, not {value!r}")
-        check_seconds("ttl", self.ttl, "above 0, or None", self.ttl is None)
-        check_seconds("patience", self.patience, "from 0 up", self.patience == 0)
         if self.ttl is not None and self.cache_size:
             raise ConfigurationError("a ttl and a cache exclude each other: the cache would keep what has expired")
         if self.apply_on == "driver" and self.cache_size:
@@ -120,6 +117,16 @@ class StateSpec:
             raise ConfigurationError(
                 f"{self.backend!r} lives in one process, so executors cannot write to it: leave apply_on at 'auto'"
             )
+
+    def _check_numbers(self) -> None:
+        least_of = {"cache_size": 0, "chunk_size": 1, "max_attempts": 1, "chunk_bytes": 1}
+        for field, least in (least_of if self.changes is None else least_of | {"changes": 0}).items():
+            check_range(field, getattr(self, field), least)
+        check_range("patience", self.patience, 0.0, _LONGEST, " of seconds")
+        if self.ttl is not None:
+            check_range("ttl", self.ttl, 0.001 if self.ttl else 0.0, _LONGEST, " of seconds")
+        if self.ttl:
+            self.backend.open(self.name or "unnamed", ttl=self.ttl)  # raises if the store has no such ttl
 
     def named(self, default: str) -> StateSpec:
         """The same spec with a name: its own, or ``default``."""
@@ -152,14 +159,7 @@ class StateSpec:
 
     def open(self) -> Any:
         """Open the store of this state in the calling process. See `Backend.open`."""
-        return self.backend.open(self.state, ttl=self.ttl)
-
-
-def check_seconds(field: str, value: object, said: str, is_least: bool) -> None:
-    """Raise ConfigurationError unless the value is finite and above 0, or ``is_least``."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_least and not (is_number and 0 < value < float("inf")):  # type: ignore[operator]
-        raise ConfigurationError(f"{field} is a number of seconds {said}, not {value!r}")
+        return self.backend.open(self.state, ttl=self.ttl or None)
 
 
 class StateOptions(TypedDict, total=False):

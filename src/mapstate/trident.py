@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from mapstate.errors import ConfigurationError
+from mapstate.errors import check_range
 from mapstate.spark.interfaces import TupleCollectionGet
 from mapstate.spark.steps.columns import column_names
 from mapstate.spark.steps.spread import first_rows
@@ -36,8 +36,7 @@ class FirstN:
     """
 
     def __init__(self, n: int, sortField: str | None = None, *, reverse: bool = False) -> None:
-        if type(n) is not int or n < 1:
-            raise ConfigurationError(f"FirstN takes a number of rows from 1 up, not {n!r}")
+        check_range("the number of rows of FirstN", n, 1)
         self._n = n
         self._column = sortField
         self._reverse = reverse

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mapstate.errors import ConfigurationError, StateSchemaError
-from mapstate.protocol.windows import MOST_PANES, NEVER, Panes, WindowDefinition, WindowsRecord
+from mapstate.errors import ConfigurationError, StateSchemaError, check_range, shown
+from mapstate.protocol.windows import LATEST, MOST_PANES, Panes, WindowDefinition, WindowsRecord
 from mapstate.schema import KeyField
 
 __all__ = [
@@ -46,8 +46,9 @@ _MICROSECONDS = {
     "day": 86_400_000_000,
     "week": 604_800_000_000,
 }
-_PART = re.compile(r"(\d+)\s*([a-z]+)")
-_DURATION = re.compile(r"(?:interval\s+)?(\d+\s*[a-z]+(?:\s+\d+\s*[a-z]+)*)")
+_PART = re.compile(r"(\d{1,999})\s*([a-z]+)")  # Python reads no number of more than 4,300 digits
+_DURATION = re.compile(rf"(?:interval\s+)?(-?)({_PART.pattern}(?:\s+{_PART.pattern})*)")
+_LONGEST = 3_652_500 * 86_400_000_000  # 10,000 years, which is longer than all times of rows
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -64,11 +65,10 @@ class DurationWindow:
 
     def panes(self, time: TimeType, offset: Duration) -> Panes:
         """The arithmetic of these windows, in the units of a time. Raises ConfigurationError."""
-        length, slide = span_of(self.length, time, "a window's length"), span_of(self.slide, time, "a window's slide")
-        if min(length, slide) < 1 or max(length, slide) >= -NEVER:
-            raise ConfigurationError(
-                f"length and slide of a window are above 0, not {self.length!r} and {self.slide!r}"
-            )
+        length, slide = (
+            span_of(span, time, f"a window's {name}", least=1)
+            for name, span in (("length", self.length), ("slide", self.slide))
+        )
         panes = Panes(length, slide, span_of(offset, time, "startTime") % slide)
         count = length // slide * (2 if panes.cut else 1)
         if count > MOST_PANES:
@@ -113,8 +113,7 @@ class SessionWindow:
 
     def panes(self, time: TimeType, offset: Duration) -> Panes:
         """The panes that keep sessions. Raises ConfigurationError."""
-        if span_of(self.gap, time, "the gap of sessions") < 1:
-            raise ConfigurationError(f"the gap of sessions is above 0, not {self.gap!r}")
+        span_of(self.gap, time, "the gap of sessions", least=1)
         return DurationWindow(self.gap, self.gap).panes(time, offset)
 
 
@@ -130,11 +129,8 @@ class CountWindow:
     slide: int
 
     def __post_init__(self) -> None:
-        if any(type(rows) is not int or rows < 1 for rows in (self.length, self.slide)):
-            raise ConfigurationError(
-                f"length and slide of a window by count are numbers of rows above 0, not {self.length!r} and "
-                f"{self.slide!r}"
-            )
+        for name, rows in (("length", self.length), ("slide", self.slide)):
+            check_range(f"the {name} of a window by count", rows, 1, LATEST)
         DurationWindow(self.length, self.slide).panes("bigint", 0)
 
 
@@ -156,22 +152,32 @@ class SlidingCountWindow(CountWindow):
         return cls(length, slide)
 
 
-def span_of(duration: Duration, time: TimeType, name: str) -> int:
-    """A duration in the units of a time: microseconds, or the column's own. Raises ConfigurationError."""
-    if type(duration) is int and duration == 0:
-        return 0
-    if time == "bigint":
-        if type(duration) is int and duration > 0:
-            return duration
-        raise ConfigurationError(f"{name} is a number of the time column's own units, which is a bigint: {duration!r}")
-    if isinstance(duration, dt.timedelta) and duration >= dt.timedelta(0):
-        return duration // _MICROSECOND
+def span_of(duration: Duration, time: TimeType, name: str, *, least: int = 0) -> int:
+    """A duration in the units of a time: microseconds, or the column's own.
+
+    Raises ConfigurationError, which says the end of the range that was passed.
+    """
+    is_bigint = time == "bigint"
     found = _DURATION.fullmatch(duration.strip().lower()) if isinstance(duration, str) else None
-    parts = [] if found is None else _PART.findall(found[1])
+    parts = [] if found is None else _PART.findall(found[2])
     units = [_MICROSECONDS.get(unit.removesuffix("s")) for _, unit in parts]
-    if not parts or None in units:
-        raise ConfigurationError(f"{name} is a duration such as '10 minutes' or a timedelta, not {duration!r}")
-    return sum(int(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True))
+    if type(duration) is int and (is_bigint or duration == 0):
+        span = duration
+    elif isinstance(duration, dt.timedelta) and not is_bigint:
+        span = duration // _MICROSECOND
+    elif found is not None and None not in units and not is_bigint:
+        span = int(found[1] + "1") * sum(
+            int(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True)
+        )
+    else:
+        units_of_column = "a number of the time column's own units, which is a bigint"
+        expected = units_of_column if is_bigint else "a duration such as '10 minutes' or a timedelta"
+        raise ConfigurationError(f"{name} is {expected}, not {shown(duration)}")
+    most, longest = (LATEST, f"{LATEST:,}") if is_bigint else (_LONGEST, "3,652,500 days")
+    if not least <= span <= most:
+        passed = f"at most {longest}" if span > most else "above 0" if least else "at least 0"
+        raise ConfigurationError(f"{name} is {passed}, not {shown(duration)}")
+    return span
 
 
 def number_of(time: dt.datetime | int) -> int:

@@ -338,9 +338,9 @@ def test_what_cannot_be_logged_is_refused():
     with pytest.raises(ConfigurationError, match="opaque states without a ttl"):
         transactional("memory://", changes=5)
     with pytest.raises(ConfigurationError, match="opaque states without a ttl"):
-        opaque("memory://", changes=5, ttl=60)
+        opaque("redis://", changes=5, ttl=60)
     for wrong in (-1, True, "5"):
-        with pytest.raises(ConfigurationError, match="changes is an int from 0 up"):
+        with pytest.raises(ConfigurationError, match="changes is an int from 0 to"):
             opaque("memory://", changes=wrong)
 
 

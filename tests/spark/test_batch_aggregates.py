@@ -191,8 +191,8 @@ BAD = [
     (lambda s: s.groupBy("args").aggregate(args=Count()), "'args'"),
     (lambda s: s.minBy("nix"), "'nix'"),
     (lambda s: s.applyAssembly(FirstN(2, "nix")), "'nix'"),
-    (lambda s: FirstN(0), "from 1 up"),
-    (lambda s: s.shuffle(0), "from 1 up"),
+    (lambda s: FirstN(0), "from 1 to"),
+    (lambda s: s.shuffle(0), "from 1 to"),
     (lambda s: s.partitionBy("nix"), "'nix'"),
 ]
 

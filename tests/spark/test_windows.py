@@ -588,7 +588,7 @@ def test_what_windows_refuse(spark):
         (lambda: stream.tumblingWindow(10, retention=-1, **by_ten), errors.ConfigurationError, "retention is"),
         (lambda: stream.slidingWindow(10, 0, **by_ten), errors.ConfigurationError, "above 0"),
         (lambda: _keep(stream, transactional("memory://w")), errors.ConfigurationError, "opaque states only"),
-        (lambda: _keep(stream, opaque("memory://w", ttl=5)), errors.ConfigurationError, "without a ttl"),
+        (lambda: _keep(stream, opaque("redis://", ttl=5)), errors.ConfigurationError, "without a ttl"),
         (lambda: _keep(stream, window_end=Count()), errors.DuplicateNameError, "'window_end'"),
         (lambda: newStream("s", frame(spark, []), ticks=True), errors.ConfigurationError, "is none"),
         (lambda: _sliding(stream).newValuesStream(), errors.UsageError, "panes"),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mapstate.errors import AlreadyAliveError, CorruptRecordError, FencedError, NotAliveError, UsageError, cut
+from mapstate.errors import AlreadyAliveError, CorruptRecordError, FencedError, NotAliveError, UsageError, cut, shown
 from mapstate.protocol.ledger_record import CONTROL_MARK, is_time
 
 __all__ = [
@@ -146,8 +146,8 @@ def deactivate(record: ControlRecord | None, topology: str, at: str) -> ControlR
 
 def rebalance(record: ControlRecord | None, topology: str, partitions: int) -> ControlRecord:
     """So many partitions from the next batch on. Raises NotAliveError, UsageError."""
-    if partitions < 1:
-        raise UsageError(f"partitions is a number from 1 up, not {partitions}. Nothing was written.")
+    if not 1 <= partitions < 2**31:
+        raise UsageError(f"partitions is an int from 1 to {2**31 - 1:,}, not {shown(partitions)}. Nothing was written.")
     record = _living(record, topology, "rebalance")
     if record.partitions == partitions:
         return record

@@ -158,9 +158,9 @@ def lost_ledger(state: str) -> LedgerLostError:
 
 
 def check_page_size(page_size: int) -> None:
-    """Raise UsageError for an empty page."""
-    if page_size < 1:
-        raise UsageError(f"page_size is the number of keys on a page, at least 1, not {page_size}.")
+    """Raise UsageError for an empty page, and for one that no store can give."""
+    if not 1 <= page_size < 2**31:
+        raise UsageError(f"page_size is the number of keys on a page, from 1 to {2**31 - 1}, not {shown(page_size)}.")
 
 
 def record_pages(store: Scan, page_size: int, *, index: bool = False) -> Iterator[list[Any]]:

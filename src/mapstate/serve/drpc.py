@@ -28,6 +28,7 @@ from mapstate.errors import (
     MapStateError,
     StaleBatchError,
     StateNotFoundError,
+    check_range,
     cut,
 )
 from mapstate.reader import StateReader, open_reader
@@ -57,6 +58,8 @@ class Calls:
     def __init__(
         self, functions: Mapping[str, Execute], *, most_waiting: int = MOST_WAITING, seconds: float = SECONDS
     ) -> None:
+        check_range("most_waiting", most_waiting, 1)
+        check_range("timeout", seconds, 0.001, 86_400, " of seconds")
         self._functions = functions
         self._most_waiting = most_waiting
         self._seconds = seconds

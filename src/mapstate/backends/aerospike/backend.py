@@ -108,9 +108,9 @@ class AerospikeBackend:
             ("password_env", self.password_env != "", "the name of an environment variable"),
             ("bin", _BIN.fullmatch(self.bin), "of 1 to 15 letters, digits, '_ -'"),
             ("batch_size", 1 <= self.batch_size <= 5000, "from 1 to 5000"),
-            ("timeout", 0 < self.timeout < 2**20, "a number of seconds above 0"),
-            ("connect_timeout", 0 < self.connect_timeout < 2**20, "a number of seconds above 0"),
-            ("retries", self.retries >= 0, "from 0 up"),
+            ("timeout", 0.001 <= self.timeout <= 86_400, "a number of seconds from 0.001 to 86400"),
+            ("connect_timeout", 0.001 <= self.connect_timeout <= 86_400, "a number of seconds from 0.001 to 86400"),
+            ("retries", 0 <= self.retries < 2**31, "from 0 to 2147483647"),
             ("claim_ttl", 0 <= self.claim_ttl <= _LONGEST_TTL, f"from 0 to {_LONGEST_TTL} seconds"),
         ):
             if not fits:

@@ -54,7 +54,7 @@ class OneServer(RedisSettings):
         whole, packed = self.records is None or not self.prefix, self.layout == "packed"
         return [
             *super()._rules(),
-            ("db", self.db >= 0, "from 0 up"),
+            ("db", 0 <= self.db <= _MOST_HASHES, f"from 0 to {_MOST_HASHES}"),
             ("layout", self.layout in ("string", "hash", "packed"), "string, hash or packed"),
             ("buckets", packed == (self.buckets is not None), "given with layout=packed, and only there"),
             ("buckets", self.buckets is None or 0 < self.buckets <= _MOST_HASHES, f"from 1 to {_MOST_HASHES}"),

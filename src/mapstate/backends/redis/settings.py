@@ -30,6 +30,8 @@ from mapstate.urls import (
 __all__ = ["RedisSettings", "driver_module"]
 
 _LONGEST_TTL = 1e10
+_SHORTEST, _LONGEST = 0.001, 86_400  # seconds that a socket waits
+_MOST = 2**31 - 1
 _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
 
 
@@ -93,14 +95,14 @@ class RedisSettings:
 
     def _rules(self) -> list[tuple[str, object, str]]:
         """The name of a field, whether it fits, and what is expected of it."""
-        seconds = "a number of seconds above 0"
+        seconds = f"a number of seconds from {_SHORTEST} to {_LONGEST}"
         return [
             ("password_env", self.password_env != "", "the name of an environment variable"),
             ("prefix", _PREFIX.fullmatch(self.prefix), "of letters, digits, '_ . / -' (the first ':' ends it)"),
-            ("socket_timeout", 0 < self.socket_timeout < math.inf, seconds),
-            ("socket_connect_timeout", 0 < self.socket_connect_timeout < math.inf, seconds),
-            ("retries", self.retries >= 0, "from 0 up"),
-            ("max_value_bytes", self.max_value_bytes > 0, "from 1 up"),
+            ("socket_timeout", _SHORTEST <= self.socket_timeout <= _LONGEST, seconds),
+            ("socket_connect_timeout", _SHORTEST <= self.socket_connect_timeout <= _LONGEST, seconds),
+            ("retries", 0 <= self.retries <= _MOST, f"from 0 to {_MOST}"),
+            ("max_value_bytes", 1 <= self.max_value_bytes <= _MOST, f"from 1 to {_MOST}"),
             ("ssl_cert_reqs", self.ssl_cert_reqs in ("none", "optional", "required"), "none, optional or required"),
         ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
-from mapstate.errors import ConfigurationError
+from mapstate.errors import check_range
 from mapstate.spark.driver.job import Step
 from mapstate.spark.steps.columns import column_names
 
@@ -82,5 +82,5 @@ def broadcast(partitions: int | None) -> Step:
 
 
 def _check_partitions(partitions: int | None) -> None:
-    if partitions is not None and (type(partitions) is not int or partitions < 1):
-        raise ConfigurationError(f"partitions is a number from 1 up, not {partitions!r}")
+    if partitions is not None:
+        check_range("partitions", partitions, 1)

@@ -14,7 +14,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import results_of
-from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError
+from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError, check_range
 from mapstate.reader import Consistency, StateReader
 from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of
@@ -84,6 +84,8 @@ def newStaticState(
             f"partitions), not a {getattr(state, '__name__', type(state).__name__)}"
         )
     ensure_picklable("the state to be queried", state)
+    if partitions is not None:
+        check_range("partitions", partitions, 1)
     return StaticState(state, aggregators or {}, partitions)
 
 

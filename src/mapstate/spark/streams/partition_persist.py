@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
-from mapstate.errors import ConfigurationError, IncompleteBatchError
+from mapstate.errors import ConfigurationError, IncompleteBatchError, check_range
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
 from mapstate.spark.driver.job import Behind, Downstream, Follower, Step
@@ -129,8 +129,7 @@ def update_task(
     if not isinstance(updater, StateUpdater):
         raise ConfigurationError(f"partitionPersist needs an instance of a StateUpdater, not {updater!r}")
     for name, value in (("partitions", partitions), ("chunk_size", chunk_size)):
-        if type(value) is not int or value < 1:
-            raise ConfigurationError(f"{name} is an int from 1 up, not {value!r}")
+        check_range(name, value, 1)
     by = column_names(schema, by, "partitionPersist")
     ensure_picklable("the state factory", state)
     ensure_picklable("the state updater", updater)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError
+from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError, check_range
 from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.job import Branch, OnFinished
@@ -157,8 +157,7 @@ class Topology:
                 "process of the server. Nothing was started. Use start, or run with classic PySpark. See "
                 "docs/connect.md#what-is-refused"
             )
-        if not 0 < poll <= 3600:
-            raise ConfigurationError(f"poll is a number of seconds above 0 and up to an hour, not {poll!r}")
+        check_range("poll", poll, 0.001, 3600, " of seconds")
 
         def start(name: str) -> StreamingQuery:
             return Startable(self.queries[name]).start(places[name], trigger=trigger, options=options)
