@@ -883,7 +883,7 @@ class Job:
         self, backend: Any, *, state: str = "s", keys: str = "string", wrap: Any = None, **changes: Any
     ) -> None:
         self.state = state
-        store = backend.open(state, ttl=changes.pop("ttl", None))
+        store = backend.open(state, ttl=changes.get("ttl") or None)
         self.store = wrap(store) if wrap else store
         fields = changes.pop("fields", (N,))
         asked = {"owner": "q"} | changes
@@ -1120,6 +1120,17 @@ def test_a_vacuum_keeps_the_time_that_records_have_left(place):
     job.batch(a=1)
     vacuum(place.backend(), "s")
     assert 0 < place.ttl("a") <= 1000
+
+
+def test_after_the_end_of_a_ttl_a_vacuum_writes_all_records_without_one(place):
+    job = Job(place.backend(), ttl=1000)
+    job.batch(a=1, b=2)
+    Job(place.backend(), ttl=0).batch(b=3)
+    assert [0 < place.ttl(key) <= 1000 for key in "ab"] == [True, False]
+    vacuum(place.backend(), "s")
+    assert [0 < place.ttl(key) <= 1000 for key in "ab"] == [False, False]
+    Job(place.backend()).batch(a=2)
+    assert contents(place.backend()) == {"a": 3, "b": 5}
 
 
 def test_a_store_of_faults_over_it_has_its_capabilities(stand_in):

@@ -154,7 +154,7 @@ def test_a_rollback_shows_an_older_commit(url, opened):
 
 @pytest.mark.parametrize("bound", [0, -1, True, float("nan"), float("inf"), "60", dt.timedelta(0)])
 def test_a_bound_that_is_none_is_refused(opened, bound, tmp_path):
-    with pytest.raises(ConfigurationError, match="max_age is a number of seconds above 0, or None"):
+    with pytest.raises(ConfigurationError, match="max_age is a number of seconds from 0.001"):
         opened(f"sqlite:///{tmp_path}/state.db", "s", max_age=bound)
 
 

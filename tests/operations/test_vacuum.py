@@ -260,6 +260,49 @@ def test_a_record_with_a_ttl_keeps_the_time_it_has_left(redis_url, redis_server)
         assert client.get(key) is None
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("kind", ["redis", "cluster"])
+def test_after_the_end_of_a_ttl_no_record_expires_any_more(kind, request):
+    url = request.getfixturevalue(f"{kind}_url")
+    server = request.getfixturevalue("redis_server" if kind == "redis" else "redis_cluster")
+    prefix = resolve(url).prefix
+
+    def left() -> set[bool]:
+        with server.client() as client:
+            return {client.pttl(key) > 0 for key in client.scan_iter(f"{prefix}s:*")}
+
+    job = Job(url, ttl=1000)
+    job.batch(kept=1, dead=2, gone=3, touched=0)
+    job.attempt(dead=20, phantom=5, gone=None)
+    job.batch(gone=None, touched=1)
+    assert vacuum(url, "s").dropped == 2
+    assert left() == {True}
+    Job(url, ttl=0).batch(new=7)
+    truth = contents(url)
+    assert left() == {True, False}
+
+    def die(_: Vacuumed) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vacuum(url, "s", page_size=1, on_page=die)
+    with open_reader(url, "s") as reader:
+        assert reader.ledger().has_had_ttl  # some may still expire
+    resolve(url).open("s").multi_put(["foreign"], [b"{"])
+    assert vacuum(url, "s", take_over=True).unreadable == 1
+    with open_reader(url, "s") as reader:
+        assert reader.ledger().has_had_ttl  # nobody knows of that key
+    with server.client() as client:
+        client.delete(*[key for key in client.scan_iter(f"{prefix}s:*") if key.endswith(b"foreign")])
+    assert vacuum(url, "s").rewritten == len(truth)
+    assert left() == {False}
+    assert contents(url) == truth
+    with open_reader(url, "s") as reader:
+        assert (reader.ledger().has_had_ttl, reader.key_count()) == (False, len(truth))
+    Job(url).batch(new=8)
+    assert contents(url) == truth | {"new": 8}
+
+
 def test_fields_added_since_are_kept_apart(url):
     job = Job(url)
     job.batch(a=1, b=2)

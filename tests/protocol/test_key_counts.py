@@ -105,20 +105,22 @@ def test_a_rollback_goes_back_to_the_number_before():
 
 
 def test_a_reset_starts_from_nothing_and_an_adoption_from_what_is_there():
-    for before in (done(opened(), 5), done(opened(), None), done(opened(has_ttl=True), 5)):
+    for before in (done(opened(), 5), done(opened(), None), done(opened(ttl=60.0), 5)):
         assert opened(before, owner="new", on_new_owner="reset").keys_held() == 0
     assert done(opened(done(opened(), 5), owner="new", on_new_owner="adopt"), 1).keys_held() == 6
 
 
 def test_a_state_with_a_ttl_cannot_tell_and_does_not_learn_it():
-    ledger = done(opened(has_ttl=True), 5)
+    ledger = done(opened(ttl=60.0), 5)
     assert ledger.keys_held() is None
     assert vacuumed(ledger, 5).keys_held() is None
-    without = done(opened(vacuumed(ledger, 5)), 1)  # what was written before still expires
+    without = done(opened(vacuumed(ledger, 5), ttl=0), 1)  # what was written before still expires
     assert without.keys_held() is None
+    assert vacuumed(without, None).keys_held() is None
+    assert vacuumed(without, 6).keys_held() == 6  # it wrote them without a ttl
     with pytest.raises(UsageError, match="has or had a ttl"):
         recounted(without, without, 5)
-    assert done(opened(done(opened(), 5), has_ttl=True), 1).keys_held() is None
+    assert done(opened(done(opened(), 5), ttl=60.0), 1).keys_held() is None
 
 
 @pytest.mark.parametrize("new_owner", [False, True])
@@ -505,7 +507,7 @@ def test_an_adopted_state_knows_its_keys_when_they_were_counted(url):
 
 
 def test_numbers_survive_the_ledgers_json():
-    ledger = done(opened(has_ttl=False), 5)
+    ledger = done(opened(), 5)
     assert decode_ledger(encode_ledger(ledger), ledger.state) == ledger
     assert msgspec.json.decode(encode_ledger(ledger))["committed"]["keys_held"] == 5
 

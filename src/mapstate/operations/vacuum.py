@@ -5,7 +5,8 @@ rewritten, it begins no attempt and uses no txid. Else it is an attempt like any
 through the fence. No reader sees a value change at any moment.
 
 A store that filters each record, instead of having a fence, may still take a late write. There the vacuum rewrites
-every record, keeps tombstones, and lifts the floor to its txid.
+every record, keeps tombstones, and lifts the floor to its txid. It also writes every record of a state whose ttl was
+ended: without one.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _vacuum(
     seen = ledger.remember()
     begin_vacuum(seen, "", take_over=take_over)  # refuses before any record is read
     # Without a fence a late writer may still put an orphaned record after its key was read.
-    if (fenced or not seen.dead) and (seen.in_flight is None or seen.in_flight.epoch != seen.epoch):
+    if (fenced or not seen.dead) and seen.ttl != 0 and (seen.in_flight is None or seen.in_flight.epoch != seen.epoch):
         clean = _scanned_in_vain(store, seen, page_size, everything=not fenced, on_page=on_page)
         if clean is not None:
             done, held = clean
@@ -137,7 +138,7 @@ def _vacuum(
     apart = seen.last_commit is not None and seen.last_commit.apart_from
     attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
     record = ledger.record
-    codec = CodecWithIndex(record)
+    codec, everything = CodecWithIndex(record), not fenced or record.ttl == 0
     done, held_keys, unreadable = Vacuumed(0, 0, 0, attempt.txid), DistinctKeys(), Unreadable(state)
     room = Room(record.fields)
     with writer_of(store, attempt.token) as writer:
@@ -148,12 +149,12 @@ def _vacuum(
         ):
             readable, records = unreadable.read(read, part)
             keys, values, present = _due(
-                readable, records or [], attempt.view, attempt.txid, everything=not fenced, codec=codec
+                readable, records or [], attempt.view, attempt.txid, everything=everything, codec=codec
             )
             held_keys.update(present)
             if keys:
-                _write(writer, codec, keys, values, attempt.txid, removing=fenced)
-            dropped = sum(value is None for value in values) if fenced else 0
+                _write(writer, codec, keys, values, attempt.txid, everything=everything)
+            dropped = 0 if everything else sum(value is None for value in values)
             done = Vacuumed(
                 done.scanned + len(part), done.rewritten + len(keys) - dropped, done.dropped + dropped, attempt.txid
             )
@@ -279,12 +280,12 @@ def _due(
 
 
 def _write(
-    writer: Any, codec: CodecWithIndex, keys: list[StoreKey], values: list[Any], txid: int, *, removing: bool
+    writer: Any, codec: CodecWithIndex, keys: list[StoreKey], values: list[Any], txid: int, *, everything: bool
 ) -> None:
     """Write a page. A record without a value is removed if the store can and may, else a tombstone stays."""
     records = codec.dumps(keys, [(txid, value, value) for value in values])
-    if isinstance(writer, Rewrites):
+    if isinstance(writer, Rewrites) and codec.ledger.ttl != 0:
         pairs = zip(records, values, strict=True)
-        writer.multi_rewrite(keys, [None if removing and value is None else record for record, value in pairs])
+        writer.multi_rewrite(keys, [None if value is None and not everything else record for record, value in pairs])
     else:
         writer.multi_put(keys, records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -20,7 +21,7 @@ from mapstate.errors import (
 from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import Attempt, InFlight, LedgerRecord, OpenRequest, encode_ledger
-from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.opening import open_ledger, what_remains
 from mapstate.protocol.refusals import missing_batches
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
 
@@ -29,6 +30,8 @@ __all__ = ["HeldLedger", "VersionedLedger", "change_all"]
 T = TypeVar("T")
 
 _TRIES = 8
+
+_log = logging.getLogger("mapstate")
 
 
 class VersionedLedger(NamedTuple):
@@ -55,6 +58,7 @@ class HeldLedger:
         self._cached: VersionedLedger | None = None
         self._own: InFlight | None = None  # the attempt as of `mark_begun`
         self._attempts = 0
+        self._remains: tuple[str, ...] = ()
 
     @property
     def record(self) -> LedgerRecord:
@@ -68,10 +72,16 @@ class HeldLedger:
         return self._cached
 
     def opening(self, opening: OpenRequest) -> Callable[[LedgerRecord | None], LedgerRecord]:
-        """`open_ledger` under a session of this driver's own."""
+        """`open_ledger` under a session of this driver's own. Once a batch begins, the log says `what_remains`."""
         self.session = opening.session or secrets.token_hex(8)
         own = msgspec.structs.replace(opening, session=self.session)
-        return lambda before: open_ledger(before, own)
+
+        def opened(before: LedgerRecord | None) -> LedgerRecord:
+            after = open_ledger(before, own)
+            self._remains = tuple(what_remains(before, after))
+            return after
+
+        return opened
 
     def nonce(self) -> str:
         """A random name that sorts after this driver's earlier ones; see `FenceToken`."""
@@ -98,6 +108,9 @@ class HeldLedger:
     def has_begun(self, result: object, *, accept_loss: bool) -> None:
         """After the ledger's write: remember the ledger for the commit, and advance fences that are apart from it."""
         self.mark_begun()
+        for remains in self._remains:
+            _log.warning("state %s: %s. See docs/operating.md#options-that-change", self.state, remains)
+        self._remains = ()
         if isinstance(result, Attempt) and self._fences is not None:
             self._fences.advance_to(result.token, None if accept_loss else result.view.last)
 

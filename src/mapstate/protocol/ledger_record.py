@@ -138,6 +138,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``rewrites``      the number of vacuums begun; each may have purged records
     ``initial_keys``  the number of keys before the first batch, None if unknown
     ``has_had_ttl``   records may expire, so the number of keys is unknown
+    ``ttl``           of the records that the last driver wrote, in seconds; 0 once it was ended; None if unknown
     ``windows``       of a state with windows, whose number of keys is unknown
     ``changes``       of a state with a change log
     """
@@ -164,6 +165,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     rewrites: int = 0
     initial_keys: int | None = None
     has_had_ttl: bool = False
+    ttl: float | None = None
     windows: WindowsRecord | None = None
     changes: ChangesRecord | None = None
 
@@ -207,7 +209,7 @@ _encoder = msgspec.json.Encoder()
 def encode_ledger(record: LedgerRecord) -> bytes:
     """Encode a ledger as JSON, which can be read in the store's own shell. What it lacks it does not name."""
     data = _encoder.encode(record)  # in a string, quotes are escaped
-    for default in (b',"windows":null', b',"changes":null', b',"is_part":false'):
+    for default in (b',"ttl":null', b',"windows":null', b',"changes":null', b',"is_part":false'):
         data = data.replace(default, b"")
     return data
 
@@ -216,7 +218,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A driver's arguments to `open_ledger`.
 
     ``clock_txid``  where a new ledger's txids start
-    ``has_ttl``     the driver's records have a ttl
+    ``ttl``         of the driver's records, in seconds; 0 ends that of the state, None asks for none
     ``windows``     of a state with windows
     ``changes``     the transactions whose changed keys are kept; 0 ends the change log, None asks for none
     """
@@ -230,7 +232,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     clock_txid: int
     on_new_owner: OnNewOwner = "refuse"
-    has_ttl: bool = False
+    ttl: float | None = None
     windows: WindowDefinition | None = None
     changes: int | None = None
 

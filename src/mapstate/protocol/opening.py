@@ -5,6 +5,8 @@ Pure, as `mapstate.protocol.transitions`. A driver opens its states once in each
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
@@ -15,7 +17,7 @@ from mapstate.protocol.windows import WindowsRecord
 from mapstate.schema import Field, KeyField
 from mapstate.windows import with_definition
 
-__all__ = ["open_ledger"]
+__all__ = ["open_ledger", "what_remains"]
 
 
 def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
@@ -40,7 +42,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             first_txid=opening.clock_txid,
             next_txid=opening.clock_txid,
             initial_keys=0,
-            has_had_ttl=opening.has_ttl,
+            has_had_ttl=bool(opening.ttl),
+            ttl=opening.ttl or None,
             windows=None if opening.windows is None else WindowsRecord(definition=opening.windows),
             changes=changes,
             format=format_of(opening.windows, changes),
@@ -61,8 +64,51 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
     )
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
+    if ledger.has_had_ttl and opening.ttl is None:
+        raise _without_ttl(ledger)
     return msgspec.structs.replace(
-        ledger, epoch=ledger.epoch + 1, session=opening.session, has_had_ttl=ledger.has_had_ttl or opening.has_ttl
+        ledger,
+        epoch=ledger.epoch + 1,
+        session=opening.session,
+        has_had_ttl=ledger.has_had_ttl or bool(opening.ttl),
+        ttl=opening.ttl if ledger.has_had_ttl or opening.ttl else None,
+    )
+
+
+def what_remains(before: LedgerRecord | None, after: LedgerRecord) -> Iterator[str]:
+    """Say for the log where an option that the job has changed leaves something as it was.
+
+    ``after`` is what `open_ledger` made of ``before``.
+    """
+    if before is None or before.last_txid is None or before.floor != after.floor:
+        return  # nothing counted before
+    if after.has_had_ttl and (after.ttl != before.ttl or not after.ttl):
+        was = _shown_ttl(before) if before.has_had_ttl else "none"
+        yield f"ttl was {was} and is {_shown_ttl(after)}: a record keeps the ttl of its last write until the next one"
+        if not after.ttl:
+            yield "records still expire, and count from nothing then, until mapstate vacuum writes them (opaque states)"
+    if before.windows is not None and after.windows is not None:
+        old, new = before.windows.definition, after.windows.definition
+        if new.lag > old.lag:
+            yield "lag is longer: windows that have fired stay fired, so rows for them are late"
+        if new.retention > old.retention:
+            yield "retention is longer: windows that were removed stay away"
+    if before.changes is not None and after.changes is not None and after.changes.kept > before.changes.kept > 0:
+        yield f"changes was {before.changes.kept} and is {after.changes.kept}: transactions that are gone stay away"
+
+
+def _shown_ttl(ledger: LedgerRecord) -> str:
+    return "unknown" if ledger.ttl is None else f"{ledger.ttl:g} s" if ledger.ttl else "ended"
+
+
+def _without_ttl(ledger: LedgerRecord) -> StateSchemaError:
+    same = f"ttl={ledger.ttl:g}, or with " if ledger.ttl else ""
+    return StateSchemaError(
+        f"state {ledger.state!r}: its records were written with a ttl, and the job asks for none, so they would go on "
+        f"expiring unseen. Nothing was written. Open it with {same}ttl=0, which ends the ttl of later writes. See "
+        "docs/operating.md#options-that-change",
+        state=ledger.state,
+        found=ledger.ttl,
     )
 
 
@@ -146,6 +192,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             dead=(),
             initial_keys=0,
             has_had_ttl=False,
+            ttl=None,
             windows=None if ledger.windows is None else ledger.windows.emptied(),
             changes=None if ledger.changes is None else ledger.changes.emptied(ledger.next_txid),
         )

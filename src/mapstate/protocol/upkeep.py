@@ -98,7 +98,7 @@ def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = Non
 
 
 def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held: int | None = None) -> LedgerRecord:
-    """Commit a vacuum: forget the dead txids and keep the last batch. Raises FencedError.
+    """Commit a vacuum: forget the dead txids and a ttl that was ended, and keep the last batch. Raises FencedError.
 
     Args:
         ledger: The state's ledger.
@@ -112,6 +112,8 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
     if ledger.last_txid == txid:
         return ledger
     check_in_flight(ledger, txid)
+    if ledger.ttl == 0 and held is not None:  # the vacuum has written all records, and none expires any more
+        ledger = msgspec.structs.replace(ledger.with_keys_held(None), has_had_ttl=False, ttl=None)
     return msgspec.structs.replace(
         _with_found_keys(ledger, held),
         in_flight=None,

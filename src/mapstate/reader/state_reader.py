@@ -18,6 +18,7 @@ from mapstate.errors import (
     KeyEncodingError,
     UnknownColumnError,
     UsageError,
+    check_range,
     missing_driver,
 )
 from mapstate.findings import Unreadable
@@ -28,7 +29,7 @@ from mapstate.protocol.records import contains_none
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
-from mapstate.spec import check_seconds, check_state_name
+from mapstate.spec import check_state_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +96,8 @@ def checked(consistency: str, max_age: float | timedelta | None) -> float | None
     if consistency not in ("committed", "latest"):
         raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
     seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
-    check_seconds("max_age", seconds, "above 0, or None", seconds is None)
+    if seconds is not None:
+        check_range("max_age", seconds, 0.001, 86_400.0 * 36_525, " of seconds")
     return seconds
 
 

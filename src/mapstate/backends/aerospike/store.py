@@ -20,7 +20,7 @@ from mapstate.backends.aerospike.records import Records
 from mapstate.backends.aerospike.writer import Writer
 from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken
-from mapstate.errors import CorruptRecordError, FencedError
+from mapstate.errors import ConfigurationError, CorruptRecordError, FencedError
 from mapstate.findings import MOST_NAMED, Finding, Unreadable
 from mapstate.keys import StoreKey
 
@@ -86,7 +86,8 @@ class AerospikeStore:
 
         def put() -> bool:
             try:
-                connection.client.put(self._records.place(LEDGER), {"ledger": bytearray(record)}, meta, policy)
+                bins = {"ledger": bytearray(record), "bin": self._records.bin}
+                connection.client.put(self._records.place(LEDGER), bins, meta, policy)
             except (driver.RecordExistsError, driver.RecordGenerationError, driver.RecordNotFound):
                 return False
             return True
@@ -211,8 +212,14 @@ class AerospikeStore:
             return None
 
     def _ledger(self) -> tuple[bytes, int] | None:
-        """The ledger and its generation."""
+        """The ledger and its generation. Raises ConfigurationError if the records are in another bin."""
         found = self._get(LEDGER)
+        own = self._records.bin
+        if found is not None and found[2].get("bin", own) != own:
+            raise ConfigurationError(
+                f"state {self._state!r} has its records in the bin {found[2]['bin']!r}, and the URL says {own!r}: none "
+                "would be found. Nothing was written. Put the state's own bin into the URL: bin=..."
+            )
         return None if found is None else (bytes(found[2]["ledger"]), found[1]["gen"])
 
     def _cluster(self) -> str | None:

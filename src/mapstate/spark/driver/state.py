@@ -71,7 +71,7 @@ class StateDriver:
             owner=owner,
             clock_txid=clock_txid(),
             on_new_owner=self.spec.on_new_owner,
-            has_ttl=self.spec.ttl is not None,
+            ttl=self.spec.ttl,
         )
 
     def check_columns(self, frame: DataFrame) -> None:
