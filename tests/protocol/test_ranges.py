@@ -135,7 +135,7 @@ def test_a_duration_past_either_end_is_refused_with_the_end_that_it_passed(name)
     for short in (f"{least} seconds", "-1 minute", dt.timedelta(microseconds=least), dt.timedelta.min):
         with pytest.raises(ConfigurationError, match=rf"^{name} is {end}, not "):
             declare(short)
-    for none in ("9" * 5000 + " weeks", "1 minute " * 200, "1 month", "", 5, HUGE, math.nan, True, None):
+    for none in ("9" * 5000 + " weeks", "1 month", "1.5 hours", "", 5, HUGE, math.nan, True, None):
         if none is None and name in ("retention", "idle", "ahead"):
             continue
         with pytest.raises(ConfigurationError, match=rf"^{name} is a duration such as"):
