@@ -508,3 +508,21 @@ def test_each_row_of_the_table_has_a_test():
     table = PAGE.read_text().partition("## Options that change")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| .+ \|$", table, re.MULTILINE)
     assert set(rows[1:]) == ROWS.keys() | WITHOUT_SPARK
+
+
+@pytest.mark.spark
+def test_the_longest_durations_that_are_accepted_run_through_batches(spark, tmp_path):
+    url, longest, units = f"sqlite:///{tmp_path}/s.db", "3652500 days", 2**61
+    for name, kind, options in (
+        ("of-time", "timestamp", {"lag": longest, "retention": longest, "idle": longest, "ahead": longest}),
+        ("of-units", "bigint", {"lag": units, "retention": units, "startTime": units}),
+        ("of-one-window", "bigint", {"lag": 0, "retention": 0}),
+    ):
+        length = "1 hour" if kind == "timestamp" else units if name == "of-one-window" else 10
+        for batch_id, at in enumerate((5, 10**9, 2**60)):
+            time = dt.datetime.fromtimestamp(min(at, 10**10), dt.UTC) if kind == "timestamp" else at
+            frame = spark.createDataFrame([(time,)], f"at {kind}")
+            windows = newStream("s", frame).tumblingWindow(length, timestampField="at", **options)
+            windows.persistentAggregate(opaque(url, name, patience=10**10), n=Count())(frame, batch_id)
+        with open_reader(url, name) as reader:
+            assert sum(report.rows - (report.rows_late or 0) for report in reader.reports()) == 3
