@@ -223,6 +223,23 @@ def test_a_thread_that_outlives_its_query_writes_nothing(url, spark, given):
     assert not Path(url.removeprefix("sqlite:///")).exists()
 
 
+def test_a_thread_that_outlives_the_batches_that_its_state_counted_writes_nothing(url, spark, given):
+    job, kept = counts_of(spark, given, opaque(url)), []
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        kept.append((rows, batch_id))
+        if batch_id == 1:
+            raise ValueError("enough")
+        job(rows, batch_id)
+
+    with pytest.raises(ValueError, match="enough"):
+        run(spark, given, function)
+    before = ledger(url)
+    with pytest.raises(UsageError, match="a streaming query that has ended"):
+        counts_of(spark, given, opaque(url))(*kept[1])
+    assert ledger(url) == before
+
+
 def test_the_frame_of_one_query_is_refused_in_the_function_of_another(url, spark, given, tmp_path):
     kept: list[DataFrame] = []
     first = given.stream(spark).writeStream.foreachBatch(lambda rows, _: kept.append(rows))

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.errors import UsageError
-from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun, SourceLog, filters_in
+from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun, SourceLog, filters_in, has_ended
 from mapstate.spark.driver.increments import check_plan
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _ClassicAccess:
         session = self._frame.sparkSession._jsparkSession
         query_id = self._context.getLocalProperty("sql.streaming.queryId")
         known = next((one for one in _queries if one.session.equals(session)), None)
-        if known is None or not known.execution.isActive():
+        if known is None:
             running = [_Query.of(one) for one in session.sharedState().activeStreamingQueries().values()]
             known = next((one for one in running if one.session.equals(session)), None)
             if known is not None:
@@ -200,10 +200,7 @@ class _ClassicAccess:
     def _check_by_hand(self, query_id: str | None, running: list[_Query]) -> None:
         """Raises UsageError unless no batch of any query can have brought the frame."""
         if query_id is not None or self._frame.sparkSession.conf.get(_SET_BY_STREAMS, None) is not None:
-            raise UsageError(
-                "this DataFrame is of a streaming query that has ended. Nothing was written. Let no thread outlive the "
-                f"function that Spark calls. {FUNCTION_PAGE}"
-            )
+            raise has_ended()
         if running:
             raise UsageError(
                 "a streaming query runs, and nothing tells whether this DataFrame is of one of its batches. Nothing "

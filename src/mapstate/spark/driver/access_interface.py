@@ -7,12 +7,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-__all__ = ["FILTER_NAME", "FUNCTION_PAGE", "Access", "QueryRun", "SourceLog", "filters_in"]
+from mapstate.errors import UsageError
+
+__all__ = ["FILTER_NAME", "FUNCTION_PAGE", "Access", "QueryRun", "SourceLog", "filters_in", "has_ended"]
 
 FUNCTION_PAGE = "See docs/guides/foreach-batch.md"
 
 FILTER_NAME = "files_not_counted "
 """Before the digest in the text of a plan that leaves files out, see `files_not_counted`."""
+
+
+def has_ended() -> UsageError:
+    """The error of a DataFrame whose query has ended."""
+    return UsageError(
+        "this DataFrame is of a streaming query that has ended. Nothing was written. Let no thread outlive the "
+        f"function that Spark calls. {FUNCTION_PAGE}"
+    )
 
 
 def filters_in(plan: str) -> tuple[str, ...]:

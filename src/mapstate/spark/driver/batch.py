@@ -24,7 +24,7 @@ from mapstate.errors import FencedError, MapStateError, MissingBatchesError, Sta
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver.access import access_of
-from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun
+from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun, has_ended
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
@@ -124,6 +124,8 @@ class BatchDriver:
             ledgers = opened
             answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
         else:
+            if not batch.access.may_go_on():
+                raise has_ended()
             if self._of_stream:
                 batch.access.check_running_increments()
                 if not batch.access.is_local():
