@@ -29,7 +29,7 @@ from mapstate.protocol import transitions
 from mapstate.protocol.held_ledger import change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.pane_index import PaneIndex, index_codec, pane_of, slices
+from mapstate.protocol.pane_index import PaneIndex, PanePages, index_codec, pane_of, slices
 from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import (
@@ -37,7 +37,6 @@ from mapstate.protocol.windows import (
     PaneChange,
     Panes,
     WindowCommit,
-    every_pane,
     fired_panes,
     watermark,
 )
@@ -204,7 +203,9 @@ class Driver:
         counted = [row for task in won.values() if task.state == 0 for row in task.rows]
         self.rows = (*counted, *late, *between)
         mark = max(self._mark(last, self.rows), _least(record))
-        purged = self._purge(actor, self.rules.purges_under(record, mark), attempt)
+        purging = self.rules.purges_under(record, mark)
+        assert purging.windows is not None
+        purged = self._purge(actor, purging, attempt)
         settled = self._settle(actor, record, attempt, last)
         done = WindowCommit(
             watermark=mark,
@@ -219,7 +220,12 @@ class Driver:
             Commit(batch_id=self.batch_id, txid=answers[1].txid, owner="q", rows=len(late)),
         ]
         written = {pane for row in counted if (pane := panes.pane(row.at)) is not None}
-        return commits, PaneChange(written, purged, self.rules.width(max(spread, default=-1) + 1))
+        change = PaneChange(written, purged, self.rules.width(max(spread, default=-1) + 1))
+        writing = PurgeTask(_spec(self.world, actor), record, attempt.token, attempt.view, attempt.txid)
+        change, pages = PanePages(WINDOWS, purging.windows, writing.reads().index).changed(change)
+        writing.write(pages)
+        self.world.played.pages_written += len(pages)
+        return commits, change
 
     def _mark(self, last: WindowCommit, rows: Sequence[Row]) -> int:
         """The watermark after a batch with these rows."""
@@ -237,13 +243,14 @@ class Driver:
 
     def _purge(self, actor: Actor, record: LedgerRecord, attempt: Attempt) -> list[int]:
         assert record.windows is not None
-        due = list(record.windows.due(record.last_windows()))[
+        spec = _spec(self.world, actor)
+        reads = Reads(spec, record, attempt.view, attempt.txid)
+        named = PanePages(WINDOWS, record.windows, reads.index).named
+        due = list(record.windows.due(record.last_windows(), named))[
             : self.draw.choice([1, 10**6])
         ]  # the rest is for the next batch
         if not due:
             return []
-        spec = _spec(self.world, actor)
-        reads = Reads(spec, record, attempt.view, attempt.txid)
         parts = list(slices(reads.index, [str(pane) for pane in due], record.windows.width))
         removed = PurgeTask(spec, record, attempt.token, attempt.view, attempt.txid).work(parts)
         self.world.played.purged += removed
@@ -258,7 +265,7 @@ class Driver:
             return last.settled
         spec = _spec(self.world, actor)
         reads = Reads(spec, record, attempt.view, attempt.txid)
-        if self.rules.settles and pane in every_pane(windows.definition.panes, windows.panes, pane, pane + 1):
+        if self.rules.settles and windows.may_have(pane):
             parts = list(slices(reads.index, [str(pane)], windows.width))
             settings = spec, record, attempt.token, attempt.view, attempt.txid
             fields = Fields(_OF_SESSIONS, _AGGREGATORS)
@@ -274,11 +281,13 @@ class Driver:
         assert windows is not None
         assert done is not None
         panes = windows.definition.panes
+        reads = Reads(_spec(self.world, actor), record, record.view(), record.next_txid - 1)
+        named = PanePages(WINDOWS, windows, reads.index).named
         if self.setting.sessions:
-            due = last_panes(windows, done)
+            due = last_panes(windows, done, named)
             ends = range(max(done.before, windows.purged) + 1, done.watermark + 1)
         else:
-            fired = fired_panes(windows, done)
+            fired = fired_panes(windows, done, named)
             due = [pane for pane, _ in fired]
             ends = range(fired[0][1][0], panes.floor(done.watermark) + 1) if fired else range(0)
         if not due:

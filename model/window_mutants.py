@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import msgspec
 
-from mapstate.capabilities import close_if_possible
 from mapstate.keys import INDEX
 from mapstate.maps.serialized import writer_of
 from mapstate.protocol import pane_index, transitions
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
-from mapstate.protocol.pane_index import Slice, index_codec, index_keys, key_pages, store_key
+from mapstate.protocol.pane_index import PanePages, Slice, index_keys, key_pages, store_key
 from mapstate.protocol.records import CommitView
-from mapstate.protocol.windows import NEVER, PaneChange, Panes, WindowCommit, WindowsRecord, fired_panes
+from mapstate.protocol.windows import NEVER, PaneChange, Panes, WindowCommit, WindowsRecord, fired_panes, runs_without
 from mapstate.reader import committed
-from mapstate.spark.executor.window_task import FiredTask, PurgeTask, Reads
+from mapstate.spark.executor.window_task import FiredTask, PurgeTask
 from model import window_actors
 from model.window_actors import WindowRules
 from model.window_oracle import SETTINGS, Row
@@ -122,8 +122,8 @@ class _EmitsFromMemory(WindowRules):
 
 class _EmitsWhatIsPurged(WindowRules):
     def patches(self) -> list[tuple[Any, str, Any]]:
-        def all_of_them(record: WindowsRecord, done: WindowCommit) -> Any:
-            return fired_panes(msgspec.structs.replace(record, purged=NEVER), done)
+        def all_of_them(record: WindowsRecord, done: WindowCommit, named: Any) -> Any:
+            return fired_panes(msgspec.structs.replace(record, purged=NEVER), done, named)
 
         return [(window_actors, "fired_panes", all_of_them), (FiredTask, "check_ledger", _check_nothing)]
 
@@ -144,15 +144,15 @@ class _LooksWhileItReadsKeys(WindowRules):
 
     def patches(self) -> list[tuple[Any, str, Any]]:
         check, pages = FiredTask.check_ledger, FiredTask._pages
-        reading: list[FiredTask] = []
+        found: list[FiredTask] = []
 
         def read(task: FiredTask, *where: Any) -> Any:
-            reading.append(task)
-            yield from pages(task, *where)
-            reading.remove(task)
+            for page in pages(task, *where):
+                found.append(task)
+                yield page
 
         def verify(task: FiredTask, store: Any) -> None:
-            if task in reading:
+            if task in found:
                 check(task, store)
 
         return [(FiredTask, "_pages", read), (FiredTask, "check_ledger", verify)]
@@ -178,19 +178,53 @@ class _IndexBeforeRecords(WindowRules):
 
 
 def _purge_index_first(task: Any, parts: Sequence[Slice]) -> int:
-    reads = Reads(task.spec, task.record, task.view, task.txid)
     removed = 0
-    with writer_of(reads.store, task.token) as writer:
-        codec = index_codec(task.spec.serializer, task.spec.state)
+    with closing(task.reads()) as reads, writer_of(reads.store, task.token) as writer:
         for part in parts:
             pages = list(key_pages(reads.index, part))
-            task._remove(writer, codec, list(index_keys(part)), removes=True)
+            task._remove(reads.store, writer, list(index_keys(part)))
             for rests in pages:
                 keys = [store_key(part.pane, rest, is_native_integer=False) for rest in rests]
-                task._remove(writer, codec, keys, removes=True)
+                task._remove(reads.store, writer, keys)
                 removed += len(keys)
-    close_if_possible(reads.store)
     return removed
+
+
+class _PagesOfTheLastRun(WindowRules):
+    """A page has the newest run of its panes, and forgets the others."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = pane_index._changed
+
+        def forgets(level: int, before: Any, after: Any) -> Any:
+            return right(level, before, {start: own[-1:] for start, own in after.items()})
+
+        return [(pane_index, "_changed", forgets)]
+
+
+class _PagesWithoutTheirPast(WindowRules):
+    """A page that the ledger did not name yet has nothing before its batch, as if no pane had been there."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = pane_index._changed
+        return [(pane_index, "_changed", lambda level, _, after: right(level, {}, after))]
+
+
+class _PurgesAPageAsAWhole(WindowRules):
+    """A page of which one pane was purged is taken for purged."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = PanePages.changed
+
+        def forgets(own: PanePages, change: PaneChange) -> Any:
+            after, pages = right(own, change)
+            assert after.named is not None
+            height, runs = after.named
+            grid = own._grid.pages(height)
+            gone = {grid.start(pane) for pane in change.purged} if height else ()
+            return after._replace(named=(height, runs_without(grid, runs, gone))), pages
+
+        return [(PanePages, "changed", forgets)]
 
 
 class _NeverReadsAgain(WindowRules):
@@ -287,11 +321,14 @@ WINDOW_MUTANTS = (
     WindowMutant("passed on from the driver's memory", _EmitsFromMemory, "fired"),
     WindowMutant("passed on although purged", _EmitsWhatIsPurged),
     WindowMutant("passed on without a look at the ledger", _NeverLooksAtTheLedger, rare=True),
-    WindowMutant("a look at the ledger with each chunk alone", _LooksWhileItReadsKeys, "fired", rare=True),
+    WindowMutant("a look at the ledger where keys were found alone", _LooksWhileItReadsKeys, "fired", rare=True),
     WindowMutant("a pane leaves the ledger at the begin", _PanesLeaveAtTheBegin),
     WindowMutant("an index that is purged before its records", _IndexBeforeRecords, "left behind"),
     WindowMutant("an advance that is forgotten with the batch that takes it", _AdvancesOnce, "was advanced to"),
     WindowMutant("sessions whose first panes are purged before they are joined", _PurgesWhatIsNotJoined),
+    WindowMutant("pages of the newest panes alone", _PagesOfTheLastRun),
+    WindowMutant("pages that a rollback leaves empty", _PagesWithoutTheirPast),
+    WindowMutant("a page that is purged with its first pane", _PurgesAPageAsAWhole),
     WindowMutant("no fence", _NoFence),
     WindowMutant("no claims", _NoClaims),
     WindowMutant("one head of a pane for all tasks", _OneHeadPerPane),

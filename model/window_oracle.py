@@ -50,6 +50,7 @@ class Setting:
     ahead: int = 10**6
     store: str = "fenced"
     sessions: bool = False
+    most_runs: int = 500
 
     @property
     def definition(self) -> WindowDefinition:
@@ -136,13 +137,17 @@ SETTINGS = (
     Setting(10, 10),
     Setting(10, 10, 3, lag=5, retention=10),
     Setting(20, 10, lag=3, ahead=0, store="filtered"),
-    Setting(20, 10, retention=15),
+    Setting(20, 10, retention=15, most_runs=1),
     Setting(9, 6, 1, lag=2, store="cluster"),
-    Setting(6, 9, lag=2, retention=5),
+    Setting(6, 9, lag=2, retention=5, most_runs=2),
+    Setting(2, 2, lag=2, retention=20, most_runs=2),
+    Setting(3, 2, retention=9, most_runs=1, store="cluster"),
+    Setting(2, 2, retention=4, most_runs=1, store="filtered"),
     Setting(10, 10, lag=2, sources=("a", "b"), ahead=3, store="filtered"),
     Setting(10, 5, lag=2, sources=("a", "b"), idle=10),
     Setting(10, 10, lag=1, store="cluster"),
     Setting(12, 12, lag=4, sessions=True),
-    Setting(9, 9, lag=2, retention=5, sessions=True, store="filtered"),
+    Setting(9, 9, lag=2, retention=5, sessions=True, store="filtered", most_runs=2),
+    Setting(3, 3, lag=2, retention=5, sessions=True, most_runs=1),
     Setting(14, 14, sessions=True, store="cluster"),
 )

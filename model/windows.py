@@ -17,15 +17,13 @@ from unittest.mock import patch
 import msgspec
 
 from mapstate.errors import FencedError, StaleBatchError, UsageError
-from mapstate.protocol import pane_index, transitions
+from mapstate.keys import INDEX
+from mapstate.protocol import pane_index, transitions, windows
 from mapstate.protocol.held_ledger import HeldLedger, change_all
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.plans import BatchPlan
-from mapstate.protocol.windows import (
-    NEVER,
-    every_pane,
-)
+from mapstate.protocol.windows import NEVER
 from model.actors import Actor
 from model.window_actors import LATE, WINDOWS, Driver, Reader, WindowRules, pane_number, values_of
 from model.window_oracle import USERS, Batch, Fired, Oracle, Row, Setting
@@ -53,6 +51,7 @@ class Played:
     lost_claims: int = 0
     purged: int = 0
     settled: int = 0
+    pages_written: int = 0
     advances: int = 0
     steps: int = 0
 
@@ -70,6 +69,8 @@ def play(seed: int, setting: Setting, rules: WindowRules | None = None, *, batch
     own = rules or WindowRules()
     with ExitStack() as patched:
         patched.enter_context(patch.object(pane_index, "CHUNK_KEYS", 2))
+        patched.enter_context(patch.object(pane_index, "MOST_RUNS", setting.most_runs))
+        patched.enter_context(patch.object(windows, "PAGE_SLIDES", 2))
         for owner, name, other in own.patches():
             patched.enter_context(patch.object(owner, name, other))
         world = WindowWorld(random.Random(f"{seed} {setting}"), setting, own)
@@ -362,8 +363,16 @@ class WindowWorld:
     def _check_directory(self, record: LedgerRecord) -> None:
         """The ledger names every pane that has a value; without crashes also every pane that has a record."""
         assert record.windows is not None
-        named, view = set(every_pane(record.windows.definition.panes, record.windows.panes)), record.view()
-        for key, data in self.states[0].stored.records.items():
+        records, view = self.states[0].stored.records, record.view()
+
+        def read(keys: list[str]) -> list[Any]:
+            found = [msgspec.json.decode(records[key]) if key in records else None for key in keys]
+            return view.values(found, record.next_txid - 1)
+
+        named = set(pane_index.PanePages(WINDOWS, record.windows, read).named())
+        for key, data in records.items():
+            if key.startswith(f"{INDEX}@"):
+                continue
             pane, (txid, curr, prev) = pane_number(key), msgspec.json.decode(data)
             value = curr if txid in view else prev
             if pane not in named and value is not None and (txid in view or not self.crashed):

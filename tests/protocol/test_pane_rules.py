@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapstate.errors import DataError
 from mapstate.protocol.windows import (
     NEVER,
     Input,
@@ -130,14 +129,11 @@ def test_an_input_without_rows_keeps_its_time_and_one_with_rows_never_goes_back(
     assert Input().noted(None, 9, has_rows=True).latest == NEVER
 
 
-def test_a_run_of_more_windows_than_a_ledger_can_name_is_refused_before_it_is_committed():
+def test_a_run_of_more_windows_than_anybody_lists_is_named():
     definition = WindowDefinition(length=1, slide=1, retention=20_000_000)
-    record = WindowsRecord(definition=definition, panes=((0, 9_999_999),))
-    commits = [SimpleNamespace(windows=WindowCommit())]
-    longer = record.committed(PaneChange({10_000_000}, [], 1))
-    assert not longer.has_flaw([KeyField("window_start", "bigint")], commits)
-    with pytest.raises(DataError, match="shorter lag or retention"):
-        longer.committed(PaneChange({10_000_001}, [], 1))
+    record = WindowsRecord(definition=definition, panes=((0, 9_999_999),)).committed(PaneChange({10_000_000}, [5], 1))
+    assert record.panes == ((0, 4), (6, 10_000_000))
+    assert not record.has_flaw([KeyField("window_start", "bigint")], [SimpleNamespace(windows=WindowCommit())])
 
 
 @pytest.mark.parametrize("change", [{"length": 9}, {"slide": 9}, {"offset": 1}, {"by_clock": True}])

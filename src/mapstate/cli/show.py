@@ -212,11 +212,12 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
     if own.idle is not None:
         spans.append(("idle", own.idle))
     inputs = {} if done is None else done.inputs
-    count = sum(1 for _ in every_pane(own.panes, windows.panes))
-    panes = "none"
+    panes, grid = "none", own.panes.pages(windows.height)
     if windows.panes:
         low, high = time_text(windows.panes[0][0], kind), time_text(windows.panes[-1][1], kind)
-        panes = f"{count} panes in {len(windows.panes)} runs, from {low} to {high}"
+        count = sum(1 for _ in every_pane(grid, windows.panes))
+        noun = "pages of panes" if windows.height else "panes"
+        panes = f"{count} {noun} in {len(windows.panes)} runs, from {low} to {high}"
     return [
         ("windows", ", ".join(f"{name} {span_text(span, kind)}" for name, span in spans)),
         ("watermark", "none yet" if done is None else _time(done.watermark, kind)),

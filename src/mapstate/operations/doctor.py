@@ -29,7 +29,9 @@ from mapstate.protocol.pane_index import CodecWithIndex
 from mapstate.protocol.records import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.reader import CountedKeys, open_reader
+from mapstate.reader.committed import CommittedReads
 from mapstate.reader.reports import read_reports
+from mapstate.reader.windows import WindowReads
 from mapstate.serializers import serializer
 from mapstate.spec import check_state_name
 
@@ -75,8 +77,10 @@ def examine(
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         ledger = read_ledger(store, state)
+        windows = WindowReads(CommittedReads(store, state, "committed", {}))
+        of_windows = window_findings(ledger, named=lambda *times: windows.named(None, *times)[1])
         findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger), _last_batch(ledger)]
-        findings += window_findings(ledger)
+        findings += of_windows
         if isinstance(store, Scan):
             records = list(_records(store, ledger, on_page))
             findings += records

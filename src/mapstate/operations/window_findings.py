@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mapstate.findings import Finding
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.windows import NEVER, WindowCommit, every_pane
+from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.windows import number_of, span_text, time_text
 
 __all__ = ["window_findings"]
@@ -15,19 +15,20 @@ __all__ = ["window_findings"]
 _MOST = 10
 
 
-def window_findings(ledger: LedgerRecord, now: dt.datetime | None = None) -> Iterator[Finding]:
+def window_findings(
+    ledger: LedgerRecord, now: dt.datetime | None = None, named: Named | None = None
+) -> Iterator[Finding]:
     """The findings; none for a state without windows. ``now`` is the clock's time, for tests."""
     if ledger.windows is None:
         return
     if ledger.keys[0].type != "bigint":  # times that are numbers have no relation to a clock
-        yield _future(ledger, number_of(dt.datetime.now(dt.UTC) if now is None else now))
+        windows, time = ledger.windows, number_of(dt.datetime.now(dt.UTC) if now is None else now)
+        yield _future(ledger, list((named or windows.named)(time + 1, None)))
     yield _inputs(ledger)
 
 
-def _future(ledger: LedgerRecord, now: int) -> Finding:
+def _future(ledger: LedgerRecord, panes: Sequence[int]) -> Finding:
     expected = "no window that starts after the present time"
-    windows = ledger.windows
-    panes = [] if windows is None else list(every_pane(windows.definition.panes, windows.panes, now + 1))
     if not panes:
         return Finding("ok", "windows", "none in the future", expected)
     starts = ", ".join(time_text(pane, ledger.keys[0].type) for pane in panes[:_MOST])

@@ -22,6 +22,7 @@ __all__ = [
     "DROPPER",
     "FORMAT",
     "FORMAT_WITH_CHANGES",
+    "FORMAT_WITH_PAGES",
     "FORMAT_WITH_WINDOWS",
     "AlreadyCommitted",
     "Attempt",
@@ -43,6 +44,9 @@ FORMAT_WITH_WINDOWS = 2
 
 FORMAT_WITH_CHANGES = 3
 """The format of the ledger of a state with a change log, likewise."""
+
+FORMAT_WITH_PAGES = 4
+"""The format of the ledger of a state with windows whose panes are in pages beside it, likewise."""
 
 CONTROL_MARK = b'{"control":'
 """How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
@@ -209,7 +213,7 @@ _encoder = msgspec.json.Encoder()
 def encode_ledger(record: LedgerRecord) -> bytes:
     """Encode a ledger as JSON, which can be read in the store's own shell. What it lacks it does not name."""
     data = _encoder.encode(record)  # in a string, quotes are escaped
-    for default in (b',"ttl":null', b',"windows":null', b',"changes":null', b',"is_part":false'):
+    for default in (b',"ttl":null', b',"windows":null', b',"changes":null', b',"height":0', b',"is_part":false'):
         data = data.replace(default, b"")
     return data
 
@@ -248,6 +252,8 @@ class Attempt(NamedTuple):
 
 def format_of(windows: object, changes: object) -> int:
     """The format of a ledger that has these, or None."""
+    if isinstance(windows, WindowsRecord) and windows.height:
+        return FORMAT_WITH_PAGES
     if changes is not None:
         return FORMAT_WITH_CHANGES
     return FORMAT if windows is None else FORMAT_WITH_WINDOWS

@@ -4,14 +4,17 @@ It is made of ordinary records of the state, under the same one rule and the sam
 
     \P|pane|partition        head: [number of full chunks, keys of the open chunk ...]
     \P|pane|partition|n      a full chunk: [keys ...]
+    \P|@level|start          a page: [[first, last] ...], the panes, or the pages below, that there are in its span
 
 A key stands there without its pane. A task writes heads of its own partition only, so no two tasks write one head,
-however keys are spread from batch to batch. No encoded key begins with ``\P``.
+however keys are spread from batch to batch. No encoded key begins with ``\P``. There are pages once the ledger would
+name too many runs of panes; the driver writes them before the commit, see `PanePages`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +25,18 @@ from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView, contains_none
-from mapstate.protocol.windows import WindowCommit
+from mapstate.protocol.windows import (
+    MOST_RUNS,
+    NEVER,
+    PaneChange,
+    Panes,
+    Runs,
+    WindowCommit,
+    WindowsRecord,
+    every_pane,
+    runs_with,
+    runs_without,
+)
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.windows import number_of
@@ -30,6 +44,7 @@ from mapstate.windows import number_of
 __all__ = [
     "CodecWithIndex",
     "PaneIndex",
+    "PanePages",
     "Slice",
     "index_codec",
     "index_keys",
@@ -241,6 +256,85 @@ class PaneIndex:
                         keys.append(head)
                         values.append([full, *chunk.rests])
             self._state.multi_combine(keys, values, replace_all)
+
+
+class PanePages:
+    """The panes of a state, by its ledger and the pages beside it.
+
+    A ledger of more than `MOST_RUNS` runs names pages instead, which have the runs of their spans; or pages of pages. A
+    page is a record under the one rule, so it is rolled back with its batch.
+    """
+
+    def __init__(self, state: str, windows: WindowsRecord, read: Read) -> None:
+        self._state = state
+        self._windows = windows
+        self._grid = windows.definition.panes
+        self._read = read
+
+    def named(self, since: int = NEVER, until: int | None = None, level: int = 0) -> Iterator[int]:
+        """See `Named`; or the pages of a level. Raises StoreLostError for a page that is named and has no record."""
+        runs = self._windows.panes
+        for above in range(self._windows.height, level, -1):
+            spans = self._grid.pages(above)
+            pages = self._pages(above, every_pane(spans, runs, since - spans.length + 1, until))
+            runs = tuple(run for page in pages.values() for run in page)
+        return every_pane(self._grid.pages(level), runs, since, until)
+
+    def changed(self, change: PaneChange) -> tuple[PaneChange, dict[str, tuple[Any, Any]]]:
+        """A change with what the ledger names after it; and the pages that the attempt has to write before its commit.
+
+        By key, each page has its runs, None for no more, and those before. Raises StoreLostError.
+        """
+        added, removed, height = sorted(change.written), sorted(change.purged), self._windows.height
+        written: dict[str, tuple[Any, Any]] = {}
+        lower, old = self._grid, self._windows.panes
+        for level in range(1, height + 1):
+            upper = self._grid.pages(level)
+            more = _cut(lower, upper, runs_with(lower, (), added))
+            touched = sorted({*more, *map(upper.start, removed)})
+            known = set(self.named(touched[0], touched[-1] + 1, level)) if touched else set()
+            pages = self._pages(level, [start for start in touched if start in known])
+            joined = {start: (*pages.get(start, ()), *more.get(start, ())) for start in touched}
+            after = {start: runs_without(lower, runs_with(lower, own, ()), removed) for start, own in joined.items()}
+            written |= _changed(level, pages, {start: own for start, own in after.items() if own != pages.get(start)})
+            added, removed = ([start for start in touched if bool(after[start]) is kept] for kept in (True, False))
+            lower = upper
+        runs = runs_without(lower, runs_with(lower, old, added), removed)
+        while len(runs) > MOST_RUNS:
+            height, upper = height + 1, self._grid.pages(height + 1)
+            pages, after = _cut(lower, upper, old), _cut(lower, upper, runs)
+            written |= _changed(height, pages, dict.fromkeys(pages, ()) | after)
+            lower, old, runs = upper, runs_with(upper, (), pages), runs_with(upper, (), after)
+        return change._replace(named=(height, runs)), written
+
+    def _pages(self, level: int, starts: Iterable[int]) -> dict[int, Runs]:
+        found: dict[int, Runs] = {}
+        for some in _batched(starts, _HEADS):
+            keys = [_page_key(level, start) for start in some]
+            for start, key, page in zip(some, keys, self._read(keys), strict=True):
+                if page is None:
+                    raise index_lost(self._state, key)
+                found[start] = tuple((first, last) for first, last in page)
+        return found
+
+
+def _cut(panes: Panes, spans: Panes, runs: Runs) -> dict[int, Runs]:
+    """The runs of each span."""
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for first, last in runs:
+        for start in range(spans.start(first), last + 1, spans.length):
+            found[start].append((max(first, start), min(last, panes.before(start + spans.length))))
+    return {start: tuple(own) for start, own in found.items()}
+
+
+def _changed(level: int, before: Mapping[int, Runs], after: Mapping[int, Runs]) -> dict[str, tuple[Any, Any]]:
+    """Pages as `PanePages.changed` gives them out. One that is new reads as empty if its batch is rolled back."""
+    lists = {start: ([*map(list, own)], [*map(list, before.get(start, ()))]) for start, own in after.items()}
+    return {_page_key(level, start): (own or None, was) for start, (own, was) in lists.items()}
+
+
+def _page_key(level: int, start: int) -> str:
+    return f"{INDEX}@{level}|{start}"
 
 
 class _Chunk(NamedTuple):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
+from mapstate.protocol.windows import NEVER, Named, WindowCommit, WindowsRecord
 
 __all__ = ["FIRST", "LAST", "Piece", "last_panes", "pane_to_settle", "sessions_of"]
 
@@ -43,13 +43,13 @@ def sessions_of(pieces: Iterable[Piece], gap: int) -> list[list[Piece]]:
     return found
 
 
-def last_panes(record: WindowsRecord, done: WindowCommit) -> list[int]:
+def last_panes(record: WindowsRecord, done: WindowCommit, named: Named | None = None) -> list[int]:
     """The panes that may have the last rows of sessions that a batch has fired and that are not gone."""
     gap = record.definition.length
     low, high = max(done.before, record.purged), done.watermark
     if low >= high:
         return []
-    return list(every_pane(record.definition.panes, record.panes, low - 2 * gap + 1, high - gap + 1))
+    return list((named or record.named)(low - 2 * gap + 1, high - gap + 1))
 
 
 def pane_to_settle(record: WindowsRecord, committed: WindowCommit | None) -> int | None:

@@ -13,7 +13,15 @@ from __future__ import annotations
 import msgspec
 
 from mapstate.errors import FencedError, RollbackError, UsageError
-from mapstate.protocol.ledger_record import DROPPER, AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord
+from mapstate.protocol.ledger_record import (
+    DROPPER,
+    AlreadyCommitted,
+    Attempt,
+    Commit,
+    InFlight,
+    LedgerRecord,
+    format_of,
+)
 from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
 from mapstate.protocol.refusals import missing_batches, part_of_a_batch, stale_batch
 from mapstate.protocol.windows import PaneChange, WindowCommit
@@ -129,8 +137,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
     """Make the attempt ``done.txid`` count, with everything it wrote.
 
     ``panes`` are those of windows, or of a change log, that it wrote and purged. A second call, after a lost reply,
-    changes nothing. Raises FencedError, UsageError for another batch than the attempt's, and DataError for too many
-    panes.
+    changes nothing. Raises FencedError, and UsageError for another batch than the attempt's.
     """
     check_session(ledger, session)
     if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
@@ -158,6 +165,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
         dead=_dead_up_to(ledger, done.txid),
         windows=windows,
         changes=None if ledger.changes is None else ledger.changes.committed(panes or PaneChange()),
+        format=format_of(windows, ledger.changes),
     )
 
 

@@ -9,14 +9,14 @@ like a simplification of one usually is a counterexample: docs/windows.md lists 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
-
-from mapstate.errors import DataError
 
 __all__ = [
     "LATEST",
@@ -24,6 +24,7 @@ __all__ = [
     "MOST_RUNS",
     "NEVER",
     "Input",
+    "Named",
     "PaneChange",
     "Panes",
     "Runs",
@@ -46,13 +47,19 @@ LATEST = 1 << 61
 MOST_PANES = 1000
 """The most panes of one window."""
 
-MOST_RUNS = 10_000
-"""The most runs of panes in one ledger."""
+MOST_RUNS = 500
+"""The most runs of panes that a ledger names itself. More are in pages: `mapstate.protocol.pane_index`."""
 
-_MOST_SLIDES = 10_000_000  # of one run: more is damage, because each pane was written
+PAGE_SLIDES = 256
+"""The slides of a page of panes, or the pages below a page; less than `MOST_RUNS`, so that each level has fewer."""
+
+_MOST_HEIGHT = 9  # 256**8 slides are all times
 
 Runs = tuple[tuple[int, int], ...]
 """Panes as inclusive ranges ``(first, last)`` of neighbours, by their starts, ascending."""
+
+Named = Callable[[int, int | None], Iterable[int]]
+"""The panes that may have records and start from one time on and before another one; None: without an end."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +104,22 @@ class Panes:
         inside = (pane - self.offset) % self.slide
         return pane + (self.cut if inside < self.cut else self.slide - inside)
 
+    def before(self, pane: int) -> int:
+        """The start of the pane before."""
+        return pane - ((pane - self.offset) % self.slide or self.slide - self.cut)
+
+    def start(self, time: int) -> int:
+        """The start of the slide of a time."""
+        return time - (time - self.offset) % self.slide
+
+    def pages(self, level: int) -> Panes:
+        """What the pages of a level span, as windows side by side; of level 0 these panes themselves."""
+        span = self.slide * PAGE_SLIDES**level
+        return Panes(span, span, self.offset) if level else self
+
     def panes(self, end: int) -> list[int]:
         """The panes of the window that ends there."""
-        found, pane = [], end - self.length
-        while pane < end:
-            found.append(pane)
-            pane = self.after(pane)
-        return found
+        return list(every_pane(self, ((end - self.length, end),), until=end))
 
     def ends(self, pane: int) -> range:
         """The ends of the windows that a pane is in."""
@@ -201,18 +217,21 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
 class PaneChange(NamedTuple):
     """What an attempt did to panes: those that it wrote, and those that it purged to the end.
 
-    ``width`` is the highest partition of its tasks, and one.
+    ``width`` is the highest partition of its tasks, and one; ``named`` the `WindowsRecord`'s ``height`` and ``panes``
+    after it, where pages are beside the ledger.
     """
 
     written: Collection[int] = ()
     purged: Collection[int] = ()
     width: int = 0
+    named: tuple[int, Runs] | None = None
 
 
 class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger of a state with windows keeps beside its commits.
 
     ``panes``   where there may be records. It may name too many, never too few
+    ``height``  the level of ``panes``: 0 for panes, else for pages that say which panes there are. It never sinks
     ``width``   the highest partition that has written a pane's index, and one
     ``purged``  windows that end here or before are gone. A begin moves it, and never back
     ``least``   the watermark of each later batch, at least: an operator's word. It only rises, and outlasts a rollback
@@ -220,6 +239,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     definition: WindowDefinition
     panes: Runs = ()
+    height: int = 0
     width: int = 0
     purged: int = NEVER
     least: int = NEVER
@@ -238,46 +258,50 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
             return committed is not None and pane < committed.settled
         return self.definition.panes.last_end(pane) <= self.purged
 
-    def due(self, committed: WindowCommit | None = None) -> Iterator[int]:
+    def due(self, committed: WindowCommit | None = None, named: Named | None = None) -> Iterator[int]:
         """The panes that are over: what an attempt after that commit may purge, in order."""
-        panes = every_pane(self.definition.panes, self.panes)
+        until = (committed or WindowCommit()).settled if self.definition.sessions else self.purged
+        panes = (named or self.named)(NEVER, until)
         return takewhile(lambda pane: self.is_over(pane, committed), panes)
 
+    def may_have(self, pane: int) -> bool:
+        """Whether ``panes`` names a pane, by itself or by its page."""
+        grid = self.definition.panes.pages(self.height)
+        return any(first <= pane < grid.after(last) for first, last in self.panes)
+
+    @property
+    def named(self) -> Named:
+        """What ``panes`` names, where no pages are beside it."""
+        return partial(every_pane, self.definition.panes, self.panes)
+
     def committed(self, change: PaneChange) -> WindowsRecord:
-        """After a commit. Raises DataError where the panes are of too many different times."""
-        panes = self.definition.panes
+        """After a commit."""
+        panes, width = self.definition.panes, max(self.width, change.width)
         runs = runs_without(panes, runs_with(panes, self.panes, change.written), change.purged)
-        if len(runs) > MOST_RUNS or any(_slides(self.definition, run) > _MOST_SLIDES for run in runs):
-            raise DataError(
-                f"{len(runs)} runs of windows would be open, from {runs[0][0]} to {runs[-1][1]}. A ledger names "
-                f"{MOST_RUNS} runs of {_MOST_SLIDES} windows at most. Nothing was committed. Leave out rows with times "
-                "that are wrong; or take a shorter lag or retention, or longer windows."
-            )
-        return msgspec.structs.replace(self, panes=runs, width=max(self.width, change.width))
+        height, runs = change.named or (self.height, runs)
+        return msgspec.structs.replace(self, panes=runs, height=height, width=width)
 
     def has_flaw(self, keys: Sequence[Any], commits: Iterable[Any]) -> bool:
         """Whether this is damaged: no event leaves it in a ledger with these key columns and commits."""
         definition = self.definition
-        slides = (_slides(definition, run) for run in self.panes)
         bounds = [bound for span in self.panes for bound in span]
         small = (
-            definition.length < 1 or definition.slide < 1 or min(definition.lag, definition.retention, self.width) < 0
+            min(definition.length, definition.slide) < 1 or min(definition.lag, definition.retention, self.width) < 0
         )
         return (
             small
             or not keys
             or keys[0].type not in ("timestamp", "bigint")
             or bounds != sorted(bounds)
-            or any(definition.panes.pane(bound) != bound for bound in bounds)
-            or max(slides, default=0) > _MOST_SLIDES
-            or len(self.panes) > MOST_RUNS
+            or self.height not in range(_MOST_HEIGHT)
+            or any(definition.panes.pages(self.height).pane(bound) != bound for bound in bounds)
             or any(one.windows is None for one in commits)
             or (definition.sessions and (definition.length != definition.slide or definition.by_clock))
         )
 
     def emptied(self) -> WindowsRecord:
         """After a reset: without anything that was counted."""
-        return WindowsRecord(definition=self.definition)
+        return WindowsRecord(definition=self.definition, height=self.height)
 
 
 def watermark(before: int, inputs: Mapping[str, Input], lag: int, now: int, *, idle: int | None = None) -> int:
@@ -295,32 +319,21 @@ def watermark(before: int, inputs: Mapping[str, Input], lag: int, now: int, *, i
 def every_pane(panes: Panes, runs: Runs, since: int = NEVER, until: int | None = None) -> Iterator[int]:
     """The panes of the runs that start from ``since`` on and before ``until``."""
     for first, last in runs:
-        pane = first
-        if pane < since:
-            if last < since:
-                continue
-            pane = _at_or_after(panes, first, since)
+        pane = max(first, panes.start(since))
         while pane <= last and (until is None or pane < until):
-            yield pane
+            if pane >= since:
+                yield pane
             pane = panes.after(pane)
 
 
-def _at_or_after(panes: Panes, first: int, time: int) -> int:
-    """The first pane from ``time`` on. ``first`` is a pane before it."""
-    pane = first + (time - first) // panes.slide * panes.slide
-    while pane < time:
-        pane = panes.after(pane)
-    return pane
-
-
-def fired_panes(record: WindowsRecord, done: WindowCommit) -> list[tuple[int, list[int]]]:
+def fired_panes(record: WindowsRecord, done: WindowCommit, named: Named | None = None) -> list[tuple[int, list[int]]]:
     """The panes of the windows that a batch has fired and that are not gone, each with the ends of those windows."""
     panes = record.definition.panes
     low, high = max(panes.floor(done.before), record.purged), panes.floor(done.watermark)
     if low >= high:
         return []
     found = []
-    for pane in every_pane(panes, record.panes, low - panes.length, high):
+    for pane in (named or record.named)(low - panes.length, high):
         ends = [end for end in panes.ends(pane) if low < end <= high]
         if ends:
             found.append((pane, ends))
@@ -340,28 +353,13 @@ def runs_with(panes: Panes, runs: Runs, added: Iterable[int]) -> Runs:
 
 def runs_without(panes: Panes, runs: Runs, removed: Iterable[int]) -> Runs:
     """The runs without some panes."""
-    gone = set(removed)
-    if not gone:
-        return runs
-    kept: list[tuple[int, int]] = []
+    gone, kept = sorted(removed), []
     for first, last in runs:
-        start: int | None = None
-        pane, before = first, first
-        if not any(first <= other <= last for other in gone):
-            kept.append((first, last))
-            continue
-        while pane <= last:
-            if pane in gone:
-                if start is not None:
-                    kept.append((start, before))
-                start = None
-            elif start is None:
-                start = pane
-            before, pane = pane, panes.after(pane)
-        if start is not None:
-            kept.append((start, before))
+        start = first
+        for pane in gone[bisect_left(gone, first) : bisect_right(gone, last)]:
+            if start < pane:
+                kept.append((start, panes.before(pane)))
+            start = panes.after(pane)
+        if start <= last:
+            kept.append((start, last))
     return tuple(kept)
-
-
-def _slides(definition: WindowDefinition, run: tuple[int, int]) -> int:
-    return (run[1] - run[0]) // max(1, definition.slide)

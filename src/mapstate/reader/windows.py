@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from mapstate.aggregators.fields import Fields
@@ -12,9 +13,9 @@ from mapstate.aggregators.results import joins_of
 from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
 from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import index_codec, index_lost, key_pages, slices, store_key
+from mapstate.protocol.pane_index import PanePages, index_codec, index_lost, key_pages, slices, store_key
 from mapstate.protocol.sessions import FIRST, LAST, Piece, sessions_of
-from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord, every_pane
+from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord
 from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.serializers import serializer
 from mapstate.windows import number_of, time_of
@@ -72,6 +73,13 @@ class Window(NamedTuple):
     final: bool
 
 
+class _ChangedError(Exception):
+    """Another ledger is there than the one that names what is read."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+
+
 class WindowReads:
     """The reads of windows, for one call of a reader."""
 
@@ -92,16 +100,34 @@ class WindowReads:
         low = None if since is None else number_of_caller(since, kind, self._reads.state)
         high = None if until is None else number_of_caller(until, kind, self._reads.state)
         KeyCodec(known.ledger.keys[1:]).encode(rest)  # a key of other columns is an error, also without a pane
+        known, panes = self._panes_of(known, low, high)
         for _ in range(_TRIES):
-            panes = self._panes_of(known.ledger, low, high)
             texts = known.keys.encode_all([(time_of(pane, kind), *rest) for pane in panes])
             opened, values = self._reads.read(texts) if texts else (known, [])
             if not texts:
                 self._reads.check_scanned()
-            if self._panes_of(opened.ledger, low, high) == panes:
+            known, now = self._panes_of(opened, low, high)
+            if now == panes and known is opened:
                 return self._windows(opened, panes, values, low, high), opened.ledger
-            known = opened  # a batch has opened or removed windows meanwhile
+            panes = now  # a batch has opened or removed windows meanwhile
         raise self._changed_too_often()
+
+    def named(self, opened: Opened | None, since: int, until: int | None) -> tuple[Opened, list[int]]:
+        """The panes of `Named`, with the ledger as of which they are: this one, or a newer one."""
+        opened = opened or self._reads.opened(newest=True)
+        for _ in range(_TRIES):
+            pages = PanePages(self._reads.state, self._record(opened.ledger), partial(self._index, opened))
+            try:
+                return opened, list(pages.named(since, until))
+            except _ChangedError as changed:
+                opened = changed.opened
+        raise self._changed_too_often()
+
+    def _index(self, opened: Opened, keys: list[str]) -> list[Any]:
+        now, values = self._reads.read(list(keys), codec=index_codec(opened.ledger.serializer, self._reads.state))
+        if now.data != opened.data:
+            raise _ChangedError(now)
+        return values
 
     def of_window(self, end: Time) -> Iterator[WindowPage]:
         """See `StateReader.window`."""
@@ -120,7 +146,7 @@ class WindowReads:
                 f"{shown_time(grid.floor(number), self._time_type(opened.ledger))}."
             )
         self._ensure_kept(opened.ledger, number)
-        own = set(every_pane(grid, windows.panes, number - grid.length, number))
+        opened, own = self.named(opened, number - grid.length, number)
         panes = [pane for pane in grid.panes(number) if pane in own]
         step = max(1, _PAGE // max(1, len(panes)))
         seen: set[str] = set()
@@ -214,15 +240,15 @@ class WindowReads:
             found.append(Window(_clamped(session[0].first, kind), _clamped(end, kind), fields, final=end <= mark))
         return found
 
-    def _panes_of(self, ledger: LedgerRecord, low: int | None, high: int | None) -> list[int]:
-        windows = self._record(ledger)
-        grid = windows.definition.panes
+    def _panes_of(self, opened: Opened, low: int | None, high: int | None) -> tuple[Opened, list[int]]:
+        windows = self._record(opened.ledger)
         if windows.definition.sessions:  # one may have rows in any of them
-            done = self._reads.last_windows(ledger)
-            return [pane for pane in every_pane(grid, windows.panes) if not windows.is_over(pane, done)]
-        since = max(windows.purged, NEVER if low is None else low) - grid.length
-        panes = every_pane(grid, windows.panes, since, high)
-        return [pane for pane in panes if grid.last_end(pane) > windows.purged]
+            low, high = self._reads.last_windows(opened.ledger).settled, None
+        else:
+            low = max(windows.purged, NEVER if low is None else low) - windows.definition.length
+        opened, panes = self.named(opened, low, high)
+        windows, done = self._record(opened.ledger), self._reads.last_windows(opened.ledger)
+        return opened, [pane for pane in panes if not windows.is_over(pane, done)]
 
     def _joins(self, opened: Opened) -> Fields:
         return joins_of(opened.ledger.fields, self._reads.aggregators)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from mapstate.aggregators.fields import Fields
-from mapstate.capabilities import close_if_possible
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.pane_index import slices
 from mapstate.protocol.sessions import last_panes, pane_to_settle
-from mapstate.protocol.windows import PaneChange, WindowCommit, every_pane
+from mapstate.protocol.windows import Named, PaneChange, WindowCommit
 from mapstate.spark.driver.windows import WindowedState, windows_of_ledger
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
@@ -36,23 +36,20 @@ class SessionState(WindowedState):
         pane = pane_to_settle(windows, last)
         if pane is None:
             return msgspec.structs.replace(commit, settled=last.settled), panes
-        if pane in every_pane(windows.definition.panes, windows.panes, pane, pane + 1):
+        if windows.may_have(pane):
             self._settle(pane, record, attempt, frame)
         return msgspec.structs.replace(commit, settled=pane), panes
 
     def _settle(self, pane: int, record: LedgerRecord, attempt: Attempt, frame: DataFrame) -> None:
-        reads = Reads(self.job.spec, record, attempt.view, attempt.txid)
-        try:
+        with closing(Reads(self.job.spec, record, attempt.view, attempt.txid)) as reads:
             parts = list(slices(reads.index, [self.pane_text(pane)], windows_of_ledger(record).width))
-        finally:
-            close_if_possible(reads.store)
         fields = Fields(record.fields, self.job.aggregators)
         settings = self.job.spec, record, attempt.token, attempt.view, attempt.txid
         self.run_on(SettleTask(*settings, pane=pane, fields=fields), parts, frame)
 
-    def _due(self, record: LedgerRecord, done: WindowCommit) -> tuple[list[int], range]:
+    def _due(self, record: LedgerRecord, done: WindowCommit, named: Named) -> tuple[list[int], range]:
         windows = windows_of_ledger(record)
-        return last_panes(windows, done), range(max(done.before, windows.purged) + 1, done.watermark + 1)
+        return last_panes(windows, done, named), range(max(done.before, windows.purged) + 1, done.watermark + 1)
 
     def _tasks(self, record: LedgerRecord, ends: range, fields: Fields, out: StructType) -> tuple[FiredTask, JoinTask]:
         return FiredSessionTask(self.job.spec, record, ends, fields), SessionRows(record, fields, out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -16,12 +17,11 @@ import pyarrow as pa
 
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import BatchReport
-from mapstate.capabilities import close_if_possible
 from mapstate.keys import KeyCodec
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
-from mapstate.protocol.pane_index import Slice, slices
+from mapstate.protocol.pane_index import PanePages, Slice, slices
 from mapstate.protocol.sessions import FIRST, LAST
-from mapstate.protocol.windows import Input, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
+from mapstate.protocol.windows import Input, Named, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
 from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
@@ -162,32 +162,33 @@ class WindowedState(StateDriver):
             late=sum(report.late for report in found),
             between=sum(report.between for report in found),
         )
-        purged = self._purge(record, attempt, frame, _MOST_PURGED + sum(report.keys for report in reports))
-        written = {pane for report in found for pane in report.panes}
-        width = max((report.partition + 1 for report in reports if report.keys), default=0)
-        return commit, PaneChange(written, purged, width)
+        task = PurgeTask(self.job.spec, record, attempt.token, attempt.view, attempt.txid)
+        with closing(task.reads()) as reads:
+            panes = PanePages(record.state, windows_of_ledger(record), reads.index)
+            most = _MOST_PURGED + sum(report.keys for report in reports)
+            purged = self._purge(task, panes, reads, frame, most)
+            written = {pane for report in found for pane in report.panes}
+            width = max((report.partition + 1 for report in reports if report.keys), default=0)
+            change, pages = panes.changed(PaneChange(written, purged, width))
+        if pages:
+            task.write(pages)
+        return commit, change
 
-    def _purge(self, record: LedgerRecord, attempt: Attempt, frame: DataFrame, most_keys: int) -> list[int]:
+    def _purge(self, task: PurgeTask, panes: PanePages, reads: Reads, frame: DataFrame, most_keys: int) -> list[int]:
         """Removes what is due, up to some keys; the rest is for the next batch. Returns the panes that are done."""
-        windows = windows_of_ledger(record)
-        due = {self.pane_text(pane): pane for pane in windows.due(record.last_windows())}
-        if not due:
-            return []
-        reads = Reads(self.job.spec, record, attempt.view, attempt.txid)
+        windows = windows_of_ledger(task.record)
+        due = {self.pane_text(pane): pane for pane in windows.due(task.record.last_windows(), panes.named)}
         chosen: list[Slice] = []
         keys = 0
-        try:
-            for part in slices(reads.index, due, windows.width):
-                if keys >= most_keys:
-                    later = list(due)[list(due).index(part.pane) :]
-                    due = {pane: start for pane, start in due.items() if pane not in later}
-                    break
-                chosen.append(part)
-                keys += part.most_keys
-        finally:
-            close_if_possible(reads.store)
-        task = PurgeTask(self.job.spec, record, attempt.token, attempt.view, attempt.txid)
-        self.run_on(task, chosen, frame)
+        for part in slices(reads.index, due, windows.width):
+            if keys >= most_keys:
+                order = list(due)
+                due = {pane: due[pane] for pane in order[: order.index(part.pane)]}
+                break
+            chosen.append(part)
+            keys += part.most_keys
+        if chosen:
+            self.run_on(task, chosen, frame)
         return list(due.values())
 
     def run_on(self, task: PurgeTask, parts: Sequence[Slice], frame: DataFrame) -> None:
@@ -206,7 +207,11 @@ class WindowedState(StateDriver):
         fields = Fields(record.fields, self.job.aggregators)
         out = fired_type(self.job, fields)
         windows = windows_of_ledger(record)
-        panes, ends = ([], range(0)) if done is None else self._due(record, done)
+        panes: list[int] = []
+        ends = range(0)
+        if done is not None:
+            with closing(Reads(self.job.spec, record, record.view(), record.next_txid - 1)) as reads:
+                panes, ends = self._due(record, done, PanePages(record.state, windows, reads.index).named)
         if not panes:
             return Fired(frame.sparkSession.createDataFrame([], out), has_windows=False)
         read, join = self._tasks(record, ends, fields, out)
@@ -227,11 +232,11 @@ class WindowedState(StateDriver):
             joins = packed.sortWithinPartitions(*PACKED_ORDER).mapInArrow(join, out)
             return Fired(joins, has_windows=True)
 
-    def _due(self, record: LedgerRecord, done: WindowCommit) -> tuple[list[int], range]:
+    def _due(self, record: LedgerRecord, done: WindowCommit, named: Named) -> tuple[list[int], range]:
         """The panes of the windows that a batch has fired, and where these windows end."""
         windows = windows_of_ledger(record)
         ends = range(max(self._panes.floor(done.before), windows.purged) + 1, self._panes.floor(done.watermark) + 1)
-        return [pane for pane, _ in fired_panes(windows, done)], ends
+        return [pane for pane, _ in fired_panes(windows, done, named)], ends
 
     def _tasks(self, record: LedgerRecord, ends: range, fields: Fields, out: StructType) -> tuple[FiredTask, JoinTask]:
         """What reads windows, and what makes rows of them."""

@@ -6,13 +6,13 @@ See `mapstate.protocol.sessions`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.joins import joined
-from mapstate.capabilities import close_if_possible
 from mapstate.errors import ConfigurationError, DataError
 from mapstate.keys import KeyCodec
 from mapstate.maps.map_state import replace_all
@@ -21,7 +21,7 @@ from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import Slice, index_lost, is_native_integer, key_pages, slices, store_key
 from mapstate.protocol.sessions import FIRST, LAST
-from mapstate.protocol.windows import WindowsRecord, every_pane
+from mapstate.protocol.windows import WindowsRecord
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.window_task import (
     FiredTask,
@@ -50,10 +50,7 @@ class _Pieces:
         self._is_int = is_native_integer(record)
         names = [field.name for field in record.fields]
         self._first, self._last = names.index(FIRST), names.index(LAST)
-        done = record.last_windows()
-        panes = self._windows.definition.panes
-        self._panes = set(every_pane(panes, self._windows.panes))
-        self._panes -= {pane for pane in self._panes if self._windows.is_over(pane, done)}
+        self._done = record.last_windows()
 
     def text(self, pane: int) -> str:
         """A pane as keys have it."""
@@ -69,7 +66,7 @@ class _Pieces:
 
     def at(self, pane: int, rests: Sequence[str]) -> list[Any]:
         """The pieces of some keys in a pane; None where a key has none."""
-        if pane not in self._panes or not rests:
+        if not rests or self._windows.is_over(pane, self._done) or not self._windows.may_have(pane):
             return [None] * len(rests)
         text = self.text(pane)
         return self._reads.values([store_key(text, rest, is_native_integer=self._is_int) for rest in rests])
@@ -79,7 +76,7 @@ class _Pieces:
         gap = self._windows.definition.length
         sessions = [[value] for value in values]
         going = list(range(len(rests)))
-        while going and (pane - gap) in self._panes:
+        while going:
             pane -= gap
             before = zip(going, self.at(pane, [rests[at] for at in going]), strict=True)
             going = []
@@ -120,8 +117,7 @@ class FiredSessionTask(FiredTask):
                     ]
                     own = [some[at] for at in ended]
                     whole = pieces.whole(pane, own, [values[at] for at in ended])
-                    self.check_ledger(reads.store)
-                    self.check_present(text, some, values)
+                    self.check_present(reads, text, some, values)
                     ends = [pieces.last(values[at]) + gap for at in ended]
                     yield Page(pane, own, [pieces.joined(session) for session in whole], [ends])
 
@@ -152,35 +148,29 @@ class SettleTask(PurgeTask):
     def work(self, parts: Sequence[Slice]) -> int:
         """The number of pieces that something was joined into. Raises FencedError, StoreLostError."""
         spec, record = self.spec, self.record
-        reads = Reads(spec, record, self.view, self.txid)
         is_int, count = is_native_integer(record), 0
 
         def lost(chunk: str) -> None:  # no purge comes before the pane is settled
             raise index_lost(spec.state, chunk)
 
-        try:
+        with closing(self.reads()) as reads, writer_of(reads.store, self.token) as writer:
             pieces = _Pieces(reads, record, self.fields)
-            with writer_of(reads.store, self.token) as writer:
-                codec = RecordCodec(
-                    serializer(spec.serializer), spec.state, "opaque", record.fields, record.field_counts
-                )
-                state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), self.view, written_once=True)
-                state.begin_commit(self.txid)
-                for part in parts:
-                    for rests in key_pages(reads.index, part, lost):
-                        for start in range(0, len(rests), spec.chunk_size):
-                            some = rests[start : start + spec.chunk_size]
-                            there = [pair for pair in zip(some, pieces.at(self._pane, some), strict=True) if pair[1]]
-                            own = [rest for rest, _ in there]
-                            sessions = pieces.whole(self._pane, own, [value for _, value in there])
-                            longer = [at for at, session in enumerate(sessions) if len(session) > 1]
-                            keys = [store_key(part.pane, own[at], is_native_integer=is_int) for at in longer]
-                            if keys:
-                                values = [self._joined(pieces, sessions[at]) for at in longer]
-                                state.multi_combine(keys, values, replace_all)
-                                count += len(keys)
-        finally:
-            close_if_possible(reads.store)
+            codec = RecordCodec(serializer(spec.serializer), spec.state, "opaque", record.fields, record.field_counts)
+            state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), self.view, written_once=True)
+            state.begin_commit(self.txid)
+            for part in parts:
+                for rests in key_pages(reads.index, part, lost):
+                    for start in range(0, len(rests), spec.chunk_size):
+                        some = rests[start : start + spec.chunk_size]
+                        there = [pair for pair in zip(some, pieces.at(self._pane, some), strict=True) if pair[1]]
+                        own = [rest for rest, _ in there]
+                        sessions = pieces.whole(self._pane, own, [value for _, value in there])
+                        longer = [at for at, session in enumerate(sessions) if len(session) > 1]
+                        keys = [store_key(part.pane, own[at], is_native_integer=is_int) for at in longer]
+                        if keys:
+                            values = [self._joined(pieces, sessions[at]) for at in longer]
+                            state.multi_combine(keys, values, replace_all)
+                            count += len(keys)
         return count
 
     def _joined(self, pieces: _Pieces, session: Sequence[Any]) -> Any:

@@ -5,9 +5,11 @@ Each function goes through `mapInArrow`; where the driver applies a state, it ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from functools import cached_property
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,16 +140,25 @@ class WindowTask(BatchTask):
 
 
 class Reads:
-    """The committed records of one state, as of one ledger."""
+    """The committed records of one state, as of one ledger. The store is opened by the first read."""
 
     def __init__(self, spec: StateSpec, record: LedgerRecord, view: CommitView, newest: int) -> None:
-        self.store: Any = spec.open()
+        self._spec = spec
         self._codec = index_codec(spec.serializer, spec.state)
         self._records = RecordCodec(
             serializer(spec.serializer), spec.state, "opaque", record.fields, record.field_counts
         )
         self._view = view
         self._newest = newest
+
+    @cached_property
+    def store(self) -> Any:
+        """The state's store."""
+        return self._spec.open()
+
+    def close(self) -> None:
+        """Close the store, if it was opened."""
+        close_if_possible(self.__dict__.get("store"))
 
     def index(self, keys: list[str]) -> list[Any]:
         """See `mapstate.protocol.pane_index.Read`."""
@@ -184,32 +195,41 @@ class PurgeTask:
 
     def work(self, parts: Sequence[Slice]) -> int:
         """The number of keys that the index had. Raises FencedError."""
-        reads = Reads(self.spec, self.record, self.view, self.txid)
         is_int = is_native_integer(self.record)
         removed = 0
-        try:
-            with writer_of(reads.store, self.token) as writer:
-                # A store that filters each record keeps a tombstone: a late put would find no newer one.
-                removes = isinstance(reads.store, FencedWrites) and isinstance(writer, Rewrites)
-                codec = index_codec(self.spec.serializer, self.spec.state)
-                for part in parts:
-                    for rests in key_pages(reads.index, part):
-                        keys = [store_key(part.pane, rest, is_native_integer=is_int) for rest in rests]
-                        self._remove(writer, codec, keys, removes=removes)
-                        removed += len(keys)
-                    self._remove(writer, codec, list(index_keys(part)), removes=removes)
-        finally:
-            close_if_possible(reads.store)
+        with closing(self.reads()) as reads, writer_of(reads.store, self.token) as writer:
+            for part in parts:
+                for rests in key_pages(reads.index, part):
+                    keys = [store_key(part.pane, rest, is_native_integer=is_int) for rest in rests]
+                    self._remove(reads.store, writer, keys)
+                    removed += len(keys)
+                self._remove(reads.store, writer, list(index_keys(part)))
         return removed
 
-    def _remove(self, writer: Any, codec: RecordCodec, keys: list[StoreKey], *, removes: bool) -> None:
+    def write(self, pages: Mapping[str, tuple[Any, Any]]) -> None:
+        """Puts pages of panes, see `PanePages.changed`. Raises FencedError."""
+        with closing(self.reads()) as reads, writer_of(reads.store, self.token) as writer:
+            self._put(writer, [*pages], [(self.txid, *page) for page in pages.values()])
+
+    def reads(self) -> Reads:
+        """What the attempt reads."""
+        return Reads(self.spec, self.record, self.view, self.txid)
+
+    def _remove(self, store: Any, writer: Any, keys: list[Any]) -> None:
+        # A store that filters each record keeps a tombstone: a late put would find no newer one.
+        if not (isinstance(store, FencedWrites) and isinstance(writer, Rewrites)):
+            self._put(writer, keys, [(self.txid, None, None)] * len(keys))
+            return
         for start in range(0, len(keys), self.spec.chunk_size):
             some = keys[start : start + self.spec.chunk_size]
-            if removes:
-                writer.multi_rewrite(some, [None] * len(some))
-                continue
+            writer.multi_rewrite(some, [None] * len(some))
+
+    def _put(self, writer: Any, keys: list[Any], records: Sequence[tuple[int, Any, Any]]) -> None:
+        state = SerializedMap(writer, index_codec(self.spec.serializer, self.spec.state))
+        for start in range(0, len(keys), self.spec.chunk_size):
+            some = keys[start : start + self.spec.chunk_size]
             writer.multi_get(some)  # a put belongs to the get before it
-            SerializedMap(writer, codec).multi_put(some, list(repeat((self.txid, None, None), len(some))))
+            state.multi_put(some, records[start : start + self.spec.chunk_size])
 
 
 class Page(NamedTuple):
@@ -249,15 +269,20 @@ class FiredTask:
                 )
 
     def pages(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Page]:
-        """The same, not packed."""
-        reads = Reads(self.spec, self.record, self.record.view(), self.record.next_txid - 1)
-        try:
-            for batch in batches:
-                for pane, partition in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    yield from self._pages(reads, pane, partition)
-            self.check_ledger(reads.store)  # an index that a purge has removed names no keys
-        finally:
-            close_if_possible(reads.store)
+        """The same, not packed. One look at the ledger vouches for as many pages as have the keys of a chunk."""
+        with closing(Reads(self.spec, self.record, self.record.view(), self.record.next_txid - 1)) as reads:
+            places = (place for batch in batches for place in zip(*batch.to_pydict().values(), strict=True))
+            unsure: list[Page] = []
+            keys = 0
+            for page in (page for pane, partition in places for page in self._pages(reads, pane, partition)):
+                unsure.append(page)
+                keys += len(page.values)
+                if keys >= self.spec.chunk_size:
+                    self.check_ledger(reads.store)
+                    yield from unsure
+                    unsure, keys = [], 0
+            self.check_ledger(reads.store)  # also without one: an index that a purge has removed names no keys
+            yield from unsure
 
     def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[Page]:
         record = self.record
@@ -272,8 +297,7 @@ class FiredTask:
                 for start in range(0, len(rests), self.spec.chunk_size):
                     some = rests[start : start + self.spec.chunk_size]
                     values = reads.values([store_key(text, rest, is_native_integer=is_int) for rest in some])
-                    self.check_ledger(reads.store)
-                    self.check_present(text, some, values)
+                    self.check_present(reads, text, some, values)
                     yield Page(pane, some, values, [[end] * len(some) for end in windows])
 
     def rests(self, reads: Reads, part: Slice) -> Iterator[list[str]]:
@@ -295,9 +319,10 @@ class FiredTask:
                 state=self.spec.state,
             )
 
-    def check_present(self, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
+    def check_present(self, reads: Reads, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
         """Raises StoreLostError, see the class."""
         if contains_none(values):
+            self.check_ledger(reads.store)  # a purge may have removed it
             rest = rests[list(values).index(None)]
             raise StoreLostError(
                 f"state {self.spec.state!r}: the index of the pane {pane} names the key {rest!r}, which has no "
