@@ -47,6 +47,7 @@ from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, PurgeTask, Reads
 from mapstate.spec import StateSpec
+from mapstate.windows import number_of
 from model.actors import Actor, Killed
 from model.window_oracle import USERS, Batch, Fired, Row, Setting
 from model.window_stores import Stored, opened
@@ -403,11 +404,14 @@ class Reader:
             return
         store = opened(state.stored, actor)
         since = len(state.versions) - 1
+        reopened = self.world.reopened
         reads = WindowReads(CommittedReads(store, WINDOWS, "committed", {}))
         if self._user is not None:
             windows, _ = reads.of_key(self._user, None, None)
             found = [(one.end, tuple(one.value["rows"]), one.final) for one in windows]
             self._check_key(found, state.versions[since:])
+            final = {(number_of(end), self._user): names for end, names, is_final in found if is_final}
+            self.world.saw_final(final, reopened)
         elif not self.world.setting.sessions:
             self._read_window(reads, state, since)
 
@@ -416,8 +420,9 @@ class Reader:
         for record, batches in versions:
             assert record.windows is not None
             oracle = self.world.oracle(batches)
+            mark = self.world.final_mark(record, batches)
             right = [
-                (end, names, end <= oracle.mark)
+                (end, names, end <= mark)
                 for end, user, names in oracle.windows()
                 if user == self._user and end > record.windows.purged
             ]

@@ -21,7 +21,7 @@ from model import window_actors
 from model.window_actors import WindowRules
 from model.window_oracle import SETTINGS, Row
 from model.window_stores import Stored
-from model.windows import play
+from model.windows import WindowWorld, play
 from model.world import ViolationError
 
 __all__ = ["WINDOW_MUTANTS", "WindowMutant"]
@@ -268,6 +268,21 @@ class _PurgesWhatIsNotJoined(WindowRules):
     settles = False
 
 
+class _FinalByTheLastBatch(WindowRules):
+    """A window is final with the batch that fired it, whatever the other store has."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = WindowWorld.final_mark
+
+        def last(own: LedgerRecord) -> int:
+            return (own.last_windows() or WindowCommit()).watermark
+
+        def right_too(own: WindowWorld, record: LedgerRecord, batches: Any) -> int:
+            return max(right(own, record, batches), own.oracle(batches).mark)
+
+        return [(LedgerRecord, "final_mark", last), (WindowWorld, "final_mark", right_too)]
+
+
 class _NoFence(WindowRules):
     def set_up(self, stores: Sequence[Stored]) -> None:
         for stored in stores:
@@ -329,6 +344,7 @@ WINDOW_MUTANTS = (
     WindowMutant("pages of the newest panes alone", _PagesOfTheLastRun),
     WindowMutant("pages that a rollback leaves empty", _PagesWithoutTheirPast),
     WindowMutant("a page that is purged with its first pane", _PurgesAPageAsAWhole),
+    WindowMutant("final by the last batch, also where another store lacks it", _FinalByTheLastBatch, "was final with"),
     WindowMutant("no fence", _NoFence),
     WindowMutant("no claims", _NoClaims),
     WindowMutant("one head of a pane for all tasks", _OneHeadPerPane),

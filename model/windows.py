@@ -52,6 +52,7 @@ class Played:
     purged: int = 0
     settled: int = 0
     pages_written: int = 0
+    final: int = 0
     advances: int = 0
     steps: int = 0
 
@@ -127,6 +128,9 @@ class WindowWorld:
         self.planned = 0
         self.plans: dict[int, int] = {}
         self.spark = 0
+        self.reopened = 0
+        self._is_rolling_back = False
+        self._final: dict[tuple[int, str], tuple[int, ...]] = {}
         self._oracles: dict[tuple[Batch, ...], Oracle] = {}
 
     # Schedule
@@ -180,6 +184,10 @@ class WindowWorld:
             self.played.steps += 1
             if actor.ended:
                 break
+            if self._are_apart() and self.draw.random() < 0.3:  # a driver that dies between two commits
+                for _ in range(30):
+                    self._others()
+                break
             self._others()
         for task in driver.tasks:
             self._leave(task)
@@ -196,6 +204,10 @@ class WindowWorld:
         if isinstance(actor.error, StaleBatchError) and driver.batch_id < self.spark:
             return False  # the checkpoint may be two batches older than the state
         raise ViolationError(f"batch {driver.batch_id}: {type(actor.error).__name__}: {actor.error}") from actor.error
+
+    def _are_apart(self) -> bool:
+        """Whether one of the two states counts a batch that the other one lacks."""
+        return len({None if state.newest is None else state.newest.batches for state in self.states}) > 1
 
     def _stop_who_has_not_opened(self) -> None:
         """In front of a checkpoint that is put back: a driver that opens the state behind that has the older one."""
@@ -297,8 +309,10 @@ class WindowWorld:
                 change_all([held], lambda before: [(transitions.rollback(before[0]), None)])
 
         actor = self.spawn("an operator", run)
+        self._is_rolling_back = True
         while not actor.ended:
             actor.step()
+        self._is_rolling_back = False
         if actor.error is not None:
             raise ViolationError(f"a rollback: {actor.error}") from actor.error
         self.played.rollbacks += 1
@@ -334,6 +348,8 @@ class WindowWorld:
         assert stored.ledger is not None
         record = msgspec.json.decode(stored.ledger[0], type=LedgerRecord)
         before = state.newest
+        if before is not None and state.name == WINDOWS:
+            self._note_reopened(record, before)
         last = None if record.last_commit is None else record.last_commit.txid
         is_new = last not in state.by_txid
         if is_new:
@@ -346,6 +362,31 @@ class WindowWorld:
         state.versions.append(Version(record, state.by_txid[last]))
         if is_new and state.name == WINDOWS:
             self._check_commit(record, state.by_txid[last])
+
+    def _note_reopened(self, record: LedgerRecord, before: Version) -> None:
+        """What an operator rolls back, or Spark plans anew, opens windows again; nothing else does."""
+        was, now = before.record.last_commit, record.last_commit
+        if was is None or (now is not None and now.txid >= was.txid):
+            return
+        batch = before.batches[-1]
+        if batch.plan != self.plans[batch.batch_id] or self._is_rolling_back:
+            self.reopened += 1
+            self._final.clear()
+
+    def final_mark(self, record: LedgerRecord, batches: tuple[Batch, ...]) -> int:
+        """Up to where windows are final: the last batch may be rolled back until a batch has begun behind it."""
+        last = record.last_commit
+        is_unsure = self.setting.store != "fenced" and last is not None and record.next_txid == last.txid + 1
+        return self.oracle(batches[:-1] if is_unsure else batches).mark
+
+    def saw_final(self, found: dict[tuple[int, str], tuple[int, ...]], reopened: int) -> None:
+        """A reader saw these windows as final, and had begun when windows had been reopened so often."""
+        if reopened != self.reopened:
+            return
+        for window, names in found.items():
+            if self._final.setdefault(window, names) != names:
+                raise ViolationError(f"{window} was final with {self._final[window]}, and is {names}")
+            self.played.final += 1
 
     def _check_commit(self, record: LedgerRecord, batches: tuple[Batch, ...]) -> None:
         oracle, done = self.oracle(batches), record.last_windows()

@@ -221,6 +221,7 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
     return [
         ("windows", ", ".join(f"{name} {span_text(span, kind)}" for name, span in spans)),
         ("watermark", "none yet" if done is None else _time(done.watermark, kind)),
+        *([("", "not final before the next batch begins")] if done and ledger.may_lose_last_batch() else []),
         *([] if windows.least == NEVER else [("", f"advanced to {_time(windows.least, kind)}")]),
         *(("", f"input {name or 'of all rows'}: latest {_time(known.latest, kind)}") for name, known in inputs.items()),
         ("panes", panes),

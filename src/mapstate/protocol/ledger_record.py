@@ -189,6 +189,16 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
         """What the last commit did to the windows; None before one."""
         return None if self.last_commit is None else self.last_commit.windows
 
+    def may_lose_last_batch(self) -> bool:
+        """Whether the next start may roll the last batch back: a state in another store may lack it."""
+        last = self.last_commit
+        return last is not None and bool(last.apart_from) and self.next_txid == last.txid + 1
+
+    def final_mark(self) -> int:
+        """The watermark by which windows are final: no batch that made it can be taken back, unless by an operator."""
+        done = self.last_windows() or WindowCommit()
+        return done.before if self.may_lose_last_batch() else done.watermark
+
     def contents(self) -> tuple[Any, ...]:
         """Equal for two ledgers under which an opaque state has equal committed values, with no vacuum between."""
         purged, last = None if self.windows is None else self.windows.purged, self.last_commit

@@ -236,6 +236,11 @@ class CommittedReads:
         previous = None if ledger.previous is None else ledger.previous.windows
         return previous or WindowCommit(watermark=done.before)
 
+    def final_mark(self, ledger: LedgerRecord) -> int:
+        """See `LedgerRecord.final_mark`, for the view."""
+        was, done = self._as_of or ledger, self.last_windows(ledger)
+        return was.final_mark() if done is was.last_windows() else done.watermark
+
     def without_gone(self, ledger: LedgerRecord, texts: list[StoreKey], values: list[Any]) -> list[Any]:
         """The values that were read, None for keys of windows that are gone."""
         return values if ledger.windows is None else without_gone(ledger, self.last_windows(ledger), texts, values)

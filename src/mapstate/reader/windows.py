@@ -90,7 +90,7 @@ class WindowReads:
     def watermark(self) -> Watermark:
         """See `StateReader.watermark`."""
         ledger = self._reads.opened(newest=True).ledger
-        return watermark_of(self._reads.last_windows(ledger), self._time_type(ledger))
+        return watermark_of(self._reads.last_windows(ledger), self._reads.final_mark(ledger), self._time_type(ledger))
 
     def of_key(self, key: Any, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
         """See `StateReader.windows_as_of`."""
@@ -170,7 +170,7 @@ class WindowReads:
         for at in range(len(rests)):
             found = [value for value in values[at * len(panes) : (at + 1) * len(panes)] if value is not None]
             if not found:
-                if end <= self._reads.last_windows(opened.ledger).watermark:
+                if end <= self._reads.final_mark(opened.ledger):
                     raise StoreLostError(
                         f"state {self._reads.state!r}: the pane index names the key {rests[at]!r}, which has no "
                         "record: it was evicted, expired or deleted. Restore the store.",
@@ -191,7 +191,7 @@ class WindowReads:
             return values
 
         def lost(chunk: str) -> None:
-            is_final = end <= self._reads.last_windows(self._reads.opened().ledger).watermark
+            is_final = end <= self._reads.final_mark(self._reads.opened().ledger)
             if is_final and not self._reads.latest:
                 raise index_lost(self._reads.state, chunk)
 
@@ -206,7 +206,7 @@ class WindowReads:
         if windows.definition.sessions:
             return self._sessions(opened, values, low, high)
         grid, kind = windows.definition.panes, self._time_type(opened.ledger)
-        mark = self._reads.last_windows(opened.ledger).watermark
+        mark = self._reads.final_mark(opened.ledger)
         found: dict[int, list[Any]] = {}
         for pane, value in zip(panes, values, strict=True):
             for end in grid.ends(pane) if value is not None else ():
@@ -222,7 +222,7 @@ class WindowReads:
 
     def _sessions(self, opened: Opened, values: Sequence[Any], low: int | None, high: int | None) -> list[Window]:
         windows, kind = self._record(opened.ledger), self._time_type(opened.ledger)
-        gap, mark = windows.definition.length, self._reads.last_windows(opened.ledger).watermark
+        gap, mark = windows.definition.length, self._reads.final_mark(opened.ledger)
         there = [value for value in values if value is not None]
         pieces = [
             Piece(number_of(shown[FIRST]), number_of(shown[LAST]), value)
@@ -291,8 +291,8 @@ class WindowReads:
         )
 
 
-def watermark_of(done: WindowCommit, kind: str) -> Watermark:
-    """The watermark after a batch, of a state whose first key column is of the type ``kind``."""
+def watermark_of(done: WindowCommit, mark: int, kind: str) -> Watermark:
+    """The inputs after a batch, and the final mark, of a state whose first key column is of the type ``kind``."""
     inputs = {
         name: InputMark(
             shown_time(known.latest, kind),
@@ -300,7 +300,7 @@ def watermark_of(done: WindowCommit, kind: str) -> Watermark:
         )
         for name, known in done.inputs.items()
     }
-    return Watermark(shown_time(done.watermark, kind), inputs)
+    return Watermark(shown_time(mark, kind), inputs)
 
 
 def number_of_caller(time: Time, kind: str, state: str) -> int:

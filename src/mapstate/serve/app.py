@@ -181,7 +181,8 @@ class _Service:
         ledger = await state.ledger()
         document = state_document(ledger, await state.reports(ledger))
         if ledger.windows is not None:
-            mark = watermark_of(ledger.last_windows() or WindowCommit(), ledger.keys[0].type)
+            done, kind = ledger.last_windows() or WindowCommit(), ledger.keys[0].type
+            mark = watermark_of(done, ledger.final_mark(), kind)
             document["watermark"] = plain(mark.time)
             document["inputs"] = {name: plain(one.latest) for name, one in mark.inputs.items()}
         return Response(line({**document, "as_of": as_of(ledger)}), media_type="application/json")

@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from mapstate.batch_report import BatchReport
 from mapstate.errors import MapStateError
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.windows import NEVER
 from mapstate.serve.states import States
 
 __all__ = ["Metrics"]
@@ -132,10 +133,9 @@ class Metrics:
             if ledger.last_commit.at:
                 at = dt.datetime.fromisoformat(ledger.last_commit.at).timestamp()
                 values |= {"commit_timestamp_seconds": at, "commit_age_seconds": max(0.0, time.time() - at)}
-        done = ledger.last_windows()
-        if done is not None and ledger.keys[0].type == "timestamp":
-            mark = done.reported()["watermark"]
-            values["watermark_timestamp_seconds"] = None if mark is None else mark / 1e6
+        if ledger.last_windows() is not None and ledger.keys[0].type == "timestamp":
+            mark = ledger.final_mark()
+            values["watermark_timestamp_seconds"] = None if mark == NEVER else mark / 1e6
         for metric, value in values.items():
             if value is not None:
                 self._gauges[metric].labels(name).set(value)
