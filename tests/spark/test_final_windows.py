@@ -51,8 +51,8 @@ def shown(url: str) -> list[tuple[Any, ...]]:
         assert [(one["end"], one["value"]["rows"], one["is_final"]) for one in served] == found
         assert client.get("/states/counts").json()["watermark"] == mark
     lines = CliRunner().invoke(app, ["windows", url, "counts", "u1", "--json"]).stdout.splitlines()
-    told = [json.loads(line) for line in lines]
-    assert [(one["key"]["window_end"], one["value"]["rows"], one["key"]["final"]) for one in told] == found
+    printed = [json.loads(line) for line in lines]
+    assert [(one["key"]["window_end"], one["value"]["rows"], one["key"]["final"]) for one in printed] == found
     return found
 
 
