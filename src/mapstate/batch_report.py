@@ -28,6 +28,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     ``milliseconds``  from the begin of the foreachBatch call to the commit
     ``at``            the time of the commit, ISO 8601 in UTC
     ``partitions``    the number of partitions whose tasks have reported
+    ``offsets_passed``  in all partitions of all sources, None for sources that have no numbers by partition
     ``rows_sent``     rows sent to this state, None if nobody has counted them
     ``rows_late``     of a state with windows: rows whose first window had fired before, or without a usable time
     ``rows_between``  of a state with windows: rows between two windows
@@ -49,6 +50,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     rows_late: int = 0
     rows_between: int = 0
     watermark: int | None = None
+    offsets_passed: int | None = None
 
     @classmethod
     def of_commit(cls, commit: Commit) -> BatchReport:
@@ -103,5 +105,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_report(report: BatchReport) -> bytes:
-    """Encode a report as JSON, as a store keeps it. Without windows it has no numbers of windows."""
-    return _encoder.encode(report).replace(b',"rows_late":0,"rows_between":0,"watermark":null', b"")
+    """Encode a report as JSON, as a store keeps it. Without windows or offsets it has no numbers of them."""
+    encoded = _encoder.encode(report).replace(b',"offsets_passed":null', b"")
+    return encoded.replace(b',"rows_late":0,"rows_between":0,"watermark":null', b"")

@@ -8,6 +8,7 @@ import sqlite3
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from mapstate import Count, Sum, newStream, opaque, open_reader, transactional
@@ -59,6 +60,15 @@ def test_the_newest_reports_are_kept_and_come_first(url):
     assert len(other.reports()) == 1
     with pytest.raises(CorruptRecordError, match="batch report of state 'other'"):
         read_reports(other, "other")
+
+
+def test_offsets_are_in_a_report_only_where_they_are_known(tmp_path):
+    store = resolve(f"memory://{tmp_path.name}").open("s")
+    known = msgspec.structs.replace(report(1), offsets_passed=410)
+    assert b"offsets_passed" not in encode_report(report(0))  # as reports of before
+    for one in (report(0), known):
+        store.keep_report(encode_report(one), 3)
+    assert read_reports(store, "s") == [known, report(0)]
 
 
 def test_a_store_that_keeps_no_reports_has_none():

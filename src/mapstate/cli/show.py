@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
-_COLUMNS = ("batch", "txid", "attempt", "rows", "read", "cached", "written", "skipped", "ms", "committed at")
+_COLUMNS = ("batch", "txid", "attempt", "rows", "offsets", "read", "cached", "written", "skipped", "ms", "committed at")
 _MOST_RANGES = 10
 
 
@@ -108,7 +108,8 @@ def show_reports(console: Console, reports: list[BatchReport]) -> None:
         column.justify, column.no_wrap = "right", True
     for report in reports:
         keys = (report.keys_read, report.keys_cached, report.keys_written, report.keys_skipped)
-        numbers = (report.batch_id, report.txid, report.attempt, report.rows, *keys, report.milliseconds)
+        passed = "" if report.offsets_passed is None else report.offsets_passed
+        numbers = (report.batch_id, report.txid, report.attempt, report.rows, passed, *keys, report.milliseconds)
         table.add_row(*map(str, numbers), Text(_shown(report.at)))
     console.print(table)
 

@@ -34,6 +34,7 @@ _GAUGES = {
 _SUMS = {
     "batches": "batches",
     "rows": "rows that arrived",
+    "offsets_passed": "offsets that were passed, in sources like Kafka",
     "keys_written": "keys that were written",
     "rows_late": "rows whose first window had fired before, or without a usable time",
     "rows_between": "rows between two windows",
@@ -152,6 +153,7 @@ class Metrics:
         added = {
             "batches": 1,
             "rows": report.rows,
+            "offsets_passed": report.offsets_passed or 0,
             "keys_written": report.keys_written,
             "rows_late": report.rows_late,
             "rows_between": report.rows_between,

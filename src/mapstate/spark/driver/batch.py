@@ -30,7 +30,7 @@ from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames
 from mapstate.spark.driver.job import StreamPlan
-from mapstate.spark.driver.offsets import PlannedBatches
+from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.repeats import emit_again, emit_fired_again, emit_nothing
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
@@ -234,8 +234,9 @@ class BatchDriver:
         results: Sequence[AttemptResult | None],
         quarantined: str | None = None,
     ) -> None:
+        passed = offsets_passed(self._planned.plan) if self._of_stream else None
         reports = {
-            state.spec.state: state.report(commit, batch.policy.attempt, result)
+            state.spec.state: state.report(commit, batch.policy.attempt, result, passed)
             for state, commit, result in zip(self._states, commits, results, strict=True)
         }
         spans = tuple(batch.spans)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
@@ -187,17 +189,18 @@ class StateDriver:
                 expected=rows_sent,
             )
 
-    def report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
+    def report(self, commit: Commit, number: int, result: AttemptResult | None, passed: int | None) -> BatchReport:
         """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
         self.committed_as = commit.txid
         self._cached_attempt = None if result is None else (commit.txid, result.name)
         self._small_batches = self._small_batches + 1 if commit.keys <= MOST_SMALL else 0
-        report = self.make_report(commit, number, result)
+        report = msgspec.structs.replace(self.make_report(commit, number, result), offsets_passed=passed)
         state = self.spec.state
         _log.info(
-            "state %s: batch %d committed as txid %d: attempt %d, %d rows, %d keys, %d of them cached, %d read, "
+            "state %s: batch %d committed as txid %d: attempt %d, %d rows%s, %d keys, %d of them cached, %d read, "
             "%d written, %d skipped, %d ms, at %s",
             *(state, report.batch_id, report.txid, report.attempt, report.rows),
+            "" if passed is None else f" of {passed} offsets",
             *(report.keys_written + report.keys_skipped, report.keys_cached, report.keys_read, report.keys_written),
             *(report.keys_skipped, report.milliseconds, report.at),
         )
