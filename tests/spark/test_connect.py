@@ -308,6 +308,8 @@ def test_what_cannot_hold_is_refused_before_anything_is_written(spark, visits, t
     counts = counts_of(visits, spark, url)
     with pytest.raises(errors.UsageError, match="needs a checkpointLocation"):
         counts.start(trigger=AVAILABLE)
+    with pytest.raises(errors.UsageError, match="starting_offsets from classic PySpark"):
+        counts.starting_offsets()
     with pytest.raises(errors.UsageError, match="increments or totals"):
         counts.start(visits.checkpoint, trigger=AVAILABLE, outputMode="update")
     with pytest.raises(errors.ConfigurationError, match="lives in one process"):

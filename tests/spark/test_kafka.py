@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing, contextmanager
+from datetime import datetime
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 from kafka_broker import EXAMPLE, KafkaBroker, jars
 from processes import with_fast_java
 
@@ -42,6 +44,7 @@ class Orders:
 
     def __init__(self, broker, url, folder):
         self.broker, self.url, self.folder = broker, url, folder
+        self.admin = AdminClient({"bootstrap.servers": broker.address})
         self.sent = {name: Counter() for name in ("orders", "revenue", "by_minute")}
         self.first = self.runs = 0
         self.checkpoint = folder / "checkpoint"
@@ -60,7 +63,7 @@ class Orders:
         self.first += number
 
     @contextmanager
-    def job(self, *options):
+    def job(self, *options, program=EXAMPLE / "job.py"):
         """The job in a process group of its own, killed at the end if it still runs."""
         self.runs += 1
         log = self.folder / f"job-{self.runs}.log"
@@ -73,7 +76,7 @@ class Orders:
         given = ["--kafka", self.broker.address, "--store", self.url, "--checkpoint", str(self.checkpoint), *options]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, str(EXAMPLE / "job.py"), *given],
+                [sys.executable, str(program), *given],
                 stdout=out,
                 stderr=out,
                 env=with_fast_java() | {"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"])},
@@ -120,6 +123,37 @@ class Orders:
         assert self.last_totals() == found
         assert json.loads(ledger.last_commit.offsets) == [{"orders": self.ends("orders")}]
 
+    def remove(self, partition, start, end):
+        """What retention does: the records up to ``end`` go, and those from ``start`` on are to count no more."""
+        with closing(self.consumer()) as consumer:
+            consumer.assign([TopicPartition("orders", partition, start)])
+            taken = []
+            while len(taken) < end - start:
+                taken += consumer.consume(end - start - len(taken), 10)
+        for record in taken:
+            order, ((_, country),) = json.loads(record.value()), record.headers()
+            total, minute = f"{order['product']}|{country.decode()}", datetime.fromisoformat(order["at"])
+            by_minute = f"{order['product']}|{minute.replace(second=0, microsecond=0).isoformat()}"
+            self.sent["orders"][total] -= 1
+            self.sent["revenue"][total] -= order["amount"]
+            self.sent["by_minute"][by_minute] -= 1
+        self.sent = {name: +found for name, found in self.sent.items()}
+        for done in self.admin.delete_records([TopicPartition("orders", partition, end)]).values():
+            done.result()
+
+    def reports(self):
+        """The reports of the batches, the oldest first."""
+        with open_reader(self.url, "orders") as reader:
+            return reader.reports()[::-1]
+
+    def begin_anew(self):
+        """The topics are deleted."""
+        admin, names = self.admin, {"orders", "totals"}
+        there = [name for name in admin.list_topics(timeout=60).topics if name in names]
+        for done in (admin.delete_topics(there) if there else {}).values():
+            done.result()
+        wait_for(lambda: not names & admin.list_topics(timeout=60).topics.keys(), "no topics", 60)
+
     def ends(self, topic):
         """The end of each partition, as Kafka says it."""
         with closing(self.consumer()) as consumer:
@@ -146,12 +180,9 @@ class Orders:
 
 @pytest.fixture
 def orders(broker, redis_url, tmp_path):
-    admin = AdminClient({"bootstrap.servers": broker.address})
-    there = [name for name in admin.list_topics(timeout=60).topics if name in ("orders", "totals")]
-    for done in (admin.delete_topics(there) if there else {}).values():
-        done.result()
-    wait_for(lambda: not {"orders", "totals"} & admin.list_topics(timeout=60).topics.keys(), "no topics", 60)
-    return Orders(broker, redis_url, tmp_path)
+    one = Orders(broker, redis_url, tmp_path)
+    one.begin_anew()
+    return one
 
 
 def test_orders_count_once_though_driver_and_broker_are_killed(orders):
@@ -187,6 +218,28 @@ def test_a_new_checkpoint_goes_on_at_the_offsets_of_the_state(orders):
 
 
 @pytest.mark.full
+def test_a_store_that_was_put_back_reads_the_orders_since_once_more(orders, redis_server):
+    with orders.producing(2_000):
+        pass
+    orders.run()
+    with redis_server.client() as client:
+        kept = {key: client.dump(key) for key in client.scan_iter()}
+    with orders.producing(3_000):
+        pass
+    orders.run("--most", "1000")
+    with redis_server.client() as client:
+        client.flushall()
+        for key, data in kept.items():
+            client.restore(key, 0, data)
+    with orders.job("--once") as process:
+        assert process.wait(180) != 0
+    assert "Rewind the checkpoint" in process.log.read_text()
+    rewind(orders.url, "orders", orders.checkpoint)
+    orders.run()
+    orders.check()
+
+
+@pytest.mark.full
 def test_a_batch_that_is_taken_back_is_read_again_from_its_own_offsets(orders):
     with orders.producing(5_000):
         pass
@@ -207,8 +260,7 @@ def test_records_that_kafka_has_removed_end_the_job_and_nothing_of_the_batch_cou
     with orders.producing(2_000):
         pass
     ends = [TopicPartition("orders", int(at), end) for at, end in orders.ends("orders").items()]
-    admin = AdminClient({"bootstrap.servers": orders.broker.address})
-    for done in admin.delete_records(ends).values():
+    for done in orders.admin.delete_records(ends).values():
         done.result()
     with orders.producing(1_000):
         pass
@@ -216,3 +268,116 @@ def test_records_that_kafka_has_removed_end_the_job_and_nothing_of_the_batch_cou
         assert process.wait(180) != 0
     assert "Some data may have been lost" in process.log.read_text()
     assert orders.counted() == 2_000
+
+
+@pytest.mark.full
+def test_without_the_records_that_retention_took_all_others_count_once(orders):
+    """From "earliest" the other partitions would count twice, from "latest" the rest would be lost."""
+    with orders.producing(2_000):
+        pass
+    orders.run("--most", "700")
+    ends = orders.ends("orders")
+    with orders.producing(2_000):
+        pass
+    orders.remove(1, ends["1"], ends["1"] + 50)
+    orders.checkpoint = orders.folder / "another"
+    with orders.job("--once", "--where-the-state-ends") as process:
+        assert process.wait(180) == 1
+    log = process.log.read_text()
+    assert f"topic orders, partition 1: offsets {ends['1']} to below {ends['1'] + 50} are removed" in log
+    assert f"(('orders', 1, {ends['1']}, {ends['1'] + 50}),)" in log
+    assert orders.counted() == 2_000
+    orders.run("--where-the-state-ends", "--accept-loss")
+    assert orders.counted() == 3_950
+    orders.check()
+
+
+@pytest.mark.full
+def test_a_partition_that_was_added_is_read_from_its_first_record(orders):
+    with orders.producing(2_000):
+        pass
+    orders.run()
+    orders.admin.create_partitions([NewPartitions("orders", 5)])["orders"].result()
+    wait_for(lambda: len(orders.ends("orders")) == 5, "five partitions", 60)
+    with orders.producing(2_000):
+        pass
+    assert min(orders.ends("orders").values()) > 0
+    orders.checkpoint = orders.folder / "another"
+    orders.run("--where-the-state-ends")
+    orders.check()
+
+
+@pytest.mark.full
+def test_orders_of_aborted_transactions_do_not_count_and_their_offsets_are_passed(orders):
+    with orders.producing(1_000):
+        pass
+    producer = Producer({"bootstrap.servers": orders.broker.address, "transactional.id": "aborts"})
+    producer.init_transactions(60)
+    for _ in range(2):
+        producer.begin_transaction()
+        for at in range(100):
+            order = {"product": "never", "amount": at, "at": "2026-01-01T00:00:01+00:00"}
+            producer.produce("orders", json.dumps(order), headers={"country": "gr"}, partition=at % 3)
+        producer.flush(60)
+        producer.abort_transaction(60)
+    with orders.producing(1_000):
+        pass
+    orders.run()
+    orders.check()
+    (report,) = orders.reports()
+    assert (report.rows, report.offsets_passed) == (2_000, 2_000 + 2 * (100 + 3))  # each abort is a record, too
+
+
+STARTS = """
+import sys, threading
+from pyspark.sql import SparkSession
+from mapstate import Count, newStream, opaque
+
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+spark = SparkSession.builder.getOrCreate()
+
+def kafka(**more):
+    frame = spark.readStream.format("kafka").option("kafka.bootstrap.servers", options["--kafka"]).options(**more)
+    return frame.load().selectExpr("topic")
+
+one = kafka(startingTimestamp="1", subscribe="orders")
+other = kafka(startingOffsets="earliest", subscribePattern="tot.*")
+files = spark.readStream.text(options["--files"]).selectExpr("'file' topic")
+table = spark.createDataFrame([("orders",), ("totals",), ("file",)], "topic string")
+every = one.union(files).union(other).join(table, "topic")
+counts = newStream("topics", every).groupBy("topic").persistentAggregate(opaque(options["--store"]), n=Count())
+if options["--run"] == "yes":
+    counts.start(options["--checkpoint"], trigger={"availableNow": True}).awaitTermination()
+
+def ask():
+    for start in counts.starting_offsets():
+        print("start", start and start.json, start and start.lost)
+
+asks = threading.Thread(target=ask)  # of which Spark knows no session
+asks.start()
+asks.join()
+"""
+
+
+@pytest.mark.full
+def test_each_source_has_its_start_and_a_topic_that_was_made_anew_has_none(orders):
+    with orders.producing(300):
+        pass
+    program, files = orders.folder / "starts.py", orders.folder / "files"
+    program.write_text(STARTS)
+    files.mkdir()
+    (files / "one").write_text("line\n")
+
+    def starts(run="no"):
+        with orders.job("--files", str(files), "--run", run, program=program) as process:
+            process.wait(180)
+        return process.log.read_text()
+
+    log = starts("yes")
+    found = [line.split(" ", 1)[1] for line in log.splitlines() if line.startswith("start ")]
+    ends = {topic: json.dumps({topic: orders.ends(topic)}) for topic in ("orders", "totals")}
+    assert found == [f"{ends['orders']} ()", "None None", f"{ends['totals']} ()"], log[-4000:]
+    orders.begin_anew()
+    with orders.producing(30):
+        pass
+    assert "was counted up to offset" in starts()

@@ -17,8 +17,9 @@ from mapstate.errors import UsageError
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver import offsets as module
+from mapstate.spark.driver import uncounted_files
 from mapstate.spark.driver.access_interface import QueryRun, SourceLog
-from mapstate.spark.driver.offsets import PlannedBatches, known_files, with_files
+from mapstate.spark.driver.offsets import PlannedBatches, known_files, offsets_passed, with_files
 from mapstate.spark.driver.uncounted_files import files_not_counted
 
 pytestmark = pytest.mark.spark
@@ -348,3 +349,98 @@ def test_a_source_that_brings_nothing_for_a_while_forgets_nothing(url, spark, vi
     run(rest(), url, visits.checkpoint, on_new_owner="adopt")
     truth = visits.truth() | {("b",): {"visits": 1, "bytes": 1}, ("c",): {"visits": 1, "bytes": 1}}
     assert contents(url) == truth
+
+
+def a_state(spark: Any, url: str, name: str, ends: Any) -> Any:
+    """A state whose last batch ends there, of a stream by hand."""
+    frame = spark.createDataFrame([("a", 1)], "user_id string, bytes bigint")
+    counts = newStream("visits", frame).groupBy("user_id").persistentAggregate(opaque(url, name), visits=Count())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlannedBatches, "offsets", lambda *_: None if ends is None else json.dumps(ends))
+        counts(frame, 0)
+    return counts
+
+
+def known_to_kafka(monkeypatch: pytest.MonkeyPatch, *bounds: Any) -> None:
+    texts = [None if each is None else tuple(map(json.dumps, each)) for each in bounds]
+    monkeypatch.setattr(uncounted_files, "kafka_bounds", lambda _: texts)
+
+
+def test_a_start_is_the_later_of_what_was_counted_and_what_is_there(url, spark, monkeypatch, caplog):
+    ends = {"t": {"0": 40, "1": 0, "2": 7}}
+    counts = a_state(spark, url, "s", [ends, {"logOffset": 3}, None])
+    first = {"t": {"0": 40, "1": 0, "2": 9, "3": 0, "4": 2}, "u": {"0": 5}}
+    latest = {"t": {"0": 40, "1": 6, "2": 9, "3": 3, "4": 2}, "u": {"0": 8}}
+    known_to_kafka(monkeypatch, (first, latest), None, ({"v": {"0": 3}}, {"v": {"0": 4}}))
+    start, files, empty = counts.starting_offsets()
+    assert json.loads(start.json) == {"t": {"0": 40, "1": 0, "2": 9, "3": -2, "4": -2}, "u": {"0": -2}}
+    assert start.lost == (("t", 2, 7, 9), ("t", 4, 0, 2))
+    assert (files, empty) == (None, ('{"v": {"0": -2}}', ()))
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warned == [
+        "topic t, partition 2: offsets 7 to below 9 are removed, and were not counted",
+        "topic t, partition 4: offsets 0 to below 2 are removed, and were not counted",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ([{"t": {"0": 5}}], None),
+        ([{"t": {"0": 6}}], "partition 0 of topic 't' was counted up to offset 6, and does not reach it"),
+        ([{"t": {"0": 4, "1": 0}}], "partition 1 of topic 't' was counted up to offset 0"),
+        ([{"t": {"0": 4}, "gone": {"0": 1}}], "partition 0 of topic 'gone'"),
+        ([{"t": {"0": 4}}, {"t": {"0": 4}}], "no start is right for s: .* reads 1 sources, 1 of Kafka"),
+        ([{"logOffset": 3, "newest": 1, "paths": []}], "no start is right for s: .* reads 1 sources, 1 of Kafka"),
+        ([], "no start is right"),
+        ([7], "no start is right for s: .* reads 1 sources, 1 of Kafka"),
+        (None, "no start is right"),
+    ],
+)
+def test_where_no_start_is_right_there_is_an_error(ends, why, url, spark, monkeypatch):
+    counts = a_state(spark, url, "s", ends)
+    known_to_kafka(monkeypatch, ({"t": {"0": 0}}, {"t": {"0": 5}}))
+    if why is None:
+        assert counts.starting_offsets() == [('{"t": {"0": 5}}', ())]
+    else:
+        with pytest.raises(UsageError, match=why):
+            counts.starting_offsets()
+
+
+def test_states_that_end_apart_have_no_common_start(url, spark, monkeypatch):
+    first, other = (a_state(spark, url, name, [{"t": {"0": end}}]) for end, name in enumerate(("s", "o")))
+    first.query.plan.branches += other.query.plan.branches
+    known_to_kafka(monkeypatch, ({"t": {"0": 0}}, {"t": {"0": 5}}))
+    with pytest.raises(UsageError, match="no start is right for (s, o|o, s)"):
+        first.starting_offsets()
+    first.query.plan.branches.pop()
+    first.newValuesStream().persistentAggregate(opaque(url, "o"), n=Count())  # a state that follows is one, too
+    with pytest.raises(UsageError, match="no start is right for (s, o|o, s)"):
+        first.starting_offsets()
+
+
+def test_a_stream_without_kafka_is_told_how_files_go_on(url, spark, visits):
+    put(visits, "0", [("a", 1)], T)
+    run(visits.stream(spark), url, visits.checkpoint)
+    counts = newStream("visits", visits.stream(spark)).groupBy("user_id").persistentAggregate(opaque(url), n=Count())
+    with pytest.raises(UsageError, match="files_not_counted"):
+        counts.starting_offsets()
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "passed"),
+    [
+        ([{"t": {"0": 5, "1": 7}}], [{"t": {"0": 9, "1": 7}}], 4),
+        ([{"t": {"0": 5}}, {"u": {"0": 0}}], [{"t": {"0": 5}}, {"u": {"0": 410}}], 410),
+        ([{"t": {"0": 5, "1": 7}}], [{"t": {"0": 9}}], 4),  # a partition was deleted
+        ([{"t": {"0": 5}}], [{"t": {"0": 9, "1": 7}}], None),  # one is new, and nobody tells where it begins
+        ([None], [{"t": {"0": 9}}], None),
+        ([{"logOffset": 1}], [{"logOffset": 2}], None),
+        ([3], [5], None),
+        ([], [{"t": {"0": 9}}], None),
+        ({"named": {"t": {"0": 1}}}, {"named": {"t": {"0": 2}}}, None),
+    ],
+)
+def test_offsets_are_counted_where_they_are_numbers_by_partition(start, end, passed):
+    assert offsets_passed(BatchPlan(json.dumps(start), json.dumps(end))) == passed
+    assert offsets_passed(None) is None

@@ -21,6 +21,7 @@ from mapstate.schema import OnGap
 
 __all__ = [
     "BatchPlan",
+    "by_partition",
     "check_age",
     "check_follows",
     "check_repeated",
@@ -169,7 +170,7 @@ def _how_it_starts(end: Any, start: Any, filters: tuple[str, ...]) -> str | None
         return "cannot be compared"
     if end == start:
         return None
-    ending, starting = _by_partition(end), _by_partition(start)
+    ending, starting = by_partition(end), by_partition(start)
     if ending is None or starting is None or not ending.keys() <= starting.keys():
         return "starts elsewhere"
     if any(starting[partition] < number for partition, number in ending.items()):
@@ -177,12 +178,12 @@ def _how_it_starts(end: Any, start: Any, filters: tuple[str, ...]) -> str | None
     return None if all(starting[partition] == number for partition, number in ending.items()) else _LATER
 
 
-def _by_partition(offset: Any) -> dict[tuple[str, str], int] | None:
+def by_partition(offset: Any) -> dict[tuple[str, str], int] | None:
     """The numbers of an offset by topic and partition, as Kafka has them; None for an offset of another form."""
-    if not isinstance(offset, dict) or not all(isinstance(topic, dict) for topic in offset.values()):
+    topics = offset.values() if isinstance(offset, dict) else [None]
+    if not all(isinstance(ends, dict) and all(type(end) is int for end in ends.values()) for ends in topics):
         return None
-    numbers = {(topic, part): number for topic, parts in offset.items() for part, number in parts.items()}
-    return numbers if all(type(number) is int for number in numbers.values()) else None
+    return {(topic, partition): end for topic, ends in offset.items() for partition, end in ends.items()}
 
 
 def digest_of_files(end: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from mapstate.spark.driver.increments import check_plan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["access_of", "configured", "is_connect"]
+__all__ = ["access_of", "configured", "is_connect", "kafka_bounds"]
 
 
 def access_of(frame: DataFrame) -> Access:
@@ -62,6 +63,35 @@ def configured(batch_df: DataFrame, settings: Mapping[str, str]) -> Iterator[Non
                     _settings[id(session), name] = holders - 1, before
                 else:
                     conf.unset(name) if before is None else conf.set(name, before)
+
+
+def kafka_bounds(frame: DataFrame) -> list[tuple[str, str] | None]:
+    """First and next offset of each partition, as JSON, for each source of a stream; None for one that is not Kafka.
+
+    In the order of the offsets. Raises UsageError under Spark Connect.
+    """
+    if is_connect(frame):
+        raise UsageError(
+            "under Spark Connect there is no JVM here that could ask Kafka for its offsets. Nothing was started. Call "
+            "starting_offsets from classic PySpark. See docs/kafka.md#where-a-new-checkpoint-starts"
+        )
+    session, leaves = frame.sparkSession._jsparkSession, frame._jdf.queryExecution().analyzed().collectLeaves()
+    jvm = frame.sparkSession._jvm
+    _java_class(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)  # of this thread
+
+    def offsets(relation: Any, start: str) -> str:
+        given = {name: value for name, value in relation.extraOptions().items() if not name.startswith("starting")}
+        given |= {"startingoffsets": start, "kafka.isolation.level": "read_uncommitted"}  # as may have been counted
+        options = _java_class(jvm, "org.apache.spark.sql.util.CaseInsensitiveStringMap")(given)
+        with TemporaryDirectory(prefix="mapstate-") as folder:  # in place of a checkpoint
+            stream = relation.table().newScanBuilder(options).build().toMicroBatchStream(Path(folder).as_uri())
+            try:
+                return str(stream.initialOffset().json())
+            finally:
+                stream.stop()
+
+    streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
+    return [(offsets(one, "earliest"), offsets(one, "latest")) if _is_of_kafka(one) else None for one in streams]
 
 
 class _ClassicAccess:
@@ -238,6 +268,10 @@ _SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
 def _java_class(jvm: Any, name: str) -> Any:
     """A class of the JVM by its whole name, looked up once: each dot is a call to the JVM."""
     return reduce(getattr, name.split("."), jvm)
+
+
+def _is_of_kafka(relation: Any) -> bool:
+    return relation.getClass().getSimpleName() == "StreamingRelationV2" and str(relation.table().name()) == "KafkaTable"
 
 
 def _source_log(source: Any) -> SourceLog | None:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 from mapstate.protocol.ledger_record import Commit
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.plans import BatchPlan, by_partition
 from mapstate.spark.driver.access_interface import Access, QueryRun, SourceLog
 
-__all__ = ["NO_HOST", "PlannedBatches", "by_partition", "known_files", "offsets_passed", "with_files"]
+__all__ = ["NO_HOST", "PlannedBatches", "known_files", "offsets_passed", "with_files"]
 
 NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
 _STORE = re.compile(r"\[[A-Za-z0-9+.-]+:(//[^/]*)?/")  # in a source's name
@@ -112,14 +112,6 @@ class PlannedBatches:
                 *(batch_id, error),
             )
             return None
-
-
-def by_partition(entry: Any) -> dict[tuple[str, str], int] | None:
-    """The offset of each topic and partition, as Kafka has them; None for another form of offset."""
-    topics = entry.values() if isinstance(entry, dict) else [None]
-    if not all(isinstance(ends, dict) and all(type(end) is int for end in ends.values()) for ends in topics):
-        return None
-    return {(topic, at): end for topic, ends in entry.items() for at, end in ends.items()}
 
 
 def offsets_passed(plan: BatchPlan | None) -> int | None:

@@ -1,19 +1,82 @@
-"""Which files a new query has still to read, where a state ends: for a job that lost its checkpoint."""
+"""What a new query has still to read, where a state ends: for a job that lost its checkpoint."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from mapstate.errors import UsageError
-from mapstate.protocol.plans import digest_of_files
+from mapstate.errors import UsageError, cut
+from mapstate.protocol.plans import by_partition, digest_of_files
+from mapstate.reader import open_reader
+from mapstate.spark.driver.access import kafka_bounds
 from mapstate.spark.driver.access_interface import FILTER_NAME
 from mapstate.spark.driver.offsets import NO_HOST
+from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
-__all__ = ["files_not_counted"]
+__all__ = ["Start", "files_not_counted", "starting_offsets"]
+
+Partitions = dict[tuple[str, str], int]  # the offset of each topic and partition
+_log = logging.getLogger("mapstate")
+
+
+class Start(NamedTuple):
+    """Where a new query starts in a Kafka source, as its option ``startingOffsets`` takes it, and what is ``lost``.
+
+    That is: topic, partition, the first offset that Kafka has removed before it was counted, and the next one.
+    """
+
+    json: str
+    lost: tuple[tuple[str, int, int, int], ...]
+
+
+def starting_offsets(df: DataFrame, specs: Sequence[StateSpec]) -> list[Start | None]:
+    """See `PersistentAggregate.starting_offsets`, of a stream and its states."""
+    bounds, ends = kafka_bounds(df), [_ends(spec) for spec in specs]
+    fits = len(ends[0]) == len(bounds) and all(
+        end is not None or not bound for end, bound in zip(ends[0], bounds, strict=False)
+    )
+    if not any(bounds) or not fits or any(each != ends[0] for each in ends):
+        raise UsageError(
+            f"no start is right for {', '.join(spec.state for spec in specs)}: they end at {cut(ends)}, and this "
+            f"stream reads {len(bounds)} sources, {len([*filter(None, bounds)])} of Kafka. Put the old checkpoint "
+            "back; for files take files_not_counted. See docs/operating.md#a-new-checkpoint-where-the-state-ends"
+        )
+    starts = list[Start | None]()
+    for end, bound in zip(ends[0], bounds, strict=True):
+        first, next_ = (by_partition(json.loads(text)) or {} for text in bound or ("{}", "{}"))
+        starts.append(_start(end or {}, first, next_) if bound else None)
+    return starts
+
+
+def _ends(spec: StateSpec) -> list[Partitions | None]:
+    """Where the last batch of a state ends in each source; None in those that have no numbers by partition."""
+    with open_reader(spec.backend, spec.state) as reader:
+        last = reader.ledger().last_commit
+    return [by_partition({} if entry is None else entry) for entry in json.loads((last and last.offsets) or "[]")]
+
+
+def _start(counted: Partitions, first: Partitions, next_: Partitions) -> Start:
+    """In each partition the later of what is there and what was counted; -2, all that is there, in a new one."""
+    starts: dict[str, dict[str, int]] = {topic: {} for topic, _ in first}
+    lost = []
+    for topic, at in sorted(first.keys() | counted.keys()):
+        end, there = counted.get((topic, at)), first.get((topic, at), 0)
+        if end is not None and end > next_.get((topic, at), -1):
+            raise UsageError(
+                f"partition {at} of topic {topic!r} was counted up to offset {end}, and does not reach it: it was made "
+                "anew, or is another broker's. Start empty, on_new_owner='reset', or at offsets that you know to be "
+                "right, 'adopt_unchecked'."
+            )
+        starts[topic][at] = -2 if end is None else max(there, end)
+        if there > (end or 0) and topic in {topic for topic, _ in counted}:  # a partition that was added began at 0
+            lost.append((topic, int(at), end or 0, there))
+            _log.warning("topic %s, partition %d: offsets %d to below %d are removed, and were not counted", *lost[-1])
+    return Start(json.dumps(starts), tuple(lost))
 
 
 def files_not_counted(offsets: str | None, source: int = 0) -> Column:

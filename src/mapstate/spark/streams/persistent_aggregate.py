@@ -21,6 +21,7 @@ from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
 from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
+from mapstate.spark.driver.uncounted_files import Start, starting_offsets
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.query import Query, Startable
@@ -105,6 +106,17 @@ class PersistentAggregate(Startable):
             query.add_behind(Behind(function, branch))
 
         return NewValuesStream(name, self, inside, feed, steps=steps, kind="events", state=self)
+
+    def starting_offsets(self) -> list[Start | None]:
+        """Where a new checkpoint has to start in Kafka to go on where the states of this stream end. Driver.
+
+        One entry per source, in the order of the plan; None for a source that is not Kafka. Its ``json`` is what the
+        option ``startingOffsets`` takes: in each partition the later of what was counted and what is there, and -2 if
+        it is new. ``lost`` is what Kafka removed uncounted, which is logged, too. See docs/kafka.md.
+
+        Raises UsageError where no start is known to be right, and under Spark Connect; Spark's error without a broker.
+        """
+        return starting_offsets(self.query.df, [branch.job.spec for branch in branches_of(self.query.plan)])
 
     def on_batch(self, function: OnBatch) -> Self:
         """Call ``function`` with each batch's `BatchReport`. Returns self.
