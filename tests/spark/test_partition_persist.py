@@ -124,6 +124,10 @@ def test_an_updater_that_raises_stops_the_batch_and_no_state_follows(spark, tmp_
     with open_reader(url, "emitted") as reader:
         assert dict(reader.scan()) == {("a",): {"n": 2}}  # one per chunk
     assert files.contents() == {"a": 2}
+    job(frame(spark, ("a", 1), ("a", 3)), 1)  # the batch again, without what it could not take
+    with open_reader(url, "emitted") as reader:
+        assert dict(reader.scan()) == {("a",): {"n": 4}}
+    assert files.contents() == {"a": 6}
 
 
 def test_a_batch_in_quarantine_is_an_empty_one_for_the_state_that_follows(spark, visits, tmp_path):
