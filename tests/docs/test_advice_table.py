@@ -34,6 +34,28 @@ ADVICE: dict[str, str] = {
     "StreamingQueryException in the first run: wrong Python on the executors": """
         spark/test_spark_faults.py::test_a_first_run_that_failed_on_the_executors_leaves_the_state_to_a_new_checkpoint
         spark/test_advice.py::test_a_non_transactional_state_without_a_batch_is_dropped_and_replayed""",
+    'operating#each-refusal-and-what-to-do: UsageError: "twice in one run", "another DataFrame of that batch", '
+    '"nothing tells", "has ended", "is at batch"': """
+        spark/test_foreach_batch.py::test_parts_of_a_batch_from_a_pool_lose_no_row_in_silence
+        spark/test_foreach_batch.py::test_an_opaque_state_takes_a_part_back_and_counts_the_whole_batch_next""",
+    'operating#each-refusal-and-what-to-do: MissingBatchesError: "did not call state", "the foreachBatch function went '
+    'on"': """
+        spark/test_foreach_batch.py::test_a_batch_that_the_function_left_out_is_named_and_not_taken_for_a_lost_one""",
+    'operating#each-refusal-and-what-to-do: IncompleteBatchError, "counts only a part"': """
+        spark/test_foreach_batch.py::test_a_part_that_cannot_be_taken_back_is_named_by_the_next_start""",
+    'operating#each-refusal-and-what-to-do: StaleBatchError, "of a call by hand already"': """
+        spark/test_foreach_batch.py::test_a_number_that_counts_already_is_refused_by_hand""",
+    "operating#each-refusal-and-what-to-do: StaleBatchError with max_age, in a reader": """
+        backends/test_max_age.py::test_no_call_answers_as_of_a_commit_that_is_older_than_max_age""",
+    'operating#each-refusal-and-what-to-do: ReplannedBatchError, "The query that adopts it starts"': """
+        spark/test_spark_faults.py::test_a_new_checkpoint_on_an_old_state
+        spark/test_spark_offsets.py::test_a_new_checkpoint_goes_on_exactly_where_the_state_ends""",
+    "operating#options-that-change": """
+        spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
+    "operating#changing-a-job: an option of opaque(...), of windows or of a URL": """
+        spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
+    "readers#how-old": """
+        backends/test_max_age.py::test_no_call_answers_as_of_a_commit_that_is_older_than_max_age""",
     "operating#each-refusal-and-what-to-do: MissingBatchesError": """
         spark/test_advice.py::test_a_store_put_back_from_a_copy_is_right_after_a_rewind
         spark/test_advice.py::test_a_store_put_back_from_a_copy_is_right_after_a_reset_and_a_replay
@@ -193,6 +215,9 @@ ADVICE: dict[str, str] = {
         spark/test_advice.py::test_a_state_that_a_job_begins_late_counts_from_there_and_its_past_by_a_query_of_its_own""",
     'guides/existing-job#add-a-state-to-an-existing-job: on_gap="accept"': """
         spark/test_advice.py::test_a_state_that_a_job_begins_late_counts_from_there_and_its_past_by_a_query_of_its_own""",
+    "guides/existing-job#add-a-state-to-an-existing-job: Threads, parts, empty batches, retries": """
+        spark/test_foreach_batch.py::test_a_whole_batch_from_a_pools_thread_counts_as_from_the_querys_own
+        spark/test_foreach_batch.py::test_a_retry_with_the_same_frame_is_no_second_part""",
     "guides/existing-job#add-a-state-to-an-existing-job: A stream of totals": """
         spark/test_output_modes.py::test_totals_of_a_query_that_runs_are_refused_at_its_first_batch""",
     "dataframes#following-a-state": """
@@ -212,7 +237,6 @@ ADVICE: dict[str, str] = {
 
 # Still without a test that follows the advice to the right counts, with what has to be written.
 TO_DO = {
-    "guides/existing-job#add-a-state-to-an-existing-job: Threads": "a pool that calls the state, to the right counts",
     "guides/moving#move-a-state-from-one-redis-to-another: A Redis Cluster": "all masters of a cluster, and rewind",
 }
 
