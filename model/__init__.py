@@ -6,6 +6,7 @@
     Together, ...   several states of one topology                           `together`
     Replans, ...    checkpoints that are copied and put back                 `replans`
     Following, ...  a state with a change log, and who follows it            `following`
+    Parts, ...      functions that give a batch in parts                     `parts`
     WindowWorld     windows in random worlds, by the library's own tasks     `windows`, `window_mutants`
     explore, walk   every state of a small world, long ways through others   `explore`
 
@@ -15,6 +16,7 @@
 from model.explore import Explored, explore, steps_of, walk
 from model.following import Following
 from model.mutants import MUTANTS, Mutant
+from model.parts import Parts
 from model.protocol import Protocol
 from model.replans import Replans
 from model.together import Together
@@ -29,6 +31,7 @@ __all__ = [
     "Explored",
     "Following",
     "Mutant",
+    "Parts",
     "Protocol",
     "Replans",
     "Together",

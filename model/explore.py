@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from model.following import Following, FollowingProtocol, FollowingSteps
+from model.parts import Parts, PartsProtocol, PartsSteps
 from model.protocol import Protocol
 from model.replans import Replans, ReplansSteps, protocol_of
 from model.steps import Steps
@@ -42,7 +43,7 @@ class Explored(NamedTuple):
         return f"{self.world}: {self.violation}, after {len(self.trace)} steps ({self.states:,} states):{steps}"
 
 
-def steps_of(world: World | Together | Replans | Following, protocol: Protocol | None = None) -> Any:
+def steps_of(world: World | Together | Replans | Following | Parts, protocol: Protocol | None = None) -> Any:
     """The steps of a world, under the library's protocol or a mutant's."""
     if isinstance(world, World):
         return Steps(world, protocol or Protocol(world.type))
@@ -50,6 +51,10 @@ def steps_of(world: World | Together | Replans | Following, protocol: Protocol |
         logged = protocol or FollowingProtocol()
         assert isinstance(logged, FollowingProtocol)
         return FollowingSteps(world, logged)
+    if isinstance(world, Parts):
+        in_parts = protocol or PartsProtocol(world.type)
+        assert isinstance(in_parts, PartsProtocol)
+        return PartsSteps(world, in_parts)
     if isinstance(world, Replans):
         return ReplansSteps(world, protocol_of(world, protocol))
     own = protocol or TogetherProtocol(world.type)
@@ -58,7 +63,7 @@ def steps_of(world: World | Together | Replans | Following, protocol: Protocol |
 
 
 def explore(
-    world: World | Together | Replans | Following, protocol: Protocol | None = None, *, limit: int = 100_000_000
+    world: World | Together | Replans | Following | Parts, protocol: Protocol | None = None, *, limit: int = 100_000_000
 ) -> Explored:
     """Looks at every state of a world, or at ``limit`` of them, until one is wrong."""
     started = time.monotonic()
@@ -113,7 +118,7 @@ def walk(
 
 
 def _found(
-    world: World | Together | Replans | Following,
+    world: World | Together | Replans | Following | Parts,
     parents: dict[int, int],
     started: float,
     error: ViolationError,

@@ -6,17 +6,20 @@ found out. `MUTANTS` is in the order of docs/model.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
 from mapstate.capabilities import FenceToken
+from mapstate.errors import MapStateError
 from mapstate.protocol import plans, transitions
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
 from mapstate.protocol.plans import BatchPlan
 from mapstate.reader.changes import Position
 from model.following import Following, FollowingProtocol
+from model.parts import WHOLE, Function, Parts, PartsProtocol
 from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
 from model.replans import Replans
 from model.together import Together, TogetherProtocol
@@ -30,7 +33,7 @@ class Mutant(NamedTuple):
 
     name: str
     protocol: type[Protocol]
-    world: World | Together | Replans | Following
+    world: World | Together | Replans | Following | Parts
     shows: str = "reads as"
 
 
@@ -393,6 +396,108 @@ class _FollowsAnyDriver(TogetherProtocol):
         return super().begun(ledger, session, batch, nonce, plan._replace(upstream_txid=None))
 
 
+class _NoPartIsNoticed(PartsProtocol):
+    def is_part(self, last: int, failed: tuple[int, int] | None, call: tuple[int, int]) -> bool:
+        return False
+
+
+class _MindsWhatItCommitted(PartsProtocol):
+    """A part of a batch that an earlier run has committed is taken for a replay, and the next one, too."""
+
+    minds_what_counts_already = False
+
+
+class _MindsTheFirstFailure(PartsProtocol):
+    """A run remembers the first call that failed since one has ended, and not the last."""
+
+    def is_part(self, last: int, failed: tuple[int, int] | None, call: tuple[int, int]) -> bool:
+        if failed is None:
+            return last == call[0]
+        return failed[0] == call[0] and failed != call
+
+    def last_failed(self, before: tuple[int, int] | None, call: tuple[int, int]) -> tuple[int, int]:
+        return before or call
+
+
+class _TakesNoPartBack(PartsProtocol):
+    takes_back = False
+
+
+class _TakesBackInOneStore(PartsProtocol):
+    takes_back_in_all_stores = False
+
+
+class _TakesNoFailedPartBack(PartsProtocol):
+    """A call that raised is taken for one that did not count: it may have raised after its commit."""
+
+    takes_back_after_a_failure = False
+
+
+class _RefusesTheRunAtTheEnd(PartsProtocol):
+    """When the part is taken back, and not where the store gives no answer to that."""
+
+    refuses_at_once = False
+
+
+class _TakesBackOverALaterAttempt(PartsProtocol):
+    """What has begun after the batch is left where it is."""
+
+    def can_roll_back(self, ledgers: Sequence[int], batch: int) -> bool:
+        return True
+
+    def one_taken_back(self, ledger: LedgerRecord, session: str, batch: int, *, can: bool) -> LedgerRecord:
+        last = ledger.last_commit
+        if last is None or not transitions.counts(ledger, batch):
+            return super().one_taken_back(ledger, session, batch, can=can)
+        forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
+        back = super().one_taken_back(forgotten, session, batch, can=True)
+        return msgspec.structs.replace(back, next_txid=ledger.next_txid)
+
+
+class _DecidesBeforeTheWrite(PartsProtocol):
+    """Whether a part can be rolled back is asked of the ledger as it was read: a vacuum may have begun since."""
+
+    def taken_back(self, ledgers: Sequence[int], session: int, batch: int, *, can: bool) -> list[int] | Refused:
+        try:
+            after = [self.one_taken_back(self.ledger(one), f"s{session}", batch, can=can) for one in ledgers]
+        except MapStateError as error:
+            return Refused(type(error).__name__)
+        return [self.number(one) for one in after]
+
+
+class _MarksNoAttempt(PartsProtocol):
+    """A transactional attempt of a part is begun again, and skips the keys that the part has written."""
+
+    def one_taken_back(self, ledger: LedgerRecord, session: str, batch: int, *, can: bool) -> LedgerRecord:
+        if transitions.counts(ledger, batch):
+            return super().one_taken_back(ledger, session, batch, can=can)
+        return ledger
+
+
+class _LooksAtNoMark(PartsProtocol):
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        return super().begun(_without_a_mark(ledger), session, batch, nonce, plan)
+
+
+class _LooksAtTheMarkForThatBatch(PartsProtocol):
+    """And not for those after it."""
+
+    def begun(
+        self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
+    ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
+        same = ledger.last_commit is not None and ledger.last_commit.batch_id == batch
+        return super().begun(ledger if same else _without_a_mark(ledger), session, batch, nonce, plan)
+
+
+def _without_a_mark(ledger: LedgerRecord) -> LedgerRecord:
+    last = ledger.last_commit
+    if last is None:
+        return ledger
+    return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(last, is_part=False))
+
+
 class _AsksOnlyForWhatCounts(FollowingProtocol):
     def asked(self, ledger: int, start: Position, end: Position) -> tuple[int, ...]:
         view = self.ledger(ledger).view()
@@ -466,6 +571,13 @@ _COPIED_FOLLOWED = Replans(
     name="a copied checkpoint, a state that follows", stores=(0, 1), follows=True, drivers=2, rows=2
 )
 _WRONG_ROWS = "counts rows twice or not at all"
+
+_SWALLOWS = Function(swallows=True)
+_IN_PARTS = Parts(name="a batch in parts", drivers=(_SWALLOWS, WHOLE))
+_IN_PARTS_FAILING = replace(_IN_PARTS, name="a batch in parts, a call that raises", failures=1)
+_IN_PARTS_VACUUM = replace(_IN_PARTS, name="a batch in parts, a vacuum", vacuums=1)
+_IN_PARTS_TRANSACTIONAL = replace(_IN_PARTS, name="a batch in parts, transactional", type="transactional", failures=1)
+_AS_IF_WHOLE = "as if it were whole"
 
 _FOLLOWED = Following(name="a state that is followed", drivers=2, followed=2)
 
@@ -620,6 +732,40 @@ MUTANTS: tuple[Mutant, ...] = (
         Replans(name="a copied checkpoint, transactional", type="transactional", drivers=2, attempts=3),
     ),
     Mutant("a state that follows counts anew for any driver", _FollowsAnyDriver, _COPIED_FOLLOWED, "accepted"),
+    Mutant("a batch in parts is not noticed", _NoPartIsNoticed, _IN_PARTS, "nobody noticed"),
+    Mutant(
+        "only parts that this run has committed are noticed",
+        _MindsWhatItCommitted,
+        replace(_IN_PARTS, name="a batch in parts, two drivers", drivers=(_SWALLOWS, _SWALLOWS)),
+        "nobody noticed",
+    ),
+    Mutant(
+        "the first call that failed stands for those after it",
+        _MindsTheFirstFailure,
+        Parts(name="the second batch in parts", drivers=(_SWALLOWS._replace(since=1),), failures=2),
+        "the second part of batch 1 alone",
+    ),
+    Mutant("no part is taken back", _TakesNoPartBack, _IN_PARTS, _AS_IF_WHOLE),
+    Mutant(
+        "a part is taken back in one store",
+        _TakesBackInOneStore,
+        replace(_IN_PARTS, name="a batch in parts, two stores", stores=(0, 1)),
+        _AS_IF_WHOLE,
+    ),
+    Mutant("a part whose call raised is not taken back", _TakesNoFailedPartBack, _IN_PARTS_FAILING, _AS_IF_WHOLE),
+    Mutant("a run is refused when its part is taken back", _RefusesTheRunAtTheEnd, _IN_PARTS_FAILING, "a run goes on"),
+    Mutant("a part is taken back over a later attempt", _TakesBackOverALaterAttempt, _IN_PARTS_VACUUM),
+    Mutant(
+        "what can be taken back is decided before the write", _DecidesBeforeTheWrite, _IN_PARTS_VACUUM, _AS_IF_WHOLE
+    ),
+    Mutant("an attempt of a part is not marked", _MarksNoAttempt, _IN_PARTS_TRANSACTIONAL, _AS_IF_WHOLE),
+    Mutant("a mark is not looked at", _LooksAtNoMark, _IN_PARTS_TRANSACTIONAL, _AS_IF_WHOLE),
+    Mutant(
+        "a mark is looked at for its own batch",
+        _LooksAtTheMarkForThatBatch,
+        _IN_PARTS_TRANSACTIONAL,
+        "counts on a part",
+    ),
     Mutant("who follows asks only for what counts", _AsksOnlyForWhatCounts, _FOLLOWED, "the follower has"),
     Mutant("who follows asks for nothing of where it is", _AsksFromTheNextOn, _FOLLOWED, "the follower has"),
     Mutant(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from model.explore import Explored, explore, walk
 from model.following import Following
 from model.mutants import MUTANTS, Mutant
+from model.parts import Parts
 from model.replans import Replans
 from model.together import Together
 from model.window_mutants import WINDOW_MUTANTS, WindowMutant
@@ -81,7 +82,7 @@ def _run(work: Callable[[], Outcome]) -> Outcome:
     return work()
 
 
-def _explored(world: World | Together | Replans | Following, limit: int) -> Outcome:
+def _explored(world: World | Together | Replans | Following | Parts, limit: int) -> Outcome:
     found = explore(world, limit=limit)
     return Outcome(found.violation is None, found.complete, found.states, str(found))
 

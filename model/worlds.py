@@ -7,6 +7,7 @@ has one key, that a batch may hold or not, and two drivers on one checkpoint.
 from __future__ import annotations
 
 from model.following import Following
+from model.parts import IN_PARTS, WHOLE, Function, Parts
 from model.replans import Replans
 from model.together import Together
 from model.world import Drivers, World
@@ -18,8 +19,10 @@ _THREE: Drivers = ((0, "refuse"), (0, "refuse"), (0, "refuse"))
 _TWO_KEYS = (0, 1)
 _BOTH_OR_ONE = ((1, 1), (0, 1))
 _MAY_BE_REMOVED = ((1,), (2,), (0,))
+_SWALLOWS = Function(swallows=True)
+_TRIES_AGAIN = Function(swallows=True, tries=2)
 
-SMALL: tuple[World | Together | Replans | Following, ...] = (
+SMALL: tuple[World | Together | Replans | Following | Parts, ...] = (
     World(name="a driver that is started again", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(
         name="tasks that are tried again",
@@ -124,11 +127,20 @@ SMALL: tuple[World | Together | Replans | Following, ...] = (
     Replans(name="a checkpoint that is copied, two states in one store", stores=(0, 0), drivers=2, rows=2, attempts=3),
     Replans(name="a checkpoint that is copied, two states in two stores", stores=(0, 1), drivers=2, rows=2),
     Replans(name="a checkpoint that is copied, a state that follows", stores=(0, 1), follows=True, drivers=2, rows=2),
+    Parts(name="a batch in parts"),
+    Parts(name="a batch in parts, errors swallowed", drivers=(_SWALLOWS, WHOLE), failures=1, lost_replies=1),
+    Parts(name="a batch in parts, calls made again", drivers=(_TRIES_AGAIN, WHOLE), failures=1),
+    Parts(name="the second batch in parts", drivers=(Function(since=1, swallows=True), WHOLE), failures=1),
+    Parts(name="a batch in parts, three drivers", drivers=(IN_PARTS, _SWALLOWS, WHOLE)),
+    Parts(name="a batch in parts, a vacuum", drivers=(_SWALLOWS, WHOLE), vacuums=1, failures=1),
+    Parts(name="a batch in parts, transactional", type="transactional", drivers=(_SWALLOWS, WHOLE), failures=2),
+    Parts(name="a batch in parts, two states in one store", stores=(0, 0), drivers=(_SWALLOWS, WHOLE), vacuums=1),
+    Parts(name="a batch in parts, two stores", stores=(0, 1), drivers=(_SWALLOWS, WHOLE), failures=1),
     Following(name="a state that is followed", followed=2),
     Following(name="a state that is followed, a vacuum", drivers=1, vacuums=1),
 )
 
-LARGE: tuple[World | Together | Replans | Following, ...] = (
+LARGE: tuple[World | Together | Replans | Following | Parts, ...] = (
     World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=((1, 1),)),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
@@ -405,6 +417,29 @@ LARGE: tuple[World | Together | Replans | Following, ...] = (
         rows=2,
         vacuums=1,
     ),
+    Parts(
+        name="a batch in parts, three drivers, errors swallowed", drivers=(_SWALLOWS, _TRIES_AGAIN, WHOLE), failures=1
+    ),
+    Parts(name="a batch in parts, three batches", drivers=(_SWALLOWS, WHOLE), batches=3, attempts=6, failures=2),
+    Parts(
+        name="a batch in parts, three drivers, transactional",
+        type="transactional",
+        drivers=(IN_PARTS, _SWALLOWS, WHOLE),
+        failures=1,
+        lost_replies=1,
+    ),
+    Parts(
+        name="a batch in parts, two stores, a vacuum",
+        stores=(0, 1),
+        drivers=(_SWALLOWS, WHOLE),
+        failures=1,
+        lost_replies=1,
+        vacuums=1,
+    ),
+    Parts(
+        name="a batch in parts, three states in two stores", stores=(0, 0, 1), drivers=(_TRIES_AGAIN, WHOLE), failures=1
+    ),
+    Parts(name="a batch in parts, two stores, three drivers", stores=(0, 1), drivers=(IN_PARTS, _SWALLOWS, WHOLE)),
 )
 
 WIDE: tuple[World, ...] = (

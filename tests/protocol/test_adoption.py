@@ -13,6 +13,7 @@ from openings import opening
 from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import IncompleteBatchError, ReplannedBatchError, RollbackError
 from mapstate.protocol import transitions
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, encode_ledger, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.plans import BatchPlan, digest_of_files
@@ -179,6 +180,41 @@ def test_states_of_one_stream_are_all_taken_back_or_all_marked():
     ledgers.commit([Commit(batch_id=0, txid=one.txid, owner="q", at=now()) for one in attempts])
     assert not ledgers.take_back(0)
     assert [record.last_commit.is_part for record in ledgers.records] == [True, True]
+
+
+def test_a_part_is_marked_where_a_vacuum_began_since_the_ledger_was_read():
+    place = store()
+    ledgers = ended(place, None)
+    Ledger(place, "visits").begin_vacuum()
+    assert not ledgers.take_back(0)
+    assert ledgers.records[0].last_commit.is_part
+    with pytest.raises(IncompleteBatchError, match="counts only a part of batch 0"):
+        Ledgers.open_and_begin([place], [opening()], 1, ["refuse"])
+
+
+def test_a_transactional_attempt_of_a_part_is_not_begun_again_under_its_txid():
+    """It would skip the keys that the part has written."""
+    place, request = store(), opening(type="transactional")
+    ledgers, (attempt,) = Ledgers.open_and_begin([place], [request], 0, ["refuse"])
+    assert not ledgers.take_back(0)
+    (record,) = ledgers.records
+    assert record.in_flight.is_part
+    assert decode_ledger(encode_ledger(record), "visits") == record
+    with pytest.raises(IncompleteBatchError, match=f"a part of batch 0, as txid {attempt.txid}, and would skip"):
+        ledgers.begin(0)
+    with pytest.raises(IncompleteBatchError):
+        Ledgers.open_and_begin([place], [request], 0, ["refuse"])
+    _, (again,) = Ledgers.open_and_begin([place], [request], 0, ["accept"])
+    assert again.txid == attempt.txid
+    assert b"is_part" not in place.load()[0]
+    new = opening(type="transactional", owner="new", on_new_owner="reset")
+    assert isinstance(Ledgers.open_and_begin([place], [new], 0, ["refuse"])[1][0], Attempt)
+
+
+def test_an_opaque_attempt_of_a_part_is_begun_anew_and_needs_no_mark():
+    ledgers, _ = Ledgers.open_and_begin([store()], [opening()], 0, ["refuse"])
+    assert ledgers.take_back(0)
+    assert isinstance(ledgers.begin(0)[0], Attempt)
 
 
 def test_a_mark_is_read_back_and_a_whole_batch_has_none_in_its_json():

@@ -102,6 +102,14 @@ def test_everything_that_is_modelled_happens_somewhere():
         "which is rolled back in state 1",
         "ReplannedBatchError",
         "and is fenced",
+        "which is a part",
+        "takes back batch 0 in store 0 from state 0",
+        "takes back batch 0 in store 1 from state 1",
+        "by a mark in state 0",
+        "which is refused, and takes back again",
+        "fails in back",
+        "fails in downstream",
+        "IncompleteBatchError",
     ):
         assert any(happening in one for one in said), happening
 

@@ -111,6 +111,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
 
     ``nonce``  a random name, because a store that was put back gives out the same epoch and txid again
     ``at``     the time of its begin, ISO 8601 in UTC; for people only, no rule uses it
+    ``is_part``  of a transactional batch that came in parts: it is not begun again. In the JSON only if so
     """
 
     txid: int
@@ -119,6 +120,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str = ""
     at: str = ""
     plan: PlanDigest | None = None
+    is_part: bool = False
 
 
 _STORED_NAMES = {"last_commit": "committed", "field_counts": "layouts"}

@@ -114,14 +114,15 @@ class Ledgers:
             change_all(self._of(domain), partial(self._committed, domain, done, changes), same_incarnation=True)
 
     def take_back(self, batch_id: int) -> bool:
-        """Undo what counts of a batch that came in parts: one write per commit domain.
+        """Undo what a batch that came in parts has written: one write per commit domain.
 
-        Returns whether it could be rolled back. If not in all states, it is marked, and the next `begin` refuses it.
+        Returns whether nothing is left. What cannot be rolled back in all states is marked, and the next `begin`
+        refuses it.
         """
-        can = all(transitions.can_roll_back(record) for record in self.records if transitions.counts(record, batch_id))
+        can = transitions.can_all_roll_back(self.records, batch_id)
         for domain in self._domains:
             change_all(self._of(domain), partial(self._taken_back, domain, batch_id, can))
-        return can
+        return not any(transitions.is_part(record) for record in self.records)
 
     def say_what_fenced(self) -> None:
         """See `HeldLedger.say_what_fenced`."""
@@ -195,6 +196,7 @@ class Ledgers:
     def _taken_back(
         self, domain: Sequence[int], batch_id: int, can: bool, before: Sequence[Any]
     ) -> list[tuple[LedgerRecord, None]]:
+        can = can and transitions.can_all_roll_back(before, batch_id)  # a vacuum may have begun since
         return [
             (transitions.take_back(record, self.ledgers[index].session, batch_id, can_roll_back=can), None)
             for index, record in zip(domain, before, strict=True)

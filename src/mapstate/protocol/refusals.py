@@ -21,6 +21,7 @@ __all__ = [
     "missing_batches",
     "other_replay",
     "overtaken",
+    "part_in_flight",
     "part_of_a_batch",
     "replanned_batch",
     "stale_batch",
@@ -84,14 +85,23 @@ def starts_elsewhere(
 
 def part_of_a_batch(ledger: LedgerRecord, last: Commit) -> IncompleteBatchError:
     """The error of a state whose last batch counts in part."""
+    has = f"counts only a part of batch {last.batch_id}, {last.rows} rows as txid {last.txid}"
+    return _in_parts(ledger, has, batch_id=last.batch_id, found=last.rows)
+
+
+def part_in_flight(ledger: LedgerRecord, attempt: InFlight) -> IncompleteBatchError:
+    """The error of a transactional state that would skip what a part of the batch has written."""
+    has = f"may have written a part of batch {attempt.batch_id}, as txid {attempt.txid}, and would skip its keys"
+    return _in_parts(ledger, has, batch_id=attempt.batch_id)
+
+
+def _in_parts(ledger: LedgerRecord, has: str, **facts: int | None) -> IncompleteBatchError:
     return IncompleteBatchError(
-        f"state {ledger.state!r} counts only a part of batch {last.batch_id}, {last.rows} rows as txid {last.txid}: "
-        "the function gave it in parts. Nothing was written. Reset the state and replay the source, or restore store "
-        "and checkpoint from before; on_gap='accept', in one run, goes on without the rest. See "
-        "docs/operating.md#each-refusal-and-what-to-do",
+        f"state {ledger.state!r} {has}: the function gave it in parts. Nothing was written. Reset the state and replay "
+        "the source, or restore store and checkpoint from before; on_gap='accept', in one run, goes on without the "
+        "rest. See docs/operating.md#each-refusal-and-what-to-do",
         state=ledger.state,
-        batch_id=last.batch_id,
-        found=last.rows,
+        **facts,
     )
 
 

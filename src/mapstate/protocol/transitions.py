@@ -10,6 +10,8 @@ counterexample: docs/protocol.md lists those that are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from mapstate.errors import FencedError, RollbackError, UsageError
@@ -23,13 +25,14 @@ from mapstate.protocol.ledger_record import (
     format_of,
 )
 from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
-from mapstate.protocol.refusals import missing_batches, part_of_a_batch, stale_batch
+from mapstate.protocol.refusals import missing_batches, part_in_flight, part_of_a_batch, stale_batch
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
 
 __all__ = [
     "after_failed_attempt",
     "begin",
+    "can_all_roll_back",
     "can_roll_back",
     "check_in_flight",
     "check_session",
@@ -37,6 +40,7 @@ __all__ = [
     "counts",
     "give_up",
     "is_older",
+    "is_part",
     "rollback",
     "take_back",
 ]
@@ -71,7 +75,7 @@ def begin(
         StaleBatchError: The batch is older than the state.
         MissingBatchesError: Batches between the state and this one are missing.
         ReplannedBatchError: The batch came with another plan and cannot be counted anew.
-        IncompleteBatchError: Only a part of the last batch counts.
+        IncompleteBatchError: Only a part of the last batch counts, or only a part of this one is written.
 
     """
     check_session(ledger, session)
@@ -89,6 +93,8 @@ def begin(
     if repeat is not None and repeat.batch_id is not None:
         if repeat.batch_id != batch_id:
             raise missing_batches(ledger, batch_id, repeat.batch_id, accept=False)
+        if repeat.is_part and on_gap != "accept":
+            raise part_in_flight(ledger, repeat)
         check_repeated(ledger, repeat, plan)
         txid, next_txid = repeat.txid, ledger.next_txid
     else:
@@ -223,24 +229,37 @@ def can_roll_back(ledger: LedgerRecord) -> bool:
     return ledger.type == "opaque" and is_last
 
 
+def can_all_roll_back(ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
+    """Whether those of some states that count the present owner's batch of this number can be rolled back."""
+    return all(can_roll_back(ledger) for ledger in ledgers if counts(ledger, batch_id))
+
+
 def counts(ledger: LedgerRecord, batch_id: int) -> bool:
     """Whether the last commit is the present owner's batch of this number."""
     last = ledger.last_commit
     return last is not None and (last.owner, last.batch_id) == (ledger.owner, batch_id)
 
 
+def is_part(ledger: LedgerRecord) -> bool:
+    """Whether the last commit, or what is in flight, is marked as a part of its batch."""
+    return any(one is not None and one.is_part for one in (ledger.last_commit, ledger.in_flight))
+
+
 def take_back(ledger: LedgerRecord, session: str, batch_id: int, *, can_roll_back: bool) -> LedgerRecord:
     """Undo a batch of which a part was committed; if it cannot be rolled back, mark it for the next `begin`.
 
-    Raises FencedError, and RollbackError where another attempt has begun meanwhile.
+    A transactional attempt is marked, too: the batch would begin again under its txid, and skip the keys that the part
+    has written. Raises FencedError.
     """
     check_session(ledger, session)
-    last = ledger.last_commit
-    if last is None or not counts(ledger, batch_id):
-        return ledger
-    if can_roll_back:
-        return rollback(ledger, last.txid)
-    return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(last, is_part=True))
+    last, attempt = ledger.last_commit, ledger.in_flight
+    if last is not None and counts(ledger, batch_id):
+        if can_roll_back:
+            return rollback(ledger, last.txid)
+        return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(last, is_part=True))
+    if ledger.type == "transactional" and attempt is not None and attempt.batch_id == batch_id:
+        return msgspec.structs.replace(ledger, in_flight=msgspec.structs.replace(attempt, is_part=True))
+    return ledger
 
 
 def give_up(ledger: LedgerRecord, session: str) -> LedgerRecord:
