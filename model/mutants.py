@@ -396,6 +396,59 @@ class _FollowsAnyDriver(TogetherProtocol):
         return super().begun(ledger, session, batch, nonce, plan._replace(upstream_txid=None))
 
 
+class _AdoptComparesNothing(TogetherProtocol):
+    def check_start(self, ledger: LedgerRecord, batch: int, plan: BatchPlan | None) -> None:
+        pass
+
+
+class _AdoptComparesTheFirstBatch(TogetherProtocol):
+    """And not that of an owner that comes back."""
+
+    def check_start(self, ledger: LedgerRecord, batch: int, plan: BatchPlan | None) -> None:
+        if batch == 0:
+            super().check_start(ledger, batch, plan)
+
+
+class _AdoptComparesBeforeItOpens(TogetherProtocol):
+    """And not at the begin: the owner before may commit until all stores are opened."""
+
+    compares = True
+
+    def begin_all(
+        self,
+        ledgers: Sequence[int],
+        group: Sequence[int],
+        session: int,
+        batch: int,
+        nonce: str,
+        plan: BatchPlan | None = None,
+    ) -> list[tuple[ModelAttempt | int, bool]] | Refused:
+        self.compares = nonce == "probe"
+        return super().begin_all(ledgers, group, session, batch, nonce, plan)
+
+    def check_start(self, ledger: LedgerRecord, batch: int, plan: BatchPlan | None) -> None:
+        if self.compares:
+            super().check_start(ledger, batch, plan)
+
+
+class _AdoptTakesUnknownForEqual(TogetherProtocol):
+    def check_start(self, ledger: LedgerRecord, batch: int, plan: BatchPlan | None) -> None:
+        if plan is not None and plan.start != "[null]":
+            super().check_start(ledger, batch, plan)
+
+
+class _AdoptComparesBeforeStatesAreEven(TogetherProtocol):
+    """Each state with its own last batch, also if that is rolled back."""
+
+    def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
+        self.before = ledgers
+        return super().even(ledgers, sessions, batch)
+
+    def check_start(self, ledger: LedgerRecord, batch: int, plan: BatchPlan | None) -> None:
+        for before in self.before:
+            super().check_start(before, batch, plan)
+
+
 class _NoPartIsNoticed(PartsProtocol):
     def is_part(self, last: int, failed: tuple[int, int] | None, call: tuple[int, int]) -> bool:
         return False
@@ -572,6 +625,17 @@ _COPIED_FOLLOWED = Replans(
 )
 _WRONG_ROWS = "counts rows twice or not at all"
 
+_ADOPTED_ANYWHERE = Replans(name="a query that adopts, from any row", adopters=1, copies=0, drivers=2, rows=2)
+_ADOPTED_IN_TWO_STORES = Replans(
+    name="a query that adopts, from any row, two stores",
+    stores=(0, 1),
+    adopters=1,
+    copies=0,
+    drivers=2,
+    rows=2,
+    attempts=3,
+)
+
 _SWALLOWS = Function(swallows=True)
 _IN_PARTS = Parts(name="a batch in parts", drivers=(_SWALLOWS, WHOLE))
 _IN_PARTS_FAILING = replace(_IN_PARTS, name="a batch in parts, a call that raises", failures=1)
@@ -732,6 +796,31 @@ MUTANTS: tuple[Mutant, ...] = (
         Replans(name="a copied checkpoint, transactional", type="transactional", drivers=2, attempts=3),
     ),
     Mutant("a state that follows counts anew for any driver", _FollowsAnyDriver, _COPIED_FOLLOWED, "accepted"),
+    Mutant("adopt compares nothing", _AdoptComparesNothing, _ADOPTED_ANYWHERE, _WRONG_ROWS),
+    Mutant(
+        "adopt compares a first batch alone",
+        _AdoptComparesTheFirstBatch,
+        replace(_ADOPTED_ANYWHERE, name="an owner that comes back", drivers=3, order=(0, 1, 0), attempts=3),
+        _WRONG_ROWS,
+    ),
+    Mutant(
+        "adopt compares only before it opens the stores",
+        _AdoptComparesBeforeItOpens,
+        _ADOPTED_IN_TWO_STORES,
+        "accepted",
+    ),
+    Mutant(
+        "adopt compares before the states are even",
+        _AdoptComparesBeforeStatesAreEven,
+        _ADOPTED_IN_TWO_STORES,
+        "accepted",
+    ),
+    Mutant(
+        "adopt takes unknown for equal",
+        _AdoptTakesUnknownForEqual,
+        replace(_ADOPTED_ANYWHERE, name="a query that adopts, and does not say where it starts", are_silent=True),
+        _WRONG_ROWS,
+    ),
     Mutant("a batch in parts is not noticed", _NoPartIsNoticed, _IN_PARTS, "nobody noticed"),
     Mutant(
         "only parts that this run has committed are noticed",

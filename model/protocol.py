@@ -123,9 +123,11 @@ class Protocol:
         """See `transitions.begin`."""
         return transitions.begin(ledger, session, batch, nonce=nonce, plan=plan)
 
-    def commit(self, ledger: int, session: int, query: int, batch: int, txid: int) -> int | Refused:
+    def commit(
+        self, ledger: int, session: int, query: int, batch: int, txid: int, offsets: str | None = None
+    ) -> int | Refused:
         """The ledger after a commit: the same number where it had been said before."""
-        done = Commit(batch_id=batch, txid=txid, owner=f"q{query}")
+        done = Commit(batch_id=batch, txid=txid, owner=f"q{query}", offsets=offsets)
         return self._changed(lambda: self.committed(self.ledger(ledger), f"s{session}", done))
 
     def committed(self, ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:

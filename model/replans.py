@@ -7,12 +7,13 @@ state counts each row once, in order, whatever checkpoint a driver comes with.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mapstate.protocol.plans import BatchPlan
-from mapstate.schema import StateType
+from mapstate.schema import OnNewOwner, StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.together import TogetherProtocol
 from model.world import Label, ViolationError, with_item
@@ -26,9 +27,11 @@ class Replans:
 
     ``stores``    the store of each state; those of one store change their ledgers in one write
     ``follows``   each state follows the new values of the one before it, and is committed behind it
-    ``drivers``   how many come, each with any of the checkpoints
+    ``drivers``   how many come, each with any of the checkpoints, or in that ``order``
     ``copies``    of a checkpoint, made at any moment
     ``rows``      of the input; a row with an odd number has nothing for the first state, and so on by turns
+    ``adopters``  checkpoints of other queries, which start at any row and adopt the state, as the first query does;
+                  ``are_silent``: Spark does not tell at which row. In such a world offsets are rows, as Kafka has them
     ``attempts``, ``failures``, ``lost_replies``, ``vacuums`` as in other worlds
     """
 
@@ -37,8 +40,11 @@ class Replans:
     type: StateType = "opaque"
     follows: bool = False
     drivers: int = 3
+    order: tuple[int, ...] = ()
     copies: int = 1
     rows: int = 3
+    adopters: int = 0
+    are_silent: bool = False
     attempts: int = 4
     failures: int = 0
     lost_replies: int = 0
@@ -53,20 +59,26 @@ class Replans:
         return [tuple(state for state in states if self.stores[state] == store) for store in sorted(set(self.stores))]
 
     def start(self) -> _State:
-        """Nothing is stored, nobody runs; there is one checkpoint, with nothing in it."""
+        """Nothing is stored, nobody runs; there is a checkpoint of each query, with nothing in it."""
         states = len(self.stores)
-        return _State((0,) * states, (None,) * states, (_Checkpoint(),), (), ((),) * states, _Used())
+        checkpoints = (_Checkpoint(), *(_Checkpoint(query=one + 1, start=None) for one in range(self.adopters)))
+        return _State((0,) * states, (None,) * states, checkpoints, (), ((),) * states, _Used())
 
 
 class _Checkpoint(NamedTuple):
-    """``plans`` has (when it was planned, where it ends) for each batch; so many of them are in Spark's commit log."""
+    """``plans`` has (when it was planned, where it ends) for each batch; so many of them are in Spark's commit log.
+
+    ``start`` is where ``query`` starts; None before it has planned a batch.
+    """
 
     plans: tuple[tuple[int, int], ...] = ()
     commits: int = 0
+    query: int = 0
+    start: int | None = 0
 
     def entry(self, batch: int) -> tuple[int, int, int, int]:
         """When the batch was planned, and the one before it; where it starts and ends."""
-        before = self.plans[batch - 1] if batch else (0, 0)
+        before = self.plans[batch - 1] if batch else (0, self.start or 0)
         return self.plans[batch][0], before[0], before[1], self.plans[batch][1]
 
 
@@ -98,11 +110,17 @@ class _Driver(NamedTuple):
     def gone(self) -> _Driver:
         return _Driver(self.checkpoint, 0, "gone")
 
-    @property
-    def plan(self) -> BatchPlan:
+    def plan(self, world: Replans, query: int) -> BatchPlan:
         """What the library sees: offsets are places in a log, as a file source has them, and do not tell rows."""
-        planned_at, before, _, _ = self.entry
-        return BatchPlan(f"[{self.batch}]", f"[{self.batch + 1}]", planned_at, before or None)
+        planned_at, before, start, end = self.entry
+        if not world.adopters:
+            return BatchPlan(f"[{self.batch}]", f"[{self.batch + 1}]", planned_at, before or None)
+        is_silent = world.are_silent and 0 < query <= world.adopters and self.batch == 0
+        return BatchPlan("[null]" if is_silent else _offsets(start), _offsets(end), planned_at, before or None)
+
+
+def _offsets(row: int) -> str:
+    return json.dumps([{"topic": {"0": row}}])
 
 
 class _State(NamedTuple):
@@ -143,8 +161,9 @@ class ReplansSteps:
                     state._replace(checkpoints=(*state.checkpoints, checkpoint), used=copied),
                 )
         if len(state.drivers) < world.drivers:
-            for place, checkpoint in enumerate(state.checkpoints):
-                driver = _Driver(place, checkpoint.commits)
+            came = len(state.drivers)
+            for place in world.order[came : came + 1] or range(len(state.checkpoints)):
+                driver = _Driver(place, state.checkpoints[place].commits)
                 yield ("a driver comes with checkpoint", place), state._replace(drivers=(*state.drivers, driver))
         if used.vacuums < world.vacuums:
             yield from self._vacuum(state)
@@ -176,16 +195,22 @@ class ReplansSteps:
             again = ready._replace(entry=checkpoint.entry(driver.batch))
             yield (f"driver {at}", "replays batch", driver.batch), state.with_driver(at, again)
             return
-        start = checkpoint.plans[-1][1] if checkpoint.plans else 0
-        for end in range(start + 1, self.world.rows + 1):
+        starts = range(self.world.rows) if checkpoint.start is None else (checkpoint.start,)
+        starts = (checkpoint.plans[-1][1],) if checkpoint.plans else starts
+        for start, end in [(first, last + 1) for first in starts for last in range(first, self.world.rows)]:
             planned = used._replace(plans=used.plans + 1)
-            longer = checkpoint._replace(plans=(*checkpoint.plans, (planned.plans, end)))
+            begins = checkpoint.start if checkpoint.plans else start
+            longer = checkpoint._replace(plans=(*checkpoint.plans, (planned.plans, end)), start=begins)
             after = state._replace(checkpoints=with_item(state.checkpoints, driver.checkpoint, longer), used=planned)
             label = (f"driver {at}", "plans batch", driver.batch, "of rows", start, "to", end)
             yield label, after.with_driver(at, ready._replace(entry=longer.entry(driver.batch)))
 
+    def _query(self, state: _State, at: int) -> int:
+        return state.checkpoints[state.drivers[at].checkpoint].query
+
     def _opened(self, state: _State, at: int, group: Sequence[int]) -> list[int] | Refused:
-        opening = self.protocol.opening(0, at, "refuse")
+        policy: OnNewOwner = "adopt" if self.world.adopters else "refuse"
+        opening = self.protocol.opening(self._query(state, at), at, policy)
         ledgers = list(state.ledgers)
         for one in group:
             answer = self.protocol.open_one(ledgers[one], opening)
@@ -198,19 +223,23 @@ class ReplansSteps:
         """Several stores are looked at, then opened one by one; one is opened in the write that begins the batch."""
         world = self.world
         label: Label = (f"driver {at}", "opens store", driver.at)
+        plan = driver.plan(world, self._query(state, at))
         probed: Any = None
         if driver.at == 0 and world.follows:
-            probed = self.protocol.check_following(state.ledgers, driver.batch, driver.plan)
+            probed = self.protocol.check_following(state.ledgers, driver.batch, plan)
         elif driver.at == 0 and len(self._groups) > 1:
             everything = range(len(world.stores))
             ledgers = self._opened(state, at, everything)
-            assert not isinstance(ledgers, Refused)
-            probed = self.protocol.begin_all(ledgers, everything, at, driver.batch, "probe", driver.plan)
+            probed = ledgers
+            if not isinstance(ledgers, Refused):
+                probed = self.protocol.begin_all(ledgers, everything, at, driver.batch, "probe", plan)
         if isinstance(probed, Refused):
             yield (*label, probed.error), state.with_driver(at, driver.gone())
             return
         opened = self._opened(state, at, self._groups[driver.at])
-        assert not isinstance(opened, Refused)
+        if isinstance(opened, Refused):
+            yield (*label, opened.error), state.with_driver(at, driver.gone())
+            return
         after = state._replace(ledgers=tuple(opened))
         group = self._groups[driver.at]
         known = tuple(opened[one] if one in group else of for one, of in enumerate(driver.known or opened))
@@ -233,7 +262,7 @@ class ReplansSteps:
         places = range(len(group)) if self.world.follows else group
         label: Label = (f"driver {at}", "begins batch", driver.batch, "in store", driver.at)
         nonce = f"n{99 - at:02}{state.used.attempts:04}"
-        plan = driver.plan
+        plan = driver.plan(self.world, self._query(state, at))
         if self.world.follows and driver.at:
             before = driver.attempts[driver.at - 1]
             commit = self.protocol.ledger(driver.known[driver.at - 1]).last_commit
@@ -309,11 +338,12 @@ class ReplansSteps:
         label: Label = (f"driver {at}", "commits batch", driver.batch, "in store", driver.at)
         ledgers, held = list(state.ledgers), list(state.held)
         _, _, start, end = driver.entry
+        query, offsets = self._query(state, at), _offsets(end) if self.world.adopters else None
         for one in self._groups[driver.at]:
             attempt = driver.attempts[one]
             if attempt is None:
                 continue
-            answer = self.protocol.commit(ledgers[one], at, 0, driver.batch, attempt.txid)
+            answer = self.protocol.commit(ledgers[one], at, query, driver.batch, attempt.txid, offsets)
             if isinstance(answer, Refused):
                 yield (*label, answer.error), state.with_driver(at, driver.gone())
                 return
@@ -372,6 +402,8 @@ class ReplansSteps:
             if (found or 0) != right:
                 raise ViolationError(f"state {place} reads as {found} where {right} is right: {record}")
             starts, ends = [start for _, start, _ in held], [0, *(end for _, _, end in held)]
+            if self.world.adopters and held:
+                ends[0] = starts[0]  # where nothing counts, a query may start anywhere
             if starts != ends[: len(starts)]:
                 raise ViolationError(f"state {place} counts rows twice or not at all: {held}")
         if max(map(len, state.held)) > min(map(len, state.held)) + (len(self._groups) > 1):
@@ -388,9 +420,9 @@ class ReplansSteps:
         if not ledger or self.world.vacuums:  # which may be in the way of a rollback
             return
         places = range(len(state.checkpoints)) if self.world.type == "transactional" else (state.wrote,)
-        store = (state.ledgers, state.records, state.checkpoints, places)
+        store = (state.ledgers, state.records, state.checkpoints, places, state.held)
         if store not in self._ends:
-            self._ends[store] = any(
+            self._ends[store] = self._may_be_adopted(state) and any(
                 self._ends_alone(state, place, commits)
                 for place in places
                 for commits in sorted({state.checkpoints[place].commits, self._rewound(state, place)}, reverse=True)
@@ -398,9 +430,21 @@ class ReplansSteps:
         if not self._ends[store]:
             raise ViolationError(f"checkpoint {state.wrote} is not accepted: {state.checkpoints}")
 
+    def _may_be_adopted(self, state: _State) -> bool:
+        """A query that starts where the state ends, in the store that is furthest behind, is accepted."""
+        if not self.world.adopters or (self.world.type == "transactional" and self._has_attempt(state)):
+            return True
+        held = min(state.held, key=len)
+        new = _Checkpoint(query=self.world.adopters + 1, start=held[-1][2] if held else 0)
+        return self._ends_alone(state._replace(checkpoints=(*state.checkpoints, new)), len(state.checkpoints), 0)
+
+    def _has_attempt(self, state: _State) -> bool:
+        return any(ledger and self.protocol.ledger(ledger).in_flight is not None for ledger in state.ledgers)
+
     def _rewound(self, state: _State, place: int) -> int:
         """See `mapstate.operations.checkpoint.rewind`: back to the batch that the state furthest behind waits for."""
-        due = [self.protocol.ledger(ledger).owners["q0"] for ledger in state.ledgers if ledger]
+        owner = f"q{state.checkpoints[place].query}"
+        due = [self.protocol.ledger(ledger).owners.get(owner, 0) for ledger in state.ledgers if ledger]
         return min(state.checkpoints[place].commits, *due)
 
     def _ends_alone(self, state: _State, place: int, commits: int) -> bool:

@@ -15,7 +15,7 @@ from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.protocol import following, joint
 from mapstate.protocol.ledger_record import AlreadyCommitted, LedgerRecord, OpenRequest
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.plans import BatchPlan, check_start
 from mapstate.schema import OnNewOwner, StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.world import Drivers, Label, ViolationError, with_item
@@ -134,6 +134,10 @@ class TogetherProtocol(Protocol):
         before = [self.ledger(one) for one in ledgers]
         try:
             even = self.even(before, [f"s{session}"] * len(before), batch)
+            for ledger in (
+                even if plan is not None else ()
+            ):  # without plans it is as with on_new_owner="adopt_unchecked"
+                self.check_start(ledger, batch, plan)
             results = [self.begun(even[state], f"s{session}", batch, nonce, plan) for state in group]
         except MapStateError as error:
             return Refused(type(error).__name__)
@@ -151,6 +155,10 @@ class TogetherProtocol(Protocol):
         even = joint.reconcile(ledgers, sessions, batch)
         joint.check_adopted(even, ["refuse"] * len(even))
         return even
+
+    def check_start(self, ledger: LedgerRecord, batch: int, plan: BatchPlan | None) -> None:
+        """See `plans.check_start`."""
+        check_start(ledger, batch, plan, "refuse")
 
     def check_following(self, ledgers: Sequence[int], batch: int, plan: BatchPlan | None) -> Refused | None:
         """See `following.check_follower`: of each state and the one that follows it."""
