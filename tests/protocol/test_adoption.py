@@ -82,6 +82,7 @@ ELSEWHERE = [
     ([FILES], plan(None, filters=("0" * 16,)), "without files_not_counted"),  # of where it ended before
     ([FILES], plan({"logOffset": 7}, filters=KNOWN), "without files_not_counted"),  # the number of another log
     ([{"logOffset": 7, "source": "s"}], plan(None, filters=KNOWN), "cannot be compared"),  # too many files to name
+    ([{"logOffset": 7}], plan({"logOffset": 7}), "cannot be compared"),  # two logs of one number: an owner comes back
 ]
 
 
