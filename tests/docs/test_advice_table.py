@@ -34,7 +34,7 @@ ADVICE: dict[str, str] = {
     "StreamingQueryException in the first run: wrong Python on the executors": """
         spark/test_spark_faults.py::test_a_first_run_that_failed_on_the_executors_leaves_the_state_to_a_new_checkpoint
         spark/test_advice.py::test_a_non_transactional_state_without_a_batch_is_dropped_and_replayed""",
-    'operating#each-refusal-and-what-to-do: UsageError: "twice in one run", "another DataFrame of that batch", '
+    'operating#each-refusal-and-what-to-do: UsageError: "twice in one run", '
     '"nothing tells", "has ended", "is at batch"': """
         spark/test_foreach_batch.py::test_parts_of_a_batch_from_a_pool_lose_no_row_in_silence
         spark/test_foreach_batch.py::test_an_opaque_state_takes_a_part_back_and_counts_the_whole_batch_next""",

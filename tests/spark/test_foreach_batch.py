@@ -336,6 +336,37 @@ def test_a_part_that_failed_makes_the_next_part_no_batch(url, spark, given):
         run(spark, given, job)
 
 
+def test_a_part_whose_call_failed_after_its_commit_is_taken_back(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+
+    def fails(rows: DataFrame, batch_id: int) -> None:
+        raise RuntimeError("downstream")
+
+    job.newValuesStream().foreachBatch(fails)
+    run(spark, given, in_parts(lambda: job, swallow=True))
+    assert contents(url, "visits") == {}
+
+
+def test_a_part_that_failed_after_an_earlier_error_makes_the_next_part_no_batch(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+
+    def fails_once(rows: DataFrame, batch_id: int) -> None:
+        if batch_id == 0:
+            raise RuntimeError("downstream")
+
+    job.newValuesStream().foreachBatch(fails_once)
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        for part in [rows] if batch_id == 0 else [rows.drop("bytes"), rows.where(PARTS[0])]:
+            try:
+                job(part, batch_id)
+            except Exception:  # noqa: BLE001  what people write
+                continue
+
+    run(spark, given, function)
+    assert ledger(url).last_commit.batch_id == 0
+
+
 def test_a_retry_with_the_same_frame_is_no_second_part(url, spark, given):
     job, failures = counts_of(spark, given, opaque(url)), []
 

@@ -96,6 +96,8 @@ class BatchDriver:
         for state in self._states:
             if not state.branch.steps:
                 state.check_columns(batch.df)
+        if batch.calls.in_parts is not None:
+            raise self._in_parts(batch, batch.calls.in_parts, upstream_txid)
         ledgers, answers = self._begin(batch, upstream_txid)
         attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
         if not attempts:
@@ -137,6 +139,7 @@ class BatchDriver:
             requests = [state.open_request(run.query_id) for state in self._states]
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
+            batch.calls.ledgers = ledgers
         if self._quarantine is not None:
             self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
@@ -255,10 +258,6 @@ class BatchDriver:
         commits = [state_done.commit for state_done in done]
         if run.run_id is None:
             self._check_repeat_by_hand(batch_id)
-        elif batch.calls.is_second or (
-            self._of_stream and not batch.calls.is_retry and run.run_id in [commit.run for commit in commits if commit]
-        ):
-            raise self._in_parts(batch, ledgers)
         _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
         batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
         each = zip(self._specs, commits, strict=True)
@@ -289,15 +288,19 @@ class BatchDriver:
                     expected=batch_id + 1,
                 )
 
-    def _in_parts(self, batch: _Batch, ledgers: Ledgers) -> UsageError:
-        """The error of a batch that this run has given before. Takes back what counts of it, or marks it."""
-        is_taken_back = batch.policy.ask(lambda: ledgers.take_back(batch.batch_id))
+    def _in_parts(self, batch: _Batch, of: int, upstream_txid: int | None) -> UsageError:
+        """The error of batch ``of``, which this run has given in parts. Takes back what counts of it, or marks it."""
+        ledgers = batch.calls.ledgers
+        if ledgers is None and batch.batch_id == of:  # each call before has failed
+            ledgers, _ = self._begin(batch, upstream_txid)
+        is_taken_back = ledgers is not None and batch.policy.ask(lambda: ledgers.take_back(of))
         counts = (
             "was taken back: nothing of the batch counts" if is_taken_back else "counts, and the next start says so"
         )
-        return batch.calls.refuse(
-            f"batch {batch.batch_id} was given to the stream {self._plan.stream!r} twice in one run. What came first "
-            f"{counts}."
+        return UsageError(
+            f"batch {of} was given to the stream {self._plan.stream!r} twice in one run. What came first {counts}. "
+            "Union the parts, or make each a stream of its own, and start again; this run's batches are refused. "
+            f"{FUNCTION_PAGE}"
         )
 
     def _call_behind_alone(self, batch: _Batch) -> None:
@@ -342,36 +345,31 @@ class _Batch:
 class _Calls:
     """The calls of one run for the same states, one at a time, whichever thread and whichever object makes them.
 
-    ``is_second``  an earlier call for the present batch has ended
-    ``is_retry``   an earlier call for the present batch has failed, with the same DataFrame
+    ``in_parts``  the batch for which two calls came, and the first was not made again: the run's calls are refused
+    ``ledgers``   those that a call has opened last
     """
 
     def __init__(self) -> None:
-        self.is_second = self.is_retry = False
+        self.in_parts: int | None = None
+        self.ledgers: Ledgers | None = None
         self._lock = RLock()
-        self._refused: str | None = None
         self._last: int | None = None  # the batch of the last call
-        self._failed: tuple[int, str, DataFrame] | None = None  # the first call that failed since one has ended
+        self._failed: tuple[int, str] | None = None  # the first call that failed since one has ended
+        self._again: DataFrame | None = None  # of the last call, if it failed
 
     @contextmanager
     def of(self, batch: _Batch) -> Iterator[None]:
-        """Around one call. Raises UsageError where the function has given a batch in parts."""
+        """Around one call."""
         with self._lock:
-            if self._refused is not None:
-                raise UsageError(self._refused)
-            last, failed = self._last, self._failed
-            self.is_second = last == batch.batch_id and failed is None
-            self.is_retry = failed is not None and failed[0] == batch.batch_id and _is_same(failed[2], batch.df)
-            if failed is not None and failed[0] == batch.batch_id and not self.is_retry:
-                raise self.refuse(
-                    f"a call for batch {batch.batch_id} failed ({failed[1]}), and another DataFrame of that batch "
-                    "came. It was not counted."
-                )
+            last, failed, again = self._last, self._failed, self._again
+            is_again = again is not None and (again is batch.df or again.sameSemantics(batch.df))
+            if last == batch.batch_id and self.in_parts is None and not is_again:
+                self.in_parts = batch.batch_id
             self._last = batch.batch_id
             try:
                 yield
             except BaseException as error:
-                self._failed = failed or (batch.batch_id, type(error).__name__, batch.df)
+                self._failed, self._again = failed or (batch.batch_id, type(error).__name__), batch.df
                 if isinstance(error, MissingBatchesError) and error.facts.get("found") == batch.batch_id:
                     due = error.facts["expected"]
                     if failed is not None and failed[0] == due:
@@ -379,23 +377,11 @@ class _Calls:
                     if failed is None and last == due - 1:
                         raise _left_out(error) from error
                 raise
-            self._failed = None
-
-    def refuse(self, why: str) -> UsageError:
-        """The error of this call and of all that follow in the run."""
-        self._refused = (
-            f"{why} Union the parts, or make each a stream of its own, and start again; this run's batches are "
-            f"refused. {FUNCTION_PAGE}"
-        )
-        return UsageError(self._refused)
+            self._failed = self._again = None
 
 
 _calls_of: dict[tuple[str, tuple[tuple[str, str], ...]], _Calls] = {}
 """By the run, and the states with their stores."""
-
-
-def _is_same(failed: DataFrame, again: DataFrame) -> bool:
-    return failed is again or failed.sameSemantics(again)
 
 
 def _left_out(error: MissingBatchesError) -> MissingBatchesError:
