@@ -41,7 +41,7 @@ ADVICE: dict[str, str] = {
     'operating#each-refusal-and-what-to-do: MissingBatchesError: "did not call state", "the foreachBatch function went '
     'on"': """
         spark/test_foreach_batch.py::test_a_batch_that_the_function_left_out_is_named_and_not_taken_for_a_lost_one""",
-    'operating#each-refusal-and-what-to-do: IncompleteBatchError, "counts only a part"': """
+    'operating#each-refusal-and-what-to-do: IncompleteBatchError, "counts only a part", "may have written a part"': """
         spark/test_foreach_batch.py::test_a_part_that_cannot_be_taken_back_is_named_by_the_next_start""",
     'operating#each-refusal-and-what-to-do: StaleBatchError, "of a call by hand already"': """
         spark/test_foreach_batch.py::test_a_number_that_counts_already_is_refused_by_hand""",
