@@ -89,7 +89,7 @@ class WindowRules:
 
     def is_late(self, row: Row, panes: Panes, before: int, after: int) -> bool:  # noqa: ARG002
         """Whether a row is late, from the watermark before the batch and the one after it."""
-        return row.at < (before if self.sessions else panes.floor(before))
+        return row.at < (before + 1 if self.sessions else panes.floor(before))
 
     def bases_for_index(self, bases: list[Any], stored: list[Any]) -> list[Any]:  # noqa: ARG002
         """By what the index tells new keys: the values before the batch, and not the records that lie there."""
@@ -231,7 +231,7 @@ class Driver:
     def _mark(self, last: WindowCommit, rows: Sequence[Row]) -> int:
         """The watermark after a batch with these rows."""
         inputs = self._inputs(last, rows)
-        return watermark(last.watermark, inputs, self.setting.lag, self.now, idle=self.setting.idle)
+        return watermark(last.watermark, inputs, self.setting.definition.behind, self.now, idle=self.setting.idle)
 
     def _inputs(self, last: WindowCommit, rows: Sequence[Row]) -> dict[str, Input]:
         inputs = {}

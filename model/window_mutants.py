@@ -10,7 +10,7 @@ import msgspec
 
 from mapstate.keys import INDEX
 from mapstate.maps.serialized import writer_of
-from mapstate.protocol import pane_index, transitions
+from mapstate.protocol import pane_index, transitions, upkeep
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.pane_index import PanePages, Slice, index_keys, key_pages, store_key
 from mapstate.protocol.records import CommitView
@@ -262,6 +262,69 @@ class _AdvancesOnce(WindowRules):
         return [(WindowsRecord, "committed", forgets)]
 
 
+class _PutsBackNoInputs(WindowRules):
+    """A watermark that is put back leaves the latest times of the inputs: the next batch moves it forward again."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        done = WindowsRecord.commit_put_back
+
+        def leaves(own: WindowsRecord, commit: WindowCommit, to: int, now: int) -> WindowCommit:
+            return msgspec.structs.replace(done(own, commit, to, now), inputs=commit.inputs)
+
+        return [(WindowsRecord, "commit_put_back", leaves)]
+
+
+class _PutsBackWhatIsGone(WindowRules):
+    """A watermark that is put back opens all windows behind it, also those of which panes were purged."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        done = WindowsRecord.put_back
+
+        def opens(own: WindowsRecord, to: int) -> WindowsRecord:
+            return msgspec.structs.replace(done(own, to), purged=NEVER)
+
+        return [(WindowsRecord, "put_back", opens)]
+
+
+class _TakesAPageForItsFirstPane(WindowRules):
+    """What a purge has removed is told from the first pane of each page that the ledger names."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = WindowsRecord.begun
+
+        def begun(own: WindowsRecord, committed: WindowCommit | None) -> WindowsRecord:
+            after = right(msgspec.structs.replace(own, height=0), committed)
+            return msgspec.structs.replace(after, height=own.height)
+
+        return [(WindowsRecord, "begun", begun)]
+
+
+class _IsFinalByTheWatermarkBefore(WindowRules):
+    """Of a batch that may be taken back, the watermark before it is final, also where an operator put it back."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return [(WindowCommit, "safe", property(lambda own: own.before))]
+
+
+class _PutsBackTheLastCommitOnly(WindowRules):
+    """The commit before it, which a rollback brings back, keeps the wrong watermark."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = upkeep.advance
+
+        def leaves(ledger: LedgerRecord, *args: Any, **how: Any) -> LedgerRecord:
+            return msgspec.structs.replace(right(ledger, *args, **how), previous=ledger.previous)
+
+        return [(upkeep, "advance", leaves)]
+
+
+class _ARowAtTheWatermarkOfSessionsIsNotLate(WindowRules):
+    """It joins a session that has fired, which is exactly a gap before it."""
+
+    def is_late(self, row: Row, panes: Panes, before: int, after: int) -> bool:  # noqa: ARG002
+        return row.at < (before if self.sessions else panes.floor(before))
+
+
 class _PurgesWhatIsNotJoined(WindowRules):
     """Of sessions: the first panes of one that goes on are purged as they are."""
 
@@ -340,6 +403,12 @@ WINDOW_MUTANTS = (
     WindowMutant("a pane leaves the ledger at the begin", _PanesLeaveAtTheBegin),
     WindowMutant("an index that is purged before its records", _IndexBeforeRecords, "left behind"),
     WindowMutant("an advance that is forgotten with the batch that takes it", _AdvancesOnce, "was advanced to"),
+    WindowMutant("a watermark put back without its inputs", _PutsBackNoInputs, "the watermark is"),
+    WindowMutant("windows that are gone and open again", _PutsBackWhatIsGone),
+    WindowMutant("a watermark put back behind windows of a page that are gone", _TakesAPageForItsFirstPane),
+    WindowMutant("final by the watermark before the batch, though put back", _IsFinalByTheWatermarkBefore),
+    WindowMutant("a watermark put back in the last commit only", _PutsBackTheLastCommitOnly, "the watermark is"),
+    WindowMutant("a row at the watermark of sessions is not late", _ARowAtTheWatermarkOfSessionsIsNotLate, "late"),
     WindowMutant("sessions whose first panes are purged before they are joined", _PurgesWhatIsNotJoined),
     WindowMutant("pages of the newest panes alone", _PagesOfTheLastRun),
     WindowMutant("pages that a rollback leaves empty", _PagesWithoutTheirPast),

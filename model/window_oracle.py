@@ -23,13 +23,17 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the attempt that counts had of a batch. ``plan`` is Spark's, ``least`` an operator's."""
+    """What the attempt that counts had of a batch. ``plan`` is Spark's, ``least`` an operator's.
+
+    With ``back`` it is no batch: an operator has put the watermark back to there.
+    """
 
     batch_id: int
     rows: tuple[Row, ...]
     now: int
     plan: int
     least: int
+    back: int | None = None
 
 
 Fired = tuple[int, str, tuple[int, ...]]
@@ -79,10 +83,15 @@ class Oracle:
         latest = dict.fromkeys(setting.sources, NEVER)
         since = dict.fromkeys(setting.sources, 0)
         for batch in batches:
+            if batch.back is not None:
+                self.mark = min(self.mark, batch.back)
+                latest = {s: min(at, batch.back + setting.lag + setting.sessions) for s, at in latest.items()}
+                self.fired = [one for one in self.fired if one[0] <= self.last_end(self.mark)]
+                continue
             before = self.last_end(self.mark)
-            self.late_of_last = [row for row in batch.rows if row.at < before]
+            self.late_of_last = [row for row in batch.rows if row.at < before + setting.sessions]
             self.late += self.late_of_last
-            self._kept += [row for row in batch.rows if row.at >= before]
+            self._kept += [row for row in batch.rows if row.at >= before + setting.sessions]
             for source in setting.sources:
                 own = [row.at for row in batch.rows if row.source == source]
                 near = [min(at, batch.now) for at in own if at <= batch.now + setting.ahead]
@@ -91,7 +100,7 @@ class Oracle:
             if NEVER not in latest.values():
                 waited = 0 if setting.idle is None else setting.idle
                 silent = {s: max(0, batch.now - since[s] - waited) * (setting.idle is not None) for s in latest}
-                self.mark = max(self.mark, min(latest[s] + silent[s] - setting.lag for s in latest))
+                self.mark = max(self.mark, min(latest[s] + silent[s] - setting.lag - setting.sessions for s in latest))
             self.mark = max(self.mark, batch.least)
             self.fired = [one for one in self.windows() if before < one[0] <= self.last_end(self.mark)]
 
@@ -118,13 +127,13 @@ class Oracle:
         return sorted((end, user, tuple(sorted(names))) for (end, user), names in found.items())
 
     def _sessions(self) -> list[Fired]:
-        """Rows of a user, each nearer than the gap to the next one."""
+        """Rows of a user, none of them further than the gap from the next one."""
         found: list[Fired] = []
         open_until: dict[str, int] = {}
         for row in sorted(self._kept):
             gap = self.setting.length
             names: tuple[int, ...] = (row.name,)
-            if row.user in open_until and row.at < open_until[row.user]:
+            if row.user in open_until and row.at <= open_until[row.user]:
                 session = next(one for one in found if one[:2] == (open_until[row.user], row.user))
                 found.remove(session)
                 names = (*session[2], row.name)

@@ -54,6 +54,7 @@ class Played:
     pages_written: int = 0
     final: int = 0
     advances: int = 0
+    put_back: int = 0
     steps: int = 0
 
     def add(self, other: Played) -> None:
@@ -88,6 +89,11 @@ class Version(NamedTuple):
     record: LedgerRecord
     batches: tuple[Batch, ...]
 
+    @property
+    def counted(self) -> tuple[Batch, ...]:
+        """Without what an operator has put back."""
+        return tuple(batch for batch in self.batches if batch.back is None)
+
 
 @dataclass
 class State:
@@ -96,6 +102,7 @@ class State:
     name: str
     stored: Stored
     by_txid: dict[int | None, tuple[Batch, ...]] = field(default_factory=lambda: {None: ()})
+    by_mark: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
     attempts: dict[int, Batch] = field(default_factory=dict)
     versions: list[Version] = field(default_factory=list)
 
@@ -163,12 +170,13 @@ class WindowWorld:
             steps = draw.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
             self._drivers.append(driver)
             is_killed = attempt < 5 and draw.random() < 0.5
-            if self._drive(driver.actor, driver, steps if is_killed else _TOO_LONG) and not older:
+            if self._drive(driver, steps if is_killed else _TOO_LONG, may_die=attempt < 20) and not older:
                 break
         else:
             raise ViolationError(f"batch {batch_id} is never counted")
         newest = self.states[0].newest
-        if newest is None or newest.batches[-1].plan != self.plans[batch_id]:
+        counted = () if newest is None else newest.counted
+        if not counted or counted[-1].plan != self.plans[batch_id]:
             raise ViolationError(f"Spark goes on, and batch {batch_id} counts as of another plan")
         self.spark = batch_id + 1
         if draw.random() < 0.1:
@@ -176,15 +184,16 @@ class WindowWorld:
         elif draw.random() < 0.1:
             self._roll_back()
 
-    def _drive(self, actor: Actor, driver: Driver, steps: int) -> bool:
+    def _drive(self, driver: Driver, steps: int, *, may_die: bool) -> bool:
         """True where it came to its end."""
+        actor = driver.actor
         for _ in range(steps):
             ready = [one for one in (actor, *driver.tasks) if not one.ended and not one.is_waiting]
             self.draw.choice(ready).step()
             self.played.steps += 1
             if actor.ended:
                 break
-            if self._are_apart() and self.draw.random() < 0.3:  # a driver that dies between two commits
+            if may_die and self._are_apart() and self.draw.random() < 0.3:  # a driver that dies between two commits
                 for _ in range(30):
                     self._others()
                 break
@@ -207,7 +216,7 @@ class WindowWorld:
 
     def _are_apart(self) -> bool:
         """Whether one of the two states counts a batch that the other one lacks."""
-        return len({None if state.newest is None else state.newest.batches for state in self.states}) > 1
+        return len({None if state.newest is None else state.newest.counted for state in self.states}) > 1
 
     def _stop_who_has_not_opened(self) -> None:
         """In front of a checkpoint that is put back: a driver that opens the state behind that has the older one."""
@@ -228,6 +237,8 @@ class WindowWorld:
             self.readers.append(Reader(self).actor)
         elif dice < 0.065:
             self._advance()
+        elif dice < (0.075 if self._is_dragged else 0.07):
+            self._put_back()
         elif dice < 0.4 and self.readers:
             self._read_on(draw.choice(self.readers))
         elif dice < 0.55 and self.left_behind:
@@ -263,7 +274,7 @@ class WindowWorld:
         sources = (*self.setting.sources, *(("other",) if len(self.setting.sources) > 1 else ()))
         for _ in range(self.draw.choice([0, 1, 2, 3, 4])):
             self.names += 1
-            at = self.time + self.draw.randint(-14, 8)
+            at = self.time + (self.draw.randint(-14, 8) if self.draw.random() < 0.98 else 70)
             out.append(Row(at, self.draw.choice(USERS), self.draw.choice(sources), self.names))
         return tuple(out)
 
@@ -326,10 +337,30 @@ class WindowWorld:
 
         def run(actor: Actor) -> None:
             self.crashed |= take_over  # it ends an attempt that may have written
-            with suppress(UsageError):
+            with suppress(UsageError, FencedError):
                 Ledger(opened(self.states[0].stored, actor), WINDOWS).advance(to, take_over=take_over)
                 self.least = max(self.least, to)
                 self.played.advances += 1
+
+        if self.states[0].newest is not None:
+            self.readers.append(self.spawn("an operator", run))
+
+    @property
+    def _is_dragged(self) -> bool:
+        last = None if self.states[0].newest is None else self.states[0].newest.record.last_windows()
+        return last is not None and last.watermark > self.time + 20
+
+    def _put_back(self) -> None:
+        """An operator puts the watermark back, in the midst of a batch, as far as it goes; mostly it is refused."""
+        to, take_over = self.time - self.draw.randint(0, 25), self.draw.random() < 0.3
+
+        def run(actor: Actor) -> None:
+            self.crashed |= take_over
+            ledger = Ledger(opened(self.states[0].stored, actor), WINDOWS)
+            for further in range(0, 60, 5):  # until no window behind it is gone
+                with suppress(UsageError, FencedError):
+                    ledger.advance(to + further, take_over=take_over, back_at=10**9)
+                    break
 
         if self.states[0].newest is not None:
             self.readers.append(self.spawn("an operator", run))
@@ -354,11 +385,15 @@ class WindowWorld:
         is_new = last not in state.by_txid
         if is_new:
             assert last is not None
-            counted = () if before is None else before.batches
             batch = state.attempts[last]
-            if any(batch.batch_id == other.batch_id for other in counted):
+            if before is not None and any(batch.batch_id == other.batch_id for other in before.counted):
                 raise ViolationError(f"batch {batch.batch_id} counts twice in {state.name}")
-            state.by_txid[last] = (*counted, batch)
+            state.by_txid[last] = (*(() if before is None else before.batches), batch)
+        elif state.name == WINDOWS:
+            self._note_put_back(state, record)
+        if record.last_commit is not None and record.last_commit.windows is not None:
+            done = record.last_commit
+            state.by_mark[done.txid, record.last_commit.windows.watermark] = state.by_txid[last]
         state.versions.append(Version(record, state.by_txid[last]))
         if is_new and state.name == WINDOWS:
             self._check_commit(record, state.by_txid[last])
@@ -368,16 +403,21 @@ class WindowWorld:
         was, now = before.record.last_commit, record.last_commit
         if was is None or (now is not None and now.txid >= was.txid):
             return
-        batch = before.batches[-1]
+        batch = before.counted[-1]
         if batch.plan != self.plans[batch.batch_id] or self._is_rolling_back:
-            self.reopened += 1
-            self._final.clear()
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self.reopened += 1
+        self._final.clear()
 
     def final_mark(self, record: LedgerRecord, batches: tuple[Batch, ...]) -> int:
         """Up to where windows are final: the last batch may be rolled back until a batch has begun behind it."""
         last = record.last_commit
-        is_unsure = self.setting.store != "fenced" and last is not None and record.next_txid == last.txid + 1
-        return self.oracle(batches[:-1] if is_unsure else batches).mark
+        if self.setting.store != "fenced" and last is not None and record.next_txid == last.txid + 1:
+            at = max(at for at, batch in enumerate(batches) if batch.back is None)
+            batches = (*batches[:at], *batches[at + 1 :])
+        return self.oracle(batches).mark
 
     def saw_final(self, found: dict[tuple[int, str], tuple[int, ...]], reopened: int) -> None:
         """A reader saw these windows as final, and had begun when windows had been reopened so often."""
@@ -387,6 +427,24 @@ class WindowWorld:
             if self._final.setdefault(window, names) != names:
                 raise ViolationError(f"{window} was final with {self._final[window]}, and is {names}")
             self.played.final += 1
+
+    def _note_put_back(self, state: State, record: LedgerRecord) -> None:
+        """If an operator has put the watermark back in this ledger, what counts as of its commits has it put back."""
+        before = state.newest
+        if before is None or before.record.windows is None or record.windows is None:
+            return
+        was, least = before.record.windows.least, record.windows.least
+        self.least = min(self.least, least) if least < was else self.least
+        last, done = before.record.last_windows(), record.last_windows()
+        is_other = before.record.next_txid != record.next_txid or before.record.last_txid != record.last_txid
+        if is_other or least > was or last is None or done is None or (done == last and least == was):
+            return  # a begin, a rollback, an advance
+        self._reopen()
+        self.played.put_back += 1
+        to = least if least < was else done.watermark
+        for one in (record.last_commit, record.previous):
+            if one is not None:
+                state.by_txid[one.txid] = (*state.by_txid[one.txid], Batch(-1, (), 0, 0, NEVER, to))
 
     def _check_commit(self, record: LedgerRecord, batches: tuple[Batch, ...]) -> None:
         oracle, done = self.oracle(batches), record.last_windows()
@@ -423,7 +481,8 @@ class WindowWorld:
 
     def emitted(self, record: LedgerRecord, commit: Commit, fired: list[Fired], *, again: bool) -> None:
         """What a driver has passed on."""
-        batches = self.states[0].by_txid.get(commit.txid)
+        done = commit.windows
+        batches = None if done is None else self.states[0].by_mark.get((commit.txid, done.watermark))
         if batches is None:
             if not fired:
                 return  # nobody was called
@@ -442,12 +501,12 @@ class WindowWorld:
         ledgers = [state.newest for state in self.states]
         assert ledgers[0] is not None
         assert ledgers[1] is not None
-        if ledgers[0].batches != ledgers[1].batches:
+        if ledgers[0].counted != ledgers[1].counted:
             raise ViolationError("the two states count different batches")
         for user in USERS:
             self._finish_alone(Reader(self, user).actor)
         late: dict[str, list[int]] = {}
-        for row in self.oracle(ledgers[1].batches).late:
+        for row in self.oracle(ledgers[0].batches).late:
             late.setdefault(row.user, []).append(row.name)
         actor = self.spawn("a reader", lambda own: values_of(self.states[1], own, USERS))
         self._finish_alone(actor)

@@ -99,7 +99,7 @@ class SlidingDurationWindow(DurationWindow):
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Sessions of a key: rows of which each is nearer than ``gap`` to the next one.
+    """Sessions of a key: rows of which none is further than ``gap`` from the next one.
 
     ``[first row, last row + gap)``. A session may be of any length.
     """

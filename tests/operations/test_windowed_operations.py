@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from damaged import damaged_ledgers
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ from windowed import Row, Windowed
 
 from mapstate import open_reader
 from mapstate.backends import resolve
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.cli.files import FORMATS
@@ -31,9 +33,10 @@ from mapstate.operations.drop import drop
 from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
 from mapstate.operations.window_findings import window_findings
+from mapstate.protocol import transitions, upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.windows import NEVER
+from mapstate.protocol.windows import NEVER, Input, fired_panes
 
 SECOND = 1_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -264,7 +267,7 @@ def test_an_advance_that_is_wrong_writes_nothing(url):
     job.batch(Row(100 * SECOND, "ann", 1))
     stored = job.store.load()
     for to, wrong in (
-        (EPOCH + dt.timedelta(seconds=100), "never moves back"),
+        (EPOCH + dt.timedelta(seconds=100), "forward only"),
         (dt.datetime.now(dt.UTC) + dt.timedelta(hours=1), "in the future"),
         (500, "are datetimes with a time zone"),
         (dt.datetime(2026, 1, 1), "are datetimes with a time zone"),
@@ -288,11 +291,142 @@ def test_a_time_that_no_row_may_have_is_no_watermark(url):
     assert advance(url, "s", 1 << 61) == (1, 1 << 61)
 
 
-def test_a_state_without_windows_by_time_cannot_be_advanced(url):
+def test_a_watermark_that_is_put_back_opens_what_is_not_gone_and_the_next_batch_drags_it_no_more(url):
+    job = Windowed(url, lag=5, retention=10)
+    job.batch(Row(12, "ann", 1), Row(27, "ann", 2))
+    job.batch(Row(41, "ann", 4), Row(10**15, "eve", 8))  # milliseconds among seconds
+    job.batch(Row(42, "ann", 16))
+    assert job.record.last_windows().late == 1
+    with open_reader(url, "s") as reader:
+        assert reader.windows("ann") == []
+    with pytest.raises(UsageError, match="end at 50 or before are gone"):
+        advance(url, "s", 49, back=True)
+    with pytest.raises(UsageError, match="back only"):
+        advance(url, "s", 10**15, back=True)
+    stored = job.store.load()
+    assert advance(url, "s", 50, back=True, dry_run=True) == (10**15 - 5, 50)
+    assert job.store.load() == stored
+    advance(url, "s", 50, back=True)
+    job = job.restarted()
+    job.batch(Row(49, "ann", 1), Row(53, "ann", 32), Row(61, "ann", 64))
+    assert (job.mark, job.record.last_windows().late) == (56, 1)
+    with open_reader(url, "s") as reader:
+        found = [(own.end, own.value["total"], own.final) for own in reader.windows("ann")]
+        assert found == [(60, 32, False), (70, 64, False)]
+    job.batch(Row(66, "ann", 128))
+    assert job.mark == 61
+
+
+def test_windows_that_fired_and_have_their_records_are_open_again_and_fire_again(url):
+    job = Windowed(url, retention=100)
+    job.batch(Row(1, "ann", 1), Row(12, "ann", 2), Row(25, "ann", 4))
+    job.batch(Row(63, "eve", 8))
+    with open_reader(url, "s") as reader:
+        assert [own.final for own in reader.windows("ann")] == [True] * 3
+        advance(url, "s", 15, back=True)
+        assert [(own.end, own.final) for own in reader.windows("ann")] == [(10, True), (20, False), (30, False)]
+        assert reader.watermark().time == 15
+        assert reader.watermark().inputs[""].latest == 15
+    job = job.restarted()
+    job.batch(Row(9, "ann", 16), Row(12, "ann", 32), Row(31, "ann", 64))
+    last = job.record.last_windows()
+    assert (last.before, last.watermark, last.late) == (15, 31, 1)
+    assert [ends for _, ends in fired_panes(job.record.windows, last)] == [[20], [30]]
+    assert windows_of(url, "ann") == {"ann": {10: 1, 20: 34, 30: 4, 40: 64}}
+
+
+def test_a_rollback_behind_a_watermark_that_was_put_back_brings_no_wrong_one_back(url):
+    job = Windowed(url, retention=10**9)
+    job.batch(Row(10**6, "eve", 1))
+    job.batch(Row(10**6 + 1, "eve", 1))
+    advance(url, "s", 10**6, back=True)
+    advance(url, "s", 10**6 + 50)
+    advance(url, "s", 40, back=True)
+    assert read_ledger(job.store, "s").windows.least == 40  # the word before is taken back, too
+    Ledger(job.store, "s").rollback()
+    assert read_ledger(job.store, "s").last_windows().watermark == 40
+    job = job.restarted()
+    job.batch(Row(45, "ann", 1))
+    assert (job.mark, job.record.last_windows().late) == (45, 0)
+
+
+def test_a_window_behind_a_watermark_that_was_put_back_is_not_final_where_the_batch_may_be_taken_back(url):
+    job = Windowed(url, retention=10**9)
+    job.batch(Row(60, "eve", 1))
+    job.batch(Row(90, "eve", 1))
+    last = msgspec.structs.replace(job.record.last_commit, apart_from=("late",))
+    apart = msgspec.structs.replace(job.record, last_commit=last)
+    assert [apart.final_mark(), job.record.final_mark()] == [60, 90]
+    for to in (40, 75):
+        back = upkeep.advance(apart, to, "", back_at=0)
+        assert back.final_mark() == min(to, 60) == transitions.rollback(back).final_mark()
+
+
+def test_a_watermark_is_put_back_with_nothing_in_flight_or_by_taking_over(url):
+    job = Windowed(url)
+    job.batch(Row(12, "ann", 1))
+    job.attempt(Row(13, "ann", 2))
+    stored = job.store.load()
+    with pytest.raises(UsageError, match="in flight"):
+        advance(url, "s", 5, back=True)
+    assert job.store.load() == stored
+    advance(url, "s", 11, back=True, take_over=True)
+    with pytest.raises(FencedError):
+        job.ledgers.begin(1)
+
+
+def test_the_command_says_what_opens_again(tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    job = Windowed(url, retention=100)
+    job.batch(Row(12, "ann", 1), Row(40, "ann", 1))
+    assert run("advance", url, "s", "--yes").exit_code == 2
+    assert run("advance", url, "s", "--to", "50", "--back-to", "20", "--yes").exit_code == 2
+    done = run("advance", url, "s", "--back-to", "15", "--yes")
+    assert done.exit_code == 0
+    assert "windows that end later and are not gone open and fire again" in done.stdout
+    assert done.stdout.splitlines()[-1] == "Done: what has fired later is open again."
+    assert json.loads(run("advance", url, "s", "--back-to", "14", "--yes", "--json").stdout) == {
+        "watermark": 15,
+        "to": 14,
+    }
+
+
+def test_the_doctor_says_that_a_clock_jumped_that_rows_are_late_and_what_moved_no_watermark(url):
+    job = Windowed(url, kind="timestamp", length=10 * SECOND, slide=10 * SECOND)
+    job.batch(Row(3 * SECOND, "ann", 1), Row(93 * SECOND, "ann", 1))
+    clock, *_ = window_findings(job.record, EPOCH + dt.timedelta(seconds=30))
+    assert (clock.severity, clock.subject) == ("warning", "clock")
+    assert "--back-to" in clock.advice
+    attempted, *rest = job.attempt(Row(94 * SECOND, "ann", 1))
+    done = msgspec.structs.replace(attempted.windows, jump=3600 * SECOND)
+    job.commit((msgspec.structs.replace(attempted, windows=done), *rest))
+    clock, *_ = window_findings(job.record, EPOCH + dt.timedelta(seconds=95))
+    assert "jumped by 3600 s" in clock.found
+    report = BatchReport.of_commit(attempted)
+    late = msgspec.structs.replace(report, rows=10, rows_late=6)
+    by_subject = {one.subject: one for one in window_findings(job.record, reports=[late, report])}
+    assert (by_subject["late rows"].severity, by_subject["late rows"].found) == (
+        "warning",
+        "6 of 11 rows of the last 2 batches",
+    )
+
+
+def test_the_doctor_lists_windows_of_numbers_that_moved_no_watermark(url):
+    job = Windowed(url)
+    job.batch(Row(3, "ann", 1))
+    attempted, change, kept = job.attempt(Row(4, "ann", 1), Row(10**15, "eve", 1))
+    done = msgspec.structs.replace(attempted.windows, watermark=4, inputs={"": Input(4, 1)})
+    job.commit((msgspec.structs.replace(attempted, windows=done), change, kept))
+    future, *_ = window_findings(job.record)
+    assert future.severity == "warning"
+    assert "1 panes start after the latest time that counts: 1000000000000000" in future.found
+
+
+def test_windows_by_the_clock_are_put_back_too(url):
     clocked = Windowed(url, by_clock=True, kind="timestamp")
-    clocked.batch()
-    with pytest.raises(UsageError, match="by the clock"):
-        advance(url, "s", EPOCH)
+    clocked.batch(Row(0, "ann", 1))
+    advance(url, "s", EPOCH - dt.timedelta(seconds=9), back=True)
+    assert read_ledger(clocked.store, "s").last_windows().watermark == -9 * SECOND
 
 
 def test_the_commands_show_windows_and_watermark(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mapstate.protocol import windows
 from mapstate.protocol.windows import (
     NEVER,
     Input,
@@ -101,14 +103,46 @@ def test_a_batch_fires_each_window_between_its_watermarks_that_is_not_gone(panes
 def test_a_begin_makes_due_the_panes_of_which_no_window_is_kept(panes, rows, mark, retention):
     held = {pane for pane in map(panes.pane, rows) if pane is not None}
     definition = WindowDefinition(length=panes.length, slide=panes.slide, offset=panes.offset, retention=retention)
-    record = WindowsRecord(definition=definition, panes=runs_with(panes, (), held))
+    record = msgspec.structs.replace(WindowsRecord(definition=definition).emptied(), panes=runs_with(panes, (), held))
     after = record.begun(WindowCommit(watermark=mark))
     due = sorted(pane for pane in held if all(end <= mark - retention for end in ends_of(panes, pane)))
     assert list(after.due()) == due
     assert list(after.committed(PaneChange(purged=due)).due()) == []
     assert after.begun(WindowCommit(watermark=mark - 30)) == after, "what is purged never comes back"
-    assert record.begun(None) is record
-    assert record.begun(WindowCommit()) is record
+    assert record.begun(None) == record.begun(WindowCommit()) == record
+
+
+@pytest.mark.parametrize("height", [0, 1, 2])
+@given(shapes, st.sets(times), st.lists(marks, min_size=1, max_size=3), st.integers(0, 20), st.booleans())
+def test_what_ends_behind_the_last_removed_window_is_whole_and_a_watermark_goes_back_so_far(
+    height, panes, rows, moves, retention, is_old
+):
+    held = {pane for pane in map(panes.pane, rows) if pane is not None}
+    definition = WindowDefinition(length=panes.length, slide=panes.slide, offset=panes.offset, retention=retention)
+    record = WindowsRecord(definition=definition)  # as an older mapstate wrote it
+    gone: set[int] = set()
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(windows, "PAGE_SLIDES", 3)
+        grid = panes.pages(height)
+        pages = runs_with(grid, (), map(grid.pane, held))
+        record = msgspec.structs.replace(record if is_old else record.emptied(), height=height, panes=pages)
+        before = record.purged
+        for mark in moves:
+            record = record.begun(WindowCommit(watermark=mark))
+            gone |= set(record.due(named=partial(every_pane, panes, runs_with(panes, (), held - gone))))
+            record = record.committed(PaneChange(named=(height, runs_with(grid, (), map(grid.pane, held - gone)))))
+            put_back = record.put_back(mark)
+            assert before <= put_back.purged <= record.purged
+            assert not gone & {
+                pane for end in range(max(put_back.purged + 1, -99), 99) for pane in held if end in panes.ends(pane)
+            }
+            assert gone or height or put_back.purged == NEVER
+
+
+def test_what_was_gone_before_the_ledger_said_what_was_removed_stays_gone():
+    old = WindowsRecord(definition=WindowDefinition(length=10, slide=10), purged=40)
+    assert old.begun(WindowCommit(watermark=10**9)).put_back(0).purged == 40
+    assert old.put_back(0).purged == 40
 
 
 @given(st.lists(st.tuples(marks, st.integers(0, 40)), min_size=1, max_size=3), marks, st.integers(0, 9))

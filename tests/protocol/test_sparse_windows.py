@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from windowed import Row, Windowed
 
 from mapstate import open_reader
-from mapstate.errors import CorruptLedgerError, StoreLostError
+from mapstate.errors import CorruptLedgerError, StoreLostError, WindowGoneError
 from mapstate.keys import is_index_key
 from mapstate.protocol import ledger_record, pane_index, stored_ledger, transitions, windows
 from mapstate.protocol.held_ledger import HeldLedger, change_all
@@ -30,6 +30,7 @@ from mapstate.protocol.windows import (
     WindowsRecord,
     fired_panes,
 )
+from mapstate.reader.windows import WindowReads
 from mapstate.spark.executor.window_task import FiredTask
 
 MINUTE = 60
@@ -192,6 +193,23 @@ def test_a_batch_that_is_rolled_back_leaves_the_panes_as_they_were(url, monkeypa
     assert list(pages_of(job).named()) == [*before, 180 * 5000]
     with open_reader(url, "s") as reader:
         assert {window.end: window.value["total"] for window in reader.windows("ann")} == job.right("ann")
+
+
+def test_a_window_whose_page_is_purged_while_it_is_read_is_gone_and_not_empty(url, monkeypatch):
+    monkeypatch.setattr(pane_index, "MOST_RUNS", 1)
+    job = Windowed(url, length=MINUTE, slide=MINUTE, retention=MINUTE)
+    job.batch(Row(0, "ann", 1), Row(600, "ann", 1))
+    right = WindowReads.named
+
+    def named(*arguments: Any) -> Any:
+        monkeypatch.setattr(WindowReads, "named", right)
+        for at in (DAY, DAY + 1):
+            job.batch(Row(at, "ann", 1))
+        return right(*arguments)
+
+    monkeypatch.setattr(WindowReads, "named", named)
+    with open_reader(url, "s") as reader, pytest.raises(WindowGoneError):
+        list(reader.window(MINUTE))
 
 
 def test_a_page_that_is_lost_is_an_error_for_readers_and_for_the_job(url):

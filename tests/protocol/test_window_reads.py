@@ -223,7 +223,7 @@ def test_before_a_batch_that_has_joined_a_session_its_rows_are_where_they_were(u
 
     job = Windowed(url, sessions=True, fields=fields, value=value)
     job.batch(Row(5, "ann", 1), Row(12, "ann", 2))
-    job.batch(Row(21, "ann", 4), Row(30, "ann", 8))
+    job.batch(Row(21, "ann", 4), Row(31, "ann", 8))
 
     def read():
         with StateReader(resolve(url), "s", "committed", {}, before=("q", 2)) as reader:

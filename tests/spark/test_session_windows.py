@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
 import sqlite3
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from sessions_oracle import Oracle, Session
 from windows_oracle import Row
 
-from mapstate import Collect, Count, ReducerAggregator, SessionWindow, Sum, Topology, errors, newStream, opaque
+from mapstate import (
+    Collect,
+    Count,
+    ReducerAggregator,
+    SessionWindow,
+    SlidingDurationWindow,
+    Sum,
+    Topology,
+    TumblingDurationWindow,
+    errors,
+    newStream,
+    opaque,
+)
 from mapstate.keys import is_index_key
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import every_pane
@@ -151,18 +165,18 @@ def test_sessions_of_timestamps_and_of_the_whole_stream(spark, url):
     found: list[Any] = []
     columns = ("unix_seconds(window_start)", "unix_seconds(window_end)", "rows")
     counts.firedWindowsStream().foreachBatch(lambda rows, _: found.extend(rows.selectExpr(*columns).collect()))
-    times = ["10:20:00", "10:49:59", "11:19:59", "12:00:00"]
+    times = ["10:20:00", "10:50:00", "11:20:01", "12:00:00"]
     counts(spark.createDataFrame([(at(time),) for time in times], "at timestamp"), 0)
-    first, second = (int(at(time).timestamp()) for time in ("10:20:00", "11:19:59"))
-    assert sorted(map(tuple, found)) == [(first, first + 1799 + 1800, 2), (second, second + 1800, 1)]
+    first, second = (int(at(time).timestamp()) for time in ("10:20:00", "11:20:01"))
+    assert sorted(map(tuple, found)) == [(first, first + 1800 + 1800, 2), (second, second + 1800, 1)]
     with open_reader(url, "clicks") as reader:
         assert [(window.start, window.final) for window in reader.windows()] == [
             (at("10:20:00"), True),
-            (at("11:19:59"), True),
+            (at("11:20:01"), True),
             (at("12:00:00"), False),
         ]
         with pytest.raises(errors.UsageError, match="are sessions"):
-            list(reader.window(at("11:19:59")))
+            list(reader.window(at("11:20:01")))
 
 
 def test_a_session_that_has_outgrown_its_bound_sets_no_batch_aside(spark, tmp_path):
@@ -225,3 +239,90 @@ def test_what_sessions_refuse(spark):
     ):  # fmt: skip
         with pytest.raises(error, match=said):
             make()
+
+
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+BATCHES = [[0, 29, 60], [1, 100], [5, 31, 61, 79, 80]]
+"""Seconds. Where the watermarks of both are with a delay of 20 and windows or a gap of 30, there are rows."""
+
+DELAY, STEP = 20, 60  # the latest time goes from 0 to 60, and then to 100
+
+
+def counted_by_spark(spark, folder, window):
+    """What Spark counts of `BATCHES`, one a micro-batch."""
+    source = folder / "in"
+    source.mkdir(parents=True)
+    for number, seconds in enumerate([*BATCHES, [5000], [9000]]):  # the last two end all windows
+        path = source / f"{number}.csv"
+        path.write_text("".join(f"{second}\n" for second in seconds))
+        os.utime(path, (1_000_000_000 + number, 1_000_000_000 + number))
+    read = spark.readStream.schema("second bigint").option("maxFilesPerTrigger", 1).csv(str(source))
+    rows = read.selectExpr(f"timestamp_seconds(second + {int(START.timestamp())}) as at", "second", "second < 0 as one")
+    windows = (
+        rows.withWatermark("at", f"{DELAY} seconds")
+        .groupBy(window, "one")
+        .agg(F.collect_list("second").alias("seconds"))
+    )
+    found: set[int] = set()
+    write = windows.writeStream.foreachBatch(lambda some, _: found.update(*(row.seconds for row in some.collect())))
+    started = write.option("checkpointLocation", str(folder / "at")).trigger(availableNow=True).start()
+    started.awaitTermination()
+    return found
+
+
+def counted_here(spark, folder, config, lag):
+    stream = newStream("rows", spark.createDataFrame([], "at timestamp, second bigint"))
+    windows = stream.window(config, timestampField="at", lag=f"{lag} seconds", retention="1 day")
+    kept = windows.persistentAggregate(opaque(f"sqlite:///{folder}/{lag}.db"), seconds=Collect("second", most=100))
+    for batch_id, seconds in enumerate(BATCHES):
+        rows = [(START + dt.timedelta(seconds=second), second) for second in seconds]
+        kept(spark.createDataFrame(rows, "at timestamp, second bigint"), batch_id)
+    with open_reader(f"sqlite:///{folder}/{lag}.db", "rows") as reader:
+        return {second for one in reader.windows() for second in one.value["seconds"]}
+
+
+@pytest.mark.parametrize(
+    ("window", "config", "late_here", "more"),
+    [
+        (lambda: F.window("at", "30 seconds"), TumblingDurationWindow.of("30 seconds"), {1, 31}, 0),
+        (
+            lambda: F.window("at", "30 seconds", "10 seconds"),
+            SlidingDurationWindow.of("30 seconds", "10 seconds"),
+            {1, 31, 61, 79},
+            20,
+        ),
+        (lambda: F.session_window("at", "30 seconds"), SessionWindow.of("30 seconds"), {1, 31, 61, 79}, 30),
+    ],
+    ids=["tumbling", "sliding", "sessions"],
+)
+def test_what_spark_counts_and_is_late_here_and_the_lag_with_which_nothing_is(
+    spark, tmp_path, window, config, late_here, more
+):
+    """The table of docs/windows.md#from-sparks-windows."""
+    rows = {second for seconds in BATCHES for second in seconds}
+    of_spark = counted_by_spark(spark, tmp_path, window()) - {5000, 9000}
+    assert rows - of_spark == {5}
+    ours = counted_here(spark, tmp_path, config, DELAY)
+    assert of_spark - ours == late_here
+    assert ours - of_spark == set()
+    assert counted_here(spark, tmp_path, config, DELAY + STEP + more) >= of_spark
+
+
+def test_sessions_are_those_of_spark(spark):
+    """Also of rows exactly a gap apart, in one batch or in two, whatever the watermark."""
+    draw = random.Random(5)
+    rows = [Row(10 * draw.randrange(90), draw.choice("xyz"), 1) for _ in range(60)]  # steps of ten: many a gap apart
+    rows.sort()
+    timed = frame(spark, rows).selectExpr("timestamp_seconds(at) as at", "user")
+    found = timed.groupBy(F.session_window("at", "30 seconds"), "user").count()
+    shown = found.selectExpr("unix_seconds(session_window.start)", "unix_seconds(session_window.end)", "user", "count")
+    stream = newStream("clicks", frame(spark, [])).window(SessionWindow.of(30), timestampField="at", retention=1000)
+    counts = stream.groupBy("user").persistentAggregate(opaque("memory://of-spark"), rows=Count())
+    for batch_id, start in enumerate(range(0, 60, 20)):  # in order, so that none is late before the last row at a time
+        own = [row for row in rows if rows[start].at < row.at or batch_id == 0]
+        until = rows[start + 20].at if start < 40 else 10**9
+        counts(frame(spark, [row for row in own if row.at <= until]), batch_id)
+    with open_reader("memory://of-spark", "clicks") as reader:
+        ours = [(one.start, one.end, user, one.value["rows"]) for user in "xyz" for one in reader.windows(user)]
+        assert sum(report.rows_late for report in reader.reports()) == 0
+    assert sorted(ours) == sorted(map(tuple, shown.collect()))

@@ -29,11 +29,14 @@ from mapstate import (
     opaque,
     transactional,
 )
+from mapstate.operations import advance as operation
 from mapstate.operations.advance import advance
+from mapstate.operations.window_findings import window_findings
 from mapstate.protocol.ledger_record import AlreadyCommitted
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
+from mapstate.spark.driver import windows as driver
 from mapstate.spark.driver.windows import WindowedState, _spread
 from mapstate.spark.executor import window_task
 from mapstate.testing import wait_for
@@ -361,6 +364,145 @@ def test_windows_by_the_clock(spark, tmp_path, monkeypatch):
         counts.lateStream()
 
 
+def test_a_number_that_is_wrong_moves_no_watermark_and_a_backlog_does(spark, tmp_path, caplog):
+    """Milliseconds among seconds, in the first batch too; rows far behind them, none further apart than ``ahead``."""
+    url, name = f"sqlite:///{tmp_path}/state.db", "clicks"
+    stream = newStream(name, frame(spark, [])).tumblingWindow(10, timestampField="at", ahead=50)
+    counts = stream.groupBy("user").persistentAggregate(opaque(url), rows=Count())
+    wrong = 10**15
+
+    def batch(batch_id: int, *times: int) -> list[Any]:
+        counts(frame(spark, [Row(at, "x", 1) for at in times]), batch_id)
+        with open_reader(url, name) as state:
+            (report, *_) = state.reports()
+            return [report.watermark, report.rows_late]
+
+    assert batch(0, 1, wrong, 7, 12) == [12, 0]
+    assert "times up to 1000000000000000 move no watermark" in caplog.text
+    assert batch(1, 13, wrong + 1, *range(20, 400, 40)) == [380, 0]  # a backlog, whose rows are near each other
+    assert batch(2, 9000, wrong) == [380, 0]  # a stream that jumps waits for an operator's word
+    assert "say so by mapstate advance --to" in caplog.text
+    with open_reader(url, name) as state:
+        future, *_ = window_findings(state.ledger())
+        assert future.found == "2 panes start after the latest time that counts: 9000, 1000000000000000"
+    advance(url, name, 8950)
+    assert batch(3, 9001) == [9001, 0]
+    with open_reader(url, name) as state:
+        assert [(one.end, one.value["rows"], one.final) for one in state.windows("x", since=8000, until=10_000)] == [
+            (9010, 2, False)
+        ]
+
+
+class Clock:
+    """The driver's clock, and the machine's ticks."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.now, self.ticks = 1_000_000_000_000_000, 5_000_000
+        monkeypatch.setattr(time, "time_ns", lambda: self.now * 1000)
+        monkeypatch.setattr(driver, "_ticks", lambda: self.ticks)
+
+    def go_on(self, seconds: int, *, jump: int = 0) -> None:
+        self.now += (seconds + jump) * 1_000_000
+        self.ticks += seconds * 1_000_000
+
+    def at(self, seconds: int) -> dt.datetime:
+        return dt.datetime.fromtimestamp(1_000_000_000 + seconds, dt.UTC)
+
+
+YEARS = 10 * 365 * 86_400
+
+
+@pytest.mark.parametrize("jump", [YEARS, -YEARS])
+def test_no_idle_input_goes_on_by_a_clock_that_jumped(spark, each_url, monkeypatch, caplog, jump):
+    clock, schema = Clock(monkeypatch), "at timestamp, user string"
+
+    def started() -> Any:
+        stream = newStream("clicks", spark.createDataFrame([], schema))
+        windows = stream.tumblingWindow("10 seconds", timestampField="at", idle="5 seconds")
+        return windows.groupBy("user").persistentAggregate(opaque(each_url), rows=Count())
+
+    def watermark() -> Any:
+        with open_reader(each_url, "clicks") as state:
+            return state.watermark().time
+
+    counts = started()
+    counts(spark.createDataFrame([(clock.at(0), "x")], schema), 0)
+    clock.go_on(15)
+    counts(spark.createDataFrame([], schema), 1)
+    assert watermark() == clock.at(10)
+    clock.go_on(10, jump=jump)
+    counts(spark.createDataFrame([], schema), 2)
+    assert watermark() == clock.at(20)  # by the ticks of the machine
+    assert "windows do not follow it" in caplog.text.lower()
+    clock.go_on(10)
+    counts(spark.createDataFrame([(clock.at(34), "x")], schema), 3)
+    assert watermark() == clock.at(34)
+    with open_reader(each_url, "clicks") as state:
+        assert state.reports()[0].rows_late == 0
+        assert "jumped" in next(window_findings(state.ledger(), clock.at(40))).found
+    counts = started()  # and behind a restart it is doubted
+    counts(spark.createDataFrame([], schema), 4)
+    assert watermark() == clock.at(34)
+    clock.go_on(15)
+    counts(spark.createDataFrame([], schema), 5)
+    assert watermark() == clock.at(44)
+
+
+@pytest.mark.parametrize("jump", [YEARS, -YEARS])
+def test_windows_by_the_clock_do_not_follow_a_jump_and_a_restart_by_a_wrong_clock_is_refused(
+    spark, each_url, monkeypatch, jump
+):
+    clock = Clock(monkeypatch)
+
+    def started() -> Any:
+        stream = newStream("clicks", frame(spark, []))
+        return stream.window(TumblingDurationWindow.of("10 seconds")).persistentAggregate(
+            opaque(each_url), rows=Count()
+        )
+
+    def windows() -> list[Any]:
+        with open_reader(each_url, "clicks") as state:
+            return [(one.start, one.value["rows"]) for one in state.windows(())]
+
+    counts = started()
+    counts(frame(spark, [Row(1, "a", 1)]), 0)
+    clock.go_on(2, jump=jump)
+    counts(frame(spark, [Row(1, "a", 1)]), 1)
+    assert windows() == [(clock.at(0), 2)]
+    counts = started()
+    with pytest.raises(errors.ConfigurationError, match="Nothing was written"):
+        counts(frame(spark, [Row(1, "a", 1)]), 2)
+    assert windows() == [(clock.at(0), 2)]
+    clock.go_on(1, jump=-jump)
+    counts = started()
+    counts(frame(spark, [Row(1, "a", 1)]), 2)
+    assert windows() == [(clock.at(0), 3)]
+
+
+def test_an_operator_says_that_windows_by_the_clock_were_down_for_long_or_wrong(spark, each_url, monkeypatch):
+    clock = Clock(monkeypatch)
+
+    def batch(batch_id: int) -> Any:
+        stream = newStream("clicks", frame(spark, []))
+        windows = stream.window(TumblingDurationWindow.of("10 seconds"))
+        windows.persistentAggregate(opaque(each_url), rows=Count())(frame(spark, [Row(1, "a", 1)]), batch_id)
+        with open_reader(each_url, "clicks") as state:
+            return state.watermark().time
+
+    batch(0)
+    clock.go_on(30 * 86_400)
+    with pytest.raises(errors.ConfigurationError, match="--to the present time"):
+        batch(1)
+    advance(each_url, "clicks", clock.at(30 * 86_400))
+    assert batch(1) == clock.at(30 * 86_400)
+    clock.go_on(-3600)  # it had been an hour ahead
+    with pytest.raises(errors.ConfigurationError, match="--back-to"):
+        batch(2)
+    monkeypatch.setattr(operation, "number_of", lambda _: clock.now)
+    advance(each_url, "clicks", clock.at(30 * 86_400 - 3600), back=True)
+    assert batch(2) == clock.at(30 * 86_400 - 3600)
+
+
 def test_a_source_that_pauses_fires_by_ticks(spark, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("x\n")
@@ -578,7 +720,7 @@ def test_what_windows_refuse(spark):
         (lambda: stream.tumblingWindow(0, **by_ten), errors.ConfigurationError, "above 0"),
         (lambda: stream.slidingWindow(5000, 1, **by_ten), errors.ConfigurationError, "5000 panes"),
         (lambda: stream.tumblingWindow("1 hour", lag="1 minute"), errors.ConfigurationError, "timestampField='at'"),
-        (lambda: stream.tumblingWindow(10, idle="1 minute", **by_ten), errors.ConfigurationError, "leave both out"),
+        (lambda: stream.tumblingWindow(10, idle="1 minute", **by_ten), errors.ConfigurationError, "leave it out"),
         (lambda: stream.tumblingWindow(10, inputs={"user": []}, **by_ten), errors.ConfigurationError, "at least one"),
         (lambda: stream.tumblingWindow(10, inputs={"user": [0, 1]}, **by_ten), errors.ConfigurationError, "are texts"),
         (lambda: stream.tumblingWindow(10, inputs={"n": ["1"]}, **by_ten), errors.UnknownColumnError, "of text"),

@@ -59,25 +59,41 @@ def advance(
     *,
     url: Url = None,
     state: State,
-    to: Annotated[str, typer.Option("--to", metavar="TIME", help="the watermark that the next batch has at least")],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="the watermark that the next batch has at least")
+    ] = None,
+    back_to: Annotated[
+        str | None,
+        typer.Option("--back-to", metavar="TIME", help="put the watermark back: what ends later fires again"),
+    ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lets the next batch move the watermark, for a source that has ended: its windows fire, later rows are late."""
+    """Lets the next batch move the watermark, for a source that has ended: its windows fire, later rows are late.
+
+    Or puts it back, where a wrong time or clock has moved it. Stop the query first.
+    """
+    if (to is None) == (back_to is None):
+        raise UsageError("give --to TIME or --back-to TIME. Nothing was written.")
     place = store_url(url)
     with open_reader(place, state) as reader:
         record = reader.ledger()
     check_advance(record)
-    time = _time(record, to)
-    planned = advance_watermark(place, state, time, take_over=take_over, dry_run=True)
+    time, back = _time(record, to or back_to), to is None
+    planned = advance_watermark(place, state, time, back=back, take_over=take_over, dry_run=True)
     before = "nowhere yet" if planned.watermark is None else plain(planned.watermark)
-    say(f"The watermark of {state} is {before}. At {plain(time)}, rows for windows before it are late.", err=as_json)
-    confirm(f"Let the next batch move it to {plain(time)}?", yes=yes, as_json=as_json)
-    advance_watermark(place, state, time, take_over=take_over)
-    say("Done: the next batch takes it, also one without rows.", err=as_json)
+    effect = (
+        "windows that end later and are not gone open and fire again" if back else "rows for windows before are late"
+    )
+    question = "Put it back" if back else "Let the next batch move it"
+    done = "what has fired later is open again" if back else "the next batch takes it, also one without rows"
+    say(f"The watermark of {state} is {before}. At {plain(time)}, {effect}.", err=as_json)
+    confirm(f"{question} to {plain(time)}?", yes=yes, as_json=as_json)
+    advance_watermark(place, state, time, back=back, take_over=take_over)
+    say(f"Done: {done}.", err=as_json)
     if as_json:
         emit({"watermark": plain(planned.watermark), "to": plain(time)})
 

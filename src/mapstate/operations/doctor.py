@@ -77,10 +77,10 @@ def examine(
     store: Any = resolve(backend_or_url).open(check_state_name(state))
     try:
         ledger = read_ledger(store, state)
+        reports: list[BatchReport] = []
+        findings = [*_capabilities(store), *_reports(store, ledger, reports), _dead(ledger), _last_batch(ledger)]
         windows = WindowReads(CommittedReads(store, state, "committed", {}))
-        of_windows = window_findings(ledger, named=lambda *times: windows.named(None, *times)[1])
-        findings = [*_capabilities(store), *_reports(store, ledger), _dead(ledger), _last_batch(ledger)]
-        findings += of_windows
+        findings += window_findings(ledger, named=lambda *times: windows.named(None, *times)[1], reports=reports)
         if isinstance(store, Scan):
             records = list(_records(store, ledger, on_page))
             findings += records
@@ -111,11 +111,11 @@ def _capabilities(store: Any) -> Iterator[Finding]:
             )
 
 
-def _reports(store: Any, ledger: LedgerRecord) -> Iterator[Finding]:
+def _reports(store: Any, ledger: LedgerRecord, reports: list[BatchReport]) -> Iterator[Finding]:
+    """Fills in the reports, too."""
     try:
-        reports = read_reports(store, ledger.state)
+        reports += read_reports(store, ledger.state)
     except (CorruptRecordError, StoreError) as error:
-        reports = []
         advice = "Delete reports that another program wrote, or let this user read them (on Redis: LRANGE)."
         yield Finding("warning", "batch reports", error.message, "reports of this state", advice)
     yield _in_flight(ledger, reports)

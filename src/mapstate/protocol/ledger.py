@@ -156,12 +156,12 @@ class Ledger:
         """See `upkeep.recount`. Raises StoreRestartedError if the store restarted since `remember`."""
         self._change(lambda before: (upkeep.recount(before, counted, held), None), same_incarnation=True)
 
-    def advance(self, to: int, *, take_over: bool = False) -> LedgerRecord:
+    def advance(self, to: int, *, take_over: bool = False, back_at: int | None = None) -> LedgerRecord:
         """See `upkeep.advance`; returns the ledger with it."""
         session = secrets.token_hex(8)
 
         def advanced(before: LedgerRecord) -> tuple[LedgerRecord, LedgerRecord]:
-            after = upkeep.advance(before, to, session, take_over=take_over)
+            after = upkeep.advance(before, to, session, take_over=take_over, back_at=back_at)
             return after, after
 
         return self._change(advanced)

@@ -199,7 +199,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     def final_mark(self) -> int:
         """The watermark by which windows are final: no batch that made it can be taken back, unless by an operator."""
         done = self.last_windows() or WindowCommit()
-        return done.before if self.may_lose_last_batch() else done.watermark
+        return done.safe if self.may_lose_last_batch() else done.watermark
 
     def contents(self) -> tuple[Any, ...]:
         """Equal for two ledgers under which an opaque state has equal committed values, with no vacuum between."""

@@ -44,7 +44,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             initial_keys=0,
             has_had_ttl=bool(opening.ttl),
             ttl=opening.ttl or None,
-            windows=None if opening.windows is None else WindowsRecord(definition=opening.windows),
+            windows=None if opening.windows is None else WindowsRecord(definition=opening.windows).emptied(),
             changes=changes,
             format=format_of(opening.windows, changes),
         )

@@ -1,9 +1,10 @@
-"""Sessions: rows of a key of which each is nearer than a gap to the next one.
+"""Sessions: rows of a key of which none is further than a gap from the next one.
 
 A session is kept in the panes of tumbling windows as long as the gap. The rows of a key in one pane are nearer than
-that to each other, so a record is a *piece* of one session, and has its first and its last time. Pieces of neighbouring
-panes are one session if they are nearer than the gap. A session ends a gap after its last row, and is final when the
-watermark is there: a row that is not late meets neither it nor the gap behind it.
+that to each other, so a record is a *piece* of one session, and has its first and its last time. Rows of panes with
+another one between them are further apart than the gap. Pieces of neighbouring panes are one session unless they are
+further apart. A session ends a gap after its last row, and is final when the watermark is there: a row that is not late
+is behind the watermark, and so behind the gap.
 
 A session may be longer than any retention. Before its first panes are purged, an attempt joins what lies before one
 pane into the pieces of that pane. The commit of the attempt names this pane as ``settled``, and is rolled back together
@@ -32,11 +33,11 @@ class Piece(NamedTuple):
     value: Any
 
 
-def sessions_of(pieces: Iterable[Piece], gap: int) -> list[list[Piece]]:
+def sessions_of(pieces: Iterable[Piece], record: WindowsRecord) -> list[list[Piece]]:
     """The pieces of one key, which are in order, session by session."""
     found: list[list[Piece]] = []
     for piece in pieces:
-        if found and piece.first - found[-1][-1].last < gap:
+        if found and record.are_one(found[-1][-1].last, piece.first):
             found[-1].append(piece)
         else:
             found.append([piece])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mapstate.errors import FencedError, UsageError
-from mapstate.protocol.ledger_record import DROPPER, Attempt, InFlight, LedgerRecord
+from mapstate.protocol.ledger_record import DROPPER, Attempt, Commit, InFlight, LedgerRecord
 from mapstate.protocol.transitions import check_in_flight
 from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField
@@ -171,22 +171,29 @@ def check_recount(ledger: LedgerRecord) -> None:
         )
 
 
-def advance(ledger: LedgerRecord, to: int, session: str, *, take_over: bool = False) -> LedgerRecord:
-    """Give the watermark a least value, which the next batch takes; see `WindowsRecord`.
+def advance(
+    ledger: LedgerRecord, to: int, session: str, *, take_over: bool = False, back_at: int | None = None
+) -> LedgerRecord:
+    """Give the watermark a least value, which the next batch takes; or put it back, see `WindowsRecord`.
 
-    ``session`` is a new random name, ``take_over`` as of `begin_vacuum`. Raises UsageError for a state without windows
-    by the time of rows, for a time that no row may have, if the watermark is there already, and if an attempt is in
-    flight.
+    ``session`` is a new random name, ``take_over`` as of `begin_vacuum`. ``back_at`` is the operator's clock, to put
+    the watermark back. Raises UsageError for a state without windows by time, for a time that no row may have, if the
+    watermark is there already, if windows that end later are gone, and if an attempt is in flight.
     """
     windows = check_advance(ledger)
     if to > LATEST:
         raise UsageError(f"state {ledger.state!r}: rows have times up to {LATEST}, not {to}. Nothing was written.")
-    now = max(windows.least, (ledger.last_windows() or WindowCommit()).watermark)
-    if to <= now:
-        time = ledger.keys[0].type
+    now, kind = max(windows.least, (ledger.last_windows() or WindowCommit()).watermark), ledger.keys[0].type
+    after = msgspec.structs.replace(windows, least=to) if back_at is None else windows.put_back(to)
+    if (to <= now) if back_at is None else (to > now):
         raise UsageError(
-            f"state {ledger.state!r}: the watermark is at {time_text(now, time)} already, so it cannot be advanced to "
-            f"{time_text(to, time)}: it never moves back. Nothing was written."
+            f"state {ledger.state!r}: the watermark is at {time_text(now, kind)} already, so it cannot be moved to "
+            f"{time_text(to, kind)}. Nothing was written. --to moves it forward only, --back-to back only."
+        )
+    if back_at is not None and to < after.purged:
+        raise UsageError(
+            f"state {ledger.state!r}: the watermark cannot be put back to {time_text(to, kind)}. Windows that end at "
+            f"{time_text(after.purged, kind)} or before are gone. Nothing was written. That time is the earliest."
         )
     attempt = ledger.in_flight
     if attempt is not None and attempt.epoch == ledger.epoch:
@@ -197,16 +204,27 @@ def advance(ledger: LedgerRecord, to: int, session: str, *, take_over: bool = Fa
                 "--take-over), which fences the driver."
             )
         ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
-    return msgspec.structs.replace(ledger, windows=msgspec.structs.replace(windows, least=to))
+    if back_at is not None:
+        ledger = msgspec.structs.replace(
+            ledger,
+            last_commit=_put_back(ledger.last_commit, after, to, back_at),
+            previous=_put_back(ledger.previous, after, to, back_at),  # which a rollback brings back
+        )
+    return msgspec.structs.replace(ledger, windows=after)
+
+
+def _put_back(commit: Commit | None, windows: WindowsRecord, to: int, now: int) -> Commit | None:
+    if commit is None or commit.windows is None:
+        return commit
+    return msgspec.structs.replace(commit, windows=windows.commit_put_back(commit.windows, to, now))
 
 
 def check_advance(ledger: LedgerRecord) -> WindowsRecord:
     """The windows of a state whose watermark an operator can advance. Raises UsageError for another state."""
     windows = ledger.windows
-    if windows is None or windows.definition.by_clock:
-        kind = "no windows by time" if windows is None else "windows by the clock, which goes on by itself"
+    if windows is None:
         raise UsageError(
-            f"state {ledger.state!r} has {kind}: there is no watermark to advance. Nothing was written.",
+            f"state {ledger.state!r} has no windows by time: there is no watermark to move. Nothing was written.",
             state=ledger.state,
         )
     return windows

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,6 +33,7 @@ __all__ = [
     "WindowsRecord",
     "every_pane",
     "fired_panes",
+    "latest_without_hole",
     "runs_with",
     "runs_without",
     "watermark",
@@ -182,8 +183,13 @@ class WindowDefinition(msgspec.Struct, frozen=True, kw_only=True):
         return self.sessions or self.length > self.slide
 
     def fired_before(self, mark: int) -> int:
-        """The last end that has fired at a watermark: earlier rows are late."""
-        return mark if self.sessions else self.panes.floor(mark)
+        """The first time at which a row is not late: of sessions, a row exactly a gap behind one belongs to it."""
+        return mark + 1 if self.sessions else self.panes.floor(mark)
+
+    @property
+    def behind(self) -> int:
+        """How far the watermark is behind the latest row. No row at the watermark of sessions is waited for."""
+        return self.lag + self.sessions
 
 
 class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +201,8 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     ``late``       rows that were in no window any more, or without a time
     ``between``    rows between two windows
     ``settled``    of sessions: the pane in which everything before it has been joined, see `mapstate.protocol.sessions`
+    ``clock``      the driver's clock at the batch; 0 if unknown
+    ``jump``       how far that clock had jumped within the run, which no window follows; 0 within a minute
     """
 
     watermark: int = NEVER
@@ -203,6 +211,13 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     late: int = 0
     between: int = 0
     settled: int = NEVER
+    clock: int = 0
+    jump: int = 0
+
+    @property
+    def safe(self) -> int:
+        """The watermark that is left if the batch is taken back, also after an operator has put it back."""
+        return min(self.before, self.watermark)
 
     def reported(self) -> dict[str, Any]:
         """What a `BatchReport` says of it."""
@@ -211,7 +226,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_rows(self) -> WindowCommit:
         """The commit of a batch after this one that moves nothing."""
-        return WindowCommit(watermark=self.watermark, before=self.watermark, inputs=self.inputs, settled=self.settled)
+        return msgspec.structs.replace(self, before=self.watermark, late=0, between=0)
 
 
 class PaneChange(NamedTuple):
@@ -230,11 +245,13 @@ class PaneChange(NamedTuple):
 class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger of a state with windows keeps beside its commits.
 
-    ``panes``   where there may be records. It may name too many, never too few
-    ``height``  the level of ``panes``: 0 for panes, else for pages that say which panes there are. It never sinks
-    ``width``   the highest partition that has written a pane's index, and one
-    ``purged``  windows that end here or before are gone. A begin moves it, and never back
-    ``least``   the watermark of each later batch, at least: an operator's word. It only rises, and outlasts a rollback
+    ``panes``    where there may be records. It may name too many, never too few
+    ``height``   the level of ``panes``: 0 for panes, else for pages that say which panes there are. It never sinks
+    ``width``    the highest partition that has written a pane's index, and one
+    ``purged``   windows that end here or before are gone. A begin moves it; back only as far as ``removed``
+    ``removed``  no window that ends later has lost a record to a purge; windows that end before may be whole, too
+    ``least``    the watermark of each later batch, at least: an operator's word, which outlasts a rollback
+    ``apart``    of sessions: what ended here or before was fired by a mapstate for which rows a gap apart were two
     """
 
     definition: WindowDefinition
@@ -243,14 +260,42 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
     width: int = 0
     purged: int = NEVER
     least: int = NEVER
+    removed: int = -NEVER  # in a ledger that was written before, unknown until a begin; so is the next
+    apart: int = -NEVER
 
     def begun(self, committed: WindowCommit | None) -> WindowsRecord:
         """After a begin. The committed watermark decides what is purged, never the attempt's own rows."""
-        if committed is None or committed.watermark == NEVER:
-            return self
-        definition = self.definition
-        due = definition.panes.floor(committed.watermark - definition.retention)
-        return self if due <= self.purged else msgspec.structs.replace(self, purged=due)
+        mark = NEVER if committed is None else committed.watermark
+        due = NEVER if mark == NEVER else self.definition.panes.floor(mark - self.definition.retention)
+        grid, pages = self.definition.panes, self.definition.panes.pages(self.height)  # any pane of a page may be due
+        spans = [(first, grid.before(pages.after(last))) for first, last in self.panes if due > self.purged]
+        ends = [min(self._last_end(last), due) for first, last in spans if self._last_end(first) <= due]
+        removed = max([min(self.removed, self.purged), *ends])
+        return msgspec.structs.replace(self, purged=max(self.purged, due), removed=removed, apart=min(self.apart, mark))
+
+    def put_back(self, to: int) -> WindowsRecord:
+        """After an operator has put the watermark back. What ends after ``removed`` is whole, and there again."""
+        return msgspec.structs.replace(self, purged=min(self.purged, self.removed), least=min(self.least, to))
+
+    def commit_put_back(self, done: WindowCommit, to: int, now: int) -> WindowCommit:
+        """The same for a commit, by the operator's clock. ``before`` stays: what ends after ``to`` fires once more."""
+        latest, settled = to + self.definition.behind, max(NEVER, self.purged - self.definition.length)
+        return msgspec.structs.replace(
+            done,
+            watermark=min(done.watermark, to),
+            inputs={name: Input(min(own.latest, latest), min(own.at, now)) for name, own in done.inputs.items()},
+            settled=min(done.settled, settled),
+            clock=min(done.clock, now),
+        )
+
+    def are_one(self, last: int, first: int) -> bool:
+        """Of sessions: whether two rows of a key, with none between them, are of one session."""
+        gap = self.definition.length
+        return first - last < gap or (first - last == gap and first > self.apart)
+
+    def _last_end(self, pane: int) -> int:
+        """Where the last window ends that may have records in a pane."""
+        return self.definition.panes.last_end(pane) + (self.definition.length if self.definition.sessions else 0)
 
     def is_over(self, pane: int, committed: WindowCommit | None) -> bool:
         """Whether no reader needs a pane any more: its windows are all gone, or a later pane has its sessions."""
@@ -301,7 +346,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def emptied(self) -> WindowsRecord:
         """After a reset: without anything that was counted."""
-        return WindowsRecord(definition=self.definition, height=self.height)
+        return WindowsRecord(definition=self.definition, height=self.height, removed=NEVER, apart=NEVER)
 
 
 def watermark(before: int, inputs: Mapping[str, Input], lag: int, now: int, *, idle: int | None = None) -> int:
@@ -314,6 +359,20 @@ def watermark(before: int, inputs: Mapping[str, Input], lag: int, now: int, *, i
         return before
     silent = [0 if idle is None else max(0, now - known.at - idle) for known in inputs.values()]
     return max(before, min(known.latest + more - lag for known, more in zip(inputs.values(), silent, strict=True)))
+
+
+def latest_without_hole(times: Iterable[tuple[int, int, int]], known: int, hole: int) -> int:
+    """The latest time that no ``hole`` parts from ``known``, or from the median where that is `NEVER`.
+
+    ``times`` are stretches without a hole: the first time, the last one, and how many there are.
+    """
+    found = sorted(times)
+    if known == NEVER and found:
+        counts = list(accumulate(count for _, _, count in found))
+        known = found[bisect_right(counts, counts[-1] // 2)][0]
+    for first, last, _ in found:
+        known = max(known, last) if first - known <= hole else known
+    return known
 
 
 def every_pane(panes: Panes, runs: Runs, since: int = NEVER, until: int | None = None) -> Iterator[int]:

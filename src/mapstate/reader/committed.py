@@ -234,7 +234,7 @@ class CommittedReads:
         if self._as_of is not None or self._view(ledger).last == ledger.last_txid:
             return done
         previous = None if ledger.previous is None else ledger.previous.windows
-        return previous or WindowCommit(watermark=done.before)
+        return previous or WindowCommit(watermark=done.safe)
 
     def final_mark(self, ledger: LedgerRecord) -> int:
         """See `LedgerRecord.final_mark`, for the view."""

@@ -145,8 +145,8 @@ class WindowReads:
                 f"no window of state {self._reads.state!r} ends at {end}. Nothing was read. The last end before it is "
                 f"{shown_time(grid.floor(number), self._time_type(opened.ledger))}."
             )
-        self._ensure_kept(opened.ledger, number)
         opened, own = self.named(opened, number - grid.length, number)
+        self._ensure_kept(opened.ledger, number)  # as of which the panes are named
         panes = [pane for pane in grid.panes(number) if pane in own]
         step = max(1, _PAGE // max(1, len(panes)))
         seen: set[str] = set()
@@ -230,7 +230,7 @@ class WindowReads:
             if shown is not None
         ]
         found = []
-        for session in sessions_of(pieces, gap):
+        for session in sessions_of(pieces, windows):
             end = session[-1].last + gap
             if end <= windows.purged or (low is not None and end <= low) or (high is not None and end > high):
                 continue

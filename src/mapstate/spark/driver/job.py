@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.protocol.windows import WindowDefinition
+from mapstate.protocol.windows import LATEST, WindowDefinition
 from mapstate.schema import Field, KeyField
 from mapstate.spec import StateSpec
 
@@ -53,7 +53,8 @@ class Windows:
     ``time``    the column with a row's time; None: the driver's clock
     ``source``  the column that names a row's input; None: all rows are of one input
     ``inputs``  the names of the inputs
-    ``ahead``   how far beyond the driver's clock a time may be that moves the watermark; None: as far as it likes
+    ``ahead``   how far beyond the driver's clock, or beyond the latest time, a time may be that moves the watermark;
+                None: as far as it likes
     """
 
     definition: WindowDefinition
@@ -63,6 +64,12 @@ class Windows:
     source: str | None = None
     inputs: tuple[str, ...] = ("",)
     ahead: int | None = None
+
+    @property
+    def hole(self) -> int:
+        """Of a ``bigint``: what parts a time that moves no watermark. Tasks know one time per key and pane."""
+        reach = max(self.definition.length, self.definition.slide)
+        return 4 * LATEST if self.type != "bigint" or self.ahead is None else self.ahead + reach
 
 
 @dataclass(frozen=True)

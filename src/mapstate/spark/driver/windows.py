@@ -6,6 +6,8 @@ The rules are those of `mapstate.protocol.windows`; the work is done by the task
 
 from __future__ import annotations
 
+import itertools
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -17,11 +19,22 @@ import pyarrow as pa
 
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import BatchReport
+from mapstate.errors import ConfigurationError
 from mapstate.keys import KeyCodec
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.pane_index import PanePages, Slice, slices
 from mapstate.protocol.sessions import FIRST, LAST
-from mapstate.protocol.windows import Input, Named, PaneChange, WindowCommit, WindowsRecord, fired_panes, watermark
+from mapstate.protocol.windows import (
+    NEVER,
+    Input,
+    Named,
+    PaneChange,
+    WindowCommit,
+    WindowsRecord,
+    fired_panes,
+    latest_without_hole,
+    watermark,
+)
 from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
@@ -42,7 +55,7 @@ from mapstate.spark.executor.window_task import (
     WindowTask,
 )
 from mapstate.spark.steps.window_rows import beside_of, with_panes
-from mapstate.windows import time_of
+from mapstate.windows import span_text, time_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,6 +74,11 @@ __all__ = [
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 
+_log = logging.getLogger("mapstate")
+
+_DRIFT = 60_000_000  # microseconds by which a clock may be set right, or that of another driver may differ
+_MOST_PAUSE = 7 * 86_400_000_000  # microseconds for which a job may be down before its clock is doubted
+_BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # it goes on while the machine sleeps
 _MOST_PURGED = 100_000  # keys, beside as many as the batch wrote
 _ON_DRIVER = 10_000  # keys: fewer are not worth a job
 
@@ -91,9 +109,17 @@ class WindowedState(StateDriver):
             raise AssertionError("a WindowedState has windows")
         self._windows = windows
         self._panes = windows.definition.panes
-        self._now = 0
+        self._now = self._near = self._ticks = self._jump = self._pause = 0
+        self._opened_at: int | None = None
         self.make_grouping = partial(WindowGrouping, windows=windows)
-        self.make_task = partial(WindowTask, inputs=len(windows.inputs), has_gaps=self._panes.has_gaps)
+        self.make_task = partial(
+            WindowTask, inputs=len(windows.inputs), has_gaps=self._panes.has_gaps, hole=windows.hole
+        )
+
+    def open(self) -> Any:
+        """See `StateDriver.open`."""
+        self._ticks = 0
+        return super().open()
 
     def open_request(self, owner: str) -> OpenRequest:
         """See `StateDriver.open_request`."""
@@ -101,16 +127,47 @@ class WindowedState(StateDriver):
 
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
         """Rows are late by what was committed before the batch; unknown if another owner has committed since."""
+        if done is None:
+            self._read_clock(record)
         last: int | None = (record.last_windows() or WindowCommit()).watermark
         if done is not None:
             last = None if done.commit is None or done.commit.windows is None else done.commit.windows.before
         self.branch.late_before = None if last is None else self._windows.definition.fired_before(last)
 
+    def _read_clock(self, record: LedgerRecord) -> None:
+        """Reads the driver's clock. Windows follow no jump of it: docs/windows.md#a-clock-or-a-row-that-is-wrong.
+
+        Within a run time goes on by the ticks of the machine. Before its first commit only a clock is doubted that is
+        behind the last batch, or a week beyond it. Raises ConfigurationError then for windows by the clock.
+        """
+        windows, last = self._windows.definition, record.last_windows() or WindowCommit()
+        wall, ticks = time.time_ns() // 1000, _ticks()
+        self._opened_at = self._opened_at if self._ticks else record.last_txid
+        expected, most = self._now + ticks - self._ticks, _DRIFT
+        is_first = record.last_txid == self._opened_at
+        if is_first:
+            known = last.clock or max((own.at for own in last.inputs.values()), default=0)
+            known = max(known, windows_of_ledger(record).least) if windows.by_clock else known
+            expected = known if known and (windows.by_clock or windows.idle is not None) else wall
+            most = _MOST_PAUSE
+        jump = 0 if -_DRIFT <= wall - expected <= most else wall - expected
+        text = (
+            f"state {self.spec.state!r}: the driver's clock is {span_text(jump, 'timestamp')} beyond where it should "
+            "be since the last batch. Set it right and start the query again. If it is right, mapstate advance says "
+            "so: --to the present time, or --back-to."
+        )
+        if jump and is_first and windows.by_clock:
+            raise ConfigurationError(f"{text} Nothing was written.")
+        if jump and abs(jump - self._jump) > _DRIFT:
+            _log.warning("%s Windows do not follow it.", text)
+        self._now, self._ticks, self._jump = expected if jump and not is_first else wall, ticks, jump
+        self._pause = jump if is_first else 0
+        self._near = self._now if windows.by_clock else max(self._now, wall)
+
     def keyed(self, frame: DataFrame) -> DataFrame:
         """A batch's rows with their panes, as its grouping takes them."""
-        self._now = time.time_ns() // 1000
         read = dict.fromkeys([*(key.name for key in self.job.keys[1:]), *self.job.columns])
-        return with_panes(frame, self._windows, list(read), self.branch.late_before or 0, self._now)
+        return with_panes(frame, self._windows, list(read), self.branch.late_before or 0, self._near)
 
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
         """See `StateDriver.attempt`; then the new watermark, and the purge. Raises FencedError, too."""
@@ -150,17 +207,16 @@ class WindowedState(StateDriver):
         if definition.by_clock:
             inputs = {name: Input(max(self._now, last.watermark), self._now) for name in self._windows.inputs}
         else:
-            inputs = {
-                name: _noted(last.inputs.get(name, Input()), found, at, self._now)
-                for at, name in enumerate(self._windows.inputs)
-            }
-        mark = watermark(last.watermark, inputs, definition.lag, self._now, idle=definition.idle)
+            inputs = self._inputs(record, found)
+        mark = watermark(last.watermark, inputs, definition.behind, self._now, idle=definition.idle)
         commit = WindowCommit(
             watermark=max(mark, windows_of_ledger(record).least),
             before=last.watermark,
             inputs=inputs,
             late=sum(report.late for report in found),
             between=sum(report.between for report in found),
+            clock=self._now,
+            jump=self._jump,
         )
         task = PurgeTask(self.job.spec, record, attempt.token, attempt.view, attempt.txid)
         with closing(task.reads()) as reads:
@@ -173,6 +229,29 @@ class WindowedState(StateDriver):
         if pages:
             task.write(pages)
         return commit, change
+
+    def _inputs(self, record: LedgerRecord, found: Sequence[WindowReport]) -> dict[str, Input]:
+        """What is known of each input after the batch."""
+        last, names = record.last_windows() or WindowCommit(), self._windows.inputs
+        known = {name: last.inputs.get(name, Input()) for name in names}
+        times = [[stretch for report in found for stretch in report.latest[at]] for at in range(len(names))]
+        mark = max(last.watermark, windows_of_ledger(record).least)
+        marked = mark if mark == NEVER else mark + self._windows.definition.behind
+        before = max(marked, *(own.latest for own in known.values()))
+        limit = latest_without_hole(itertools.chain(*times), before, self._windows.hole)
+        beyond = [end for own in times for _, end, _ in own if end > limit]
+        if beyond:
+            _log.warning(
+                "state %s: times up to %d move no watermark, because no row is within ahead= of the latest one, %d. If "
+                "they are right, say so by mapstate advance --to.",
+                *(self.spec.state, max(beyond), limit),
+            )
+        after = {}
+        for at, (name, own) in enumerate(known.items()):
+            latest = max((end for _, end, _ in times[at] if end <= limit), default=None)
+            paused = Input(own.latest, own.at and own.at + self._pause)  # in which the clock may have jumped
+            after[name] = paused.noted(latest, self._now, has_rows=any(report.has_rows[at] for report in found))
+        return after
 
     def _purge(self, task: PurgeTask, panes: PanePages, reads: Reads, frame: DataFrame, most_keys: int) -> list[int]:
         """Removes what is due, up to some keys; the rest is for the next batch. Returns the panes that are done."""
@@ -282,9 +361,8 @@ def _spread(frame: DataFrame, rows: Sequence[Sequence[Any]], schema: str) -> Dat
     return arrow_frame(frame, of_spark, [pa.RecordBatch.from_arrays(columns, schema=form)], rows_of_task=share)
 
 
-def _noted(known: Input, found: Sequence[WindowReport], at: int, now: int) -> Input:
-    times = [latest for report in found if (latest := report.latest[at]) is not None]
-    return known.noted(max(times, default=None), now, has_rows=any(report.has_rows[at] for report in found))
+def _ticks() -> int:
+    return (time.monotonic_ns() if _BOOT is None else time.clock_gettime_ns(_BOOT)) // 1000
 
 
 def windows_of_ledger(record: LedgerRecord) -> WindowsRecord:

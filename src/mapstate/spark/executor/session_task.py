@@ -56,13 +56,13 @@ class _Pieces:
         """A pane as keys have it."""
         return str(self._keys.encode(time_of(pane, self._kind)))
 
-    def first(self, value: Any) -> int:
-        """The first time of a piece."""
-        return number_of(value[self._first])
-
     def last(self, value: Any) -> int:
         """The last time of a piece."""
         return number_of(value[self._last])
+
+    def are_one(self, value: Any, later: Any) -> bool:
+        """Whether two neighbouring pieces are of one session."""
+        return self._windows.are_one(self.last(value), number_of(later[self._first]))
 
     def at(self, pane: int, rests: Sequence[str]) -> list[Any]:
         """The pieces of some keys in a pane; None where a key has none."""
@@ -81,7 +81,7 @@ class _Pieces:
             before = zip(going, self.at(pane, [rests[at] for at in going]), strict=True)
             going = []
             for at, value in before:
-                if value is not None and self.first(sessions[at][0]) - self.last(value) < gap:
+                if value is not None and self.are_one(value, sessions[at][0]):
                     sessions[at].insert(0, value)
                     going.append(at)
         return sessions
@@ -113,7 +113,7 @@ class FiredSessionTask(FiredTask):
                         for at, (value, other) in enumerate(zip(values, after, strict=True))
                         if value is not None
                         and pieces.last(value) + gap in self.ends
-                        and (other is None or pieces.first(other) - pieces.last(value) >= gap)
+                        and (other is None or not pieces.are_one(value, other))
                     ]
                     own = [some[at] for at in ended]
                     whole = pieces.whole(pane, own, [values[at] for at in ended])

@@ -68,13 +68,14 @@ __all__ = [
 class WindowReport(msgspec.Struct):
     """What a task of a state with windows says beside.
 
-    ``late`` and ``between`` are rows; ``latest`` has the latest time of each input that moves the watermark, and
-    ``has_rows`` whether it had any; ``panes`` are those that the task wrote.
+    ``late`` and ``between`` are rows; ``latest`` has the times of each input that may move the watermark, see
+    `mapstate.protocol.windows.latest_without_hole`, and ``has_rows`` whether it had any; ``panes`` are those that the
+    task wrote.
     """
 
     late: int
     between: int
-    latest: list[int | None]
+    latest: list[list[tuple[int, int, int]]]
     has_rows: list[bool]
     panes: list[int]
 
@@ -82,11 +83,13 @@ class WindowReport(msgspec.Struct):
 class WindowTask(BatchTask):
     """A task whose rows also say what they do to the watermark, and whose new keys go into the pane index.
 
-    ``inputs`` and ``has_gaps`` say which columns stand beside, see `mapstate.spark.steps.window_rows.BESIDE`.
+    ``inputs`` and ``has_gaps`` say which columns stand beside, see `mapstate.spark.steps.window_rows.BESIDE`; ``hole``
+    what parts two stretches of times.
     """
 
-    def __init__(self, *, inputs: int, has_gaps: bool, **settings: Any) -> None:
+    def __init__(self, *, inputs: int, has_gaps: bool, hole: int, **settings: Any) -> None:
         super().__init__(**settings)
+        self.hole = hole
         self.inputs = inputs
         self.has_gaps = has_gaps
 
@@ -97,17 +100,16 @@ class WindowTask(BatchTask):
 
     def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """The groups that lie in windows, without the columns beside."""
-        found = report.windows = WindowReport(0, 0, [None] * self.inputs, [False] * self.inputs, [])
+        found = report.windows = WindowReport(0, 0, [[] for _ in range(self.inputs)], [False] * self.inputs, [])
         panes: set[int] = set()
         for batch in super().counted(batches, report):
             columns, names = batch.columns, batch.schema.names
             end = len(columns) - (self.partials is not None)  # the number of rows stays last
             start = end - self.inputs - self.has_gaps
-            for at, latest in enumerate(found.latest):
-                mark = pc.max(columns[start + at]).as_py()
-                found.has_rows[at] |= mark is not None
-                if mark is not None and mark != NEVER:
-                    found.latest[at] = mark if latest is None else max(latest, mark)
+            for at in range(self.inputs):
+                marks = columns[start + at].drop_null()
+                found.has_rows[at] |= len(marks) > 0
+                found.latest[at] += _stretches(marks.filter(pc.not_equal(marks, NEVER)), self.hole)
             outside = pc.is_null(columns[0])
             rows = pc.sum(outside) if self.partials is None else pc.sum(columns[-1].filter(outside))
             late = (pc.sum(columns[end - 1]) if self.has_gaps else rows).as_py() or 0
@@ -137,6 +139,16 @@ class WindowTask(BatchTask):
             return values
 
         return combine
+
+
+def _stretches(times: pa.Array, hole: int) -> list[tuple[int, int, int]]:
+    first, last = pc.min_max(times).as_py().values()
+    if first is None or last - first <= hole:
+        return [] if first is None else [(first, last, len(times))]
+    times = times.sort()
+    cuts = pc.indices_nonzero(pc.greater(pc.subtract(times[1:], times[:-1]), hole)).to_pylist()
+    ends = zip([0, *(at + 1 for at in cuts)], [*cuts, len(times) - 1], strict=True)
+    return [(times[start].as_py(), times[end].as_py(), end - start + 1) for start, end in ends]
 
 
 class Reads:

@@ -64,7 +64,7 @@ def with_panes(frame: DataFrame, windows: Windows, read: Sequence[str], before: 
 
     fired, pane = _varying(before), _pane(windows.definition.panes)
     mark = _TIME
-    if windows.ahead is not None:
+    if windows.type == "timestamp" and windows.ahead is not None:
         near, limit = _varying(now), _varying(now + windows.ahead)
         mark = f"case when {_TIME} <= {limit} then least({_TIME}, {near}) when {_TIME} is not null then {NEVER}L end"
     beside = [F.expr(mark)]

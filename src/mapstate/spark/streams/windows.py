@@ -67,11 +67,12 @@ def windows_of(
         raise ConfigurationError(
             "lag, idle and inputs are about the times of rows: name the column that has them, timestampField='at'"
         )
-    if kind == "bigint" and (idle is not None or ahead is not None):
+    if kind == "bigint" and idle is not None:
         raise ConfigurationError(
-            f"idle and ahead compare with the clock, and {timestampField!r} is a bigint of its own units: "
-            "leave both out"
+            f"idle compares with the clock, and {timestampField!r} is a bigint of its own units: leave it out"
         )
+    if kind != "bigint" and ahead is None:
+        ahead = "1 minute"
     source, names = _inputs(schema, inputs)
     panes = config.panes(kind, startTime)
     definition = WindowDefinition(
@@ -91,7 +92,7 @@ def windows_of(
         time=timestampField,
         source=source,
         inputs=names,
-        ahead=None if kind == "bigint" else span_of("1 minute" if ahead is None else ahead, kind, "ahead"),
+        ahead=None if ahead is None else span_of(ahead, kind, "ahead"),
     )
 
 
