@@ -91,7 +91,7 @@ def test_windows_by_count_are_right_whatever_crashes(spark, url, monkeypatch, le
         assert len(got[-1]) == len(found)
 
     stream = newStream("clicks", frame(spark, [])).window(CountWindow(length, slide), orderBy="at").groupBy("user")
-    counts = stream.persistentAggregate(opaque(url, "last"), rows=Count(), total=Sum("n"))
+    counts = stream.persistentAggregate(opaque(url, "last", repeat="allowed"), rows=Count(), total=Sum("n"))
     counts.firedWindowsStream().foreachBatch(take)
     counts.firedWindowsStream().persistentAggregate(opaque(url, "fired"), windows=Count(), total=Sum("total"))
     counted: list[Input] = []

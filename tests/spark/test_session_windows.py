@@ -57,10 +57,10 @@ class Site:
         self.topology = Topology("site")
         stream = self.topology.newStream("clicks", frame(spark, []))
         windows = stream.window(SessionWindow.of(gap), timestampField="at", lag=lag).groupBy("user")
-        visits = windows.persistentAggregate(opaque(url, name), rows=Count(), total=Sum("n"))
-        visits.lateStream().persistentAggregate(opaque(url, f"{name}-late"), rows=Count())
+        visits = windows.persistentAggregate(opaque(url, name, repeat="allowed"), rows=Count(), total=Sum("n"))
+        visits.lateStream().persistentAggregate(opaque(url, f"{name}-late", repeat="allowed"), rows=Count())
         visits.firedWindowsStream().foreachBatch(self.take)
-        fired = opaque(url, f"{name}-fired")
+        fired = opaque(url, f"{name}-fired", repeat="allowed")
         visits.firedWindowsStream().persistentAggregate(fired, sessions=Count(), total=Sum("total"))
 
     def take(self, rows: DataFrame, _: int) -> None:
@@ -161,7 +161,7 @@ def test_sessions_of_timestamps_and_of_the_whole_stream(spark, url):
 
     stream = newStream("clicks", spark.createDataFrame([], "at timestamp"))
     visits = stream.window(SessionWindow.of("30 minutes"), timestampField="at")
-    counts = visits.persistentAggregate(opaque(url), rows=Count())
+    counts = visits.persistentAggregate(opaque(url, repeat="allowed"), rows=Count())
     found: list[Any] = []
     columns = ("unix_seconds(window_start)", "unix_seconds(window_end)", "rows")
     counts.firedWindowsStream().foreachBatch(lambda rows, _: found.extend(rows.selectExpr(*columns).collect()))
@@ -184,7 +184,7 @@ def test_a_session_that_has_outgrown_its_bound_sets_no_batch_aside(spark, tmp_pa
     url = f"sqlite:///{tmp_path}/state.db"
     topology = Topology("site", on_poison="quarantine", quarantine=str(tmp_path / "kept"))
     stream = topology.newStream("clicks", frame(spark, [])).window(SessionWindow.of(10), timestampField="at")
-    stream.groupBy("user").persistentAggregate(opaque(url, "lists"), numbers=Collect("n", most=3))
+    stream.groupBy("user").persistentAggregate(opaque(url, "lists", repeat="allowed"), numbers=Collect("n", most=3))
 
     def batches() -> None:
         for batch_id in range(20):
@@ -199,7 +199,7 @@ def test_a_lost_part_of_the_index_stops_the_query_before_sessions_are_cut(spark,
     """Sessions that go on are joined pane by pane, by the index of each."""
     url = f"sqlite:///{tmp_path}/state.db"
     stream = newStream("clicks", frame(spark, [])).window(SessionWindow.of(10), timestampField="at")
-    counts = stream.groupBy("user").persistentAggregate(opaque(url, "counts"), rows=Count())
+    counts = stream.groupBy("user").persistentAggregate(opaque(url, "counts", repeat="allowed"), rows=Count())
 
     def batches(start: int, end: int) -> None:
         for batch_id in range(start, end):

@@ -56,7 +56,7 @@ def held(url: Any, state: str = "s") -> int | None:
 def test_each_batch_says_how_many_keys_it_adds(spec_of, options, each_url, spark):
     if "cache_size" in options and each_url.startswith("memory"):
         options = {"chunk_size": 3}
-    job = counts(spark, spec_of(each_url, **options))
+    job = counts(spark, spec_of(each_url, repeat="allowed", **options))
     seen = []
     for batch_id, keys in enumerate([range(20), range(10, 30), range(5), [], ["more"]]):
         job(frame(spark, keys), batch_id)

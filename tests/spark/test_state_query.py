@@ -273,7 +273,7 @@ def test_called_by_hand_new_values_ask_as_it_was_before_too(url, spark):
     got: list[Any] = []
     frame = visits_of(spark, [("a", 1)])
     stream = newStream("visits", frame).groupBy("user_id")
-    counts = stream.persistentAggregate(opaque(url, name="counts"), n=Count())
+    counts = stream.persistentAggregate(opaque(url, name="counts", repeat="allowed"), n=Count())
     totals = counts.newValuesStream().persistentAggregate(opaque(url, name="totals"), n=Sum("n"))
     job = (
         totals.newValuesStream()

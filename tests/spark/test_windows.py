@@ -66,10 +66,10 @@ class Site:
         self.topology = Topology("site")
         stream = self.topology.newStream("clicks", frame(spark, []))
         windows = stream.window(config, timestampField="at", **options).groupBy("user")
-        counts = windows.persistentAggregate(opaque(url, name), rows=Count(), total=Sum("n"))
-        counts.lateStream().persistentAggregate(opaque(url, f"{name}-late"), rows=Count())
+        counts = windows.persistentAggregate(opaque(url, name, repeat="allowed"), rows=Count(), total=Sum("n"))
+        counts.lateStream().persistentAggregate(opaque(url, f"{name}-late", repeat="allowed"), rows=Count())
         counts.firedWindowsStream().foreachBatch(self.take)
-        fired = opaque(url, f"{name}-fired")
+        fired = opaque(url, f"{name}-fired", repeat="allowed")
         counts.firedWindowsStream().persistentAggregate(fired, windows=Count(), total=Sum("total"))
 
     def take(self, rows: DataFrame, _: int) -> None:
@@ -191,7 +191,9 @@ def test_a_window_of_timestamps(spark, url):
 
     rows = [(at("2026-11-22 10:05:00"),), (at("2026-11-22 10:59:59.999999"),), (at("2026-11-22 11:00:00"),), (None,)]
     stream = newStream("clicks", spark.createDataFrame(rows, "at timestamp"))
-    counts = stream.tumblingWindow("1 hour", timestampField="at").persistentAggregate(opaque(url), rows=Count())
+    counts = stream.tumblingWindow("1 hour", timestampField="at").persistentAggregate(
+        opaque(url, repeat="allowed"), rows=Count()
+    )
     found: list[Any] = []
     columns = ("unix_micros(window_start)", "unix_micros(window_end)", "rows")
     counts.firedWindowsStream().foreachBatch(lambda rows, _: found.extend(rows.selectExpr(*columns).collect()))
@@ -239,7 +241,7 @@ def test_a_row_of_the_future_makes_no_other_row_late(spark, tmp_path):
     stream = newStream("clicks", spark.createDataFrame([], "at timestamp"))
     in_half_an_hour = dt.timedelta(seconds=(now.timestamp() + 1800) % 3600)  # no window ends while the test runs
     windows = stream.tumblingWindow("1 hour", timestampField="at", startTime=in_half_an_hour)
-    counts = windows.persistentAggregate(opaque(url), rows=Count())
+    counts = windows.persistentAggregate(opaque(url, repeat="allowed"), rows=Count())
     for batch_id, times in enumerate([[now, now.replace(year=2999)], [now - dt.timedelta(minutes=1)]]):
         counts(spark.createDataFrame([(time,) for time in times], "at timestamp"), batch_id)
     with open_reader(url, "clicks") as reader:
@@ -252,7 +254,7 @@ def test_no_aggregate_takes_a_late_row(spark, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     stream = newStream("clicks", frame(spark, []))
     counts = stream.tumblingWindow(10, timestampField="at", retention=100).persistentAggregate(
-        opaque(url), total=Sum("n"), all=Collect("n", most=2), rows=Count()
+        opaque(url, repeat="allowed"), total=Sum("n"), all=Collect("n", most=2), rows=Count()
     )
     counts(frame(spark, [Row(5, "a", 1), Row(25, "a", 2)]), 0)
     counts(frame(spark, [Row(at, "a", 2**62) for at in (6, 7, 8, None)] + [Row(26, "a", 4)]), 1)
@@ -274,7 +276,7 @@ def test_a_sum_of_doubles_is_the_same_whoever_joins_the_panes(spark, url, monkey
 
     monkeypatch.setattr(WindowedState, "_due", as_they_come)
     windows = newStream("clicks", spark.createDataFrame([], schema)).slidingWindow(60, 10, timestampField="at")
-    counts = windows.groupBy("user").persistentAggregate(opaque(url), x=Sum("x"))
+    counts = windows.groupBy("user").persistentAggregate(opaque(url, repeat="allowed"), x=Sum("x"))
 
     def keep(rows: DataFrame, _batch_id: int) -> None:
         fired.update({(row.user, row.window_end): row.x for row in rows.collect()})
@@ -294,22 +296,24 @@ def test_own_aggregators_fill_windows(spark, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     stream = newStream("clicks", frame(spark, []))
     windows = stream.tumblingWindow(10, timestampField="at", retention=100).groupBy("user")
-    counts = windows.persistentAggregate(opaque(url), names=Names(), rows=Count())
+    counts = windows.persistentAggregate(opaque(url, repeat="allowed"), names=Names(), rows=Count())
     counts(frame(spark, [Row(5, "a", 1), Row(6, "a", 2), Row(None, "a", 3), Row(25, "b", 4)]), 0)
     counts(frame(spark, [Row(7, "a", 9), Row(26, "b", 5)]), 1)
     with open_reader(url, "clicks", aggregators={"names": Names()}) as reader:
         assert [(window.end, window.value) for window in reader.windows("a")] == [(10, {"names": [1, 2], "rows": 2})]
         assert [report.rows_late for report in reader.reports()] == [1, 1]
     with pytest.raises(errors.ConfigurationError, match="names=Names is a reducer"):
-        stream.slidingWindow(10, 5, timestampField="at").persistentAggregate(opaque(url, "x"), names=Names())
+        stream.slidingWindow(10, 5, timestampField="at").persistentAggregate(
+            opaque(url, "x", repeat="allowed"), names=Names()
+        )
     named_as_ours = type("Count", (Count,), {"__module__": __name__})()
-    windows.persistentAggregate(opaque(url, "tumbling"), rows=named_as_ours)
+    windows.persistentAggregate(opaque(url, "tumbling", repeat="allowed"), rows=named_as_ours)
     for joined in (
         stream.slidingWindow(10, 5, timestampField="at"),
         stream.window(SessionWindow.of(10), timestampField="at"),
     ):
         with pytest.raises(errors.ConfigurationError, match="rows=Count has the name of a built-in aggregator"):
-            joined.persistentAggregate(opaque(url, "y"), rows=named_as_ours)
+            joined.persistentAggregate(opaque(url, "y", repeat="allowed"), rows=named_as_ours)
 
 
 class Names(ReducerAggregator):
@@ -329,7 +333,9 @@ def test_several_inputs_wait_for_each_other_and_an_idle_one_goes_on(spark, tmp_p
     schema, url = "source string, at timestamp", f"sqlite:///{tmp_path}/state.db"
     stream = newStream("clicks", spark.createDataFrame([], schema))
     of = {"timestampField": "at", "inputs": {"source": ["web", "app"]}}
-    counts = stream.tumblingWindow("1 minute", **of).persistentAggregate(opaque(url, "both"), rows=Count())
+    counts = stream.tumblingWindow("1 minute", **of).persistentAggregate(
+        opaque(url, "both", repeat="allowed"), rows=Count()
+    )
     reader = None
     for batch_id, (rows, expected) in enumerate(
         [([("web", 50)], None), ([("app", 60), ("other", 1)], 60), ([("web", 10)], 60), ([("app", 20)], 20)]
@@ -340,7 +346,7 @@ def test_several_inputs_wait_for_each_other_and_an_idle_one_goes_on(spark, tmp_p
         minutes = None if mark is None else round((now - mark).total_seconds() / 60)
         assert minutes == expected
     idle = stream.tumblingWindow("1 minute", idle="1 millisecond", **of)
-    of_idle = idle.persistentAggregate(opaque(url, "idle"), rows=Count())
+    of_idle = idle.persistentAggregate(opaque(url, "idle", repeat="allowed"), rows=Count())
     of_idle(batch(("web", 50), ("app", 10)), 0)
     with open_reader(url, "idle") as state:
         marks: list[Any] = [state.watermark().time]
@@ -353,7 +359,9 @@ def test_windows_by_the_clock(spark, tmp_path, monkeypatch):
     url, clock = f"sqlite:///{tmp_path}/state.db", [1_000_000_000_000_000]
     monkeypatch.setattr(time, "time_ns", lambda: clock[0] * 1000)
     stream = newStream("clicks", frame(spark, []))
-    counts = stream.window(TumblingDurationWindow.of("10 seconds")).persistentAggregate(opaque(url), rows=Count())
+    counts = stream.window(TumblingDurationWindow.of("10 seconds")).persistentAggregate(
+        opaque(url, repeat="allowed"), rows=Count()
+    )
     fired: list[int] = []
     counts.firedWindowsStream().foreachBatch(lambda rows, _: fired.extend(row["rows"] for row in rows.collect()))
     for batch_id, seconds in enumerate([0, 4, 7, -3, 20]):
@@ -368,7 +376,7 @@ def test_a_number_that_is_wrong_moves_no_watermark_and_a_backlog_does(spark, tmp
     """Milliseconds among seconds, in the first batch too; rows far behind them, none further apart than ``ahead``."""
     url, name = f"sqlite:///{tmp_path}/state.db", "clicks"
     stream = newStream(name, frame(spark, [])).tumblingWindow(10, timestampField="at", ahead=50)
-    counts = stream.groupBy("user").persistentAggregate(opaque(url), rows=Count())
+    counts = stream.groupBy("user").persistentAggregate(opaque(url, repeat="allowed"), rows=Count())
     wrong = 10**15
 
     def batch(batch_id: int, *times: int) -> list[Any]:
@@ -533,7 +541,7 @@ def test_an_advance_fires_with_the_next_batch_also_behind_an_attempt_that_died(s
         bad = 31 if dies[0] else -1
         keep = F.udf(lambda at: bool(1 // (at != bad)), "boolean")
         stream = newStream("clicks", rows.where(keep("at"))).tumblingWindow(10, timestampField="at").groupBy("user")
-        counts = stream.persistentAggregate(opaque(url), rows=Count())
+        counts = stream.persistentAggregate(opaque(url, repeat="allowed"), rows=Count())
         counts.firedWindowsStream().foreachBatch(
             lambda found, _: fired.extend((row["window_end"], row["rows"]) for row in found.collect())
         )
@@ -608,7 +616,9 @@ def test_fired_windows_that_another_query_hides_are_an_error_for_the_state_that_
     windows = newStream("clicks", rows).tumblingWindow(10, timestampField="at")
 
     def counted() -> Any:
-        return windows.persistentAggregate(opaque(url, "recent", on_new_owner="adopt"), rows=Count())
+        return windows.persistentAggregate(
+            opaque(url, "recent", on_new_owner="adopt_unchecked", repeat="allowed"), rows=Count()
+        )
 
     def run(counts: Any, owner: str) -> None:
         counts.start(str(tmp_path / owner), trigger={"availableNow": True}).awaitTermination(60)
@@ -619,7 +629,7 @@ def test_fired_windows_that_another_query_hides_are_an_error_for_the_state_that_
     followed, fails = counted(), counted()
     fails.firedWindowsStream().foreachBatch(dies)
     for counts in (fails, followed):
-        counts.firedWindowsStream().persistentAggregate(opaque(url, "all"), windows=Count())
+        counts.firedWindowsStream().persistentAggregate(opaque(url, "all", repeat="allowed"), windows=Count())
     with pytest.raises(StreamingQueryException, match="dies here"):
         run(fails, "a")
     run(counted(), "b")
@@ -636,7 +646,9 @@ def test_rows_whose_windows_no_calendar_holds_are_late(spark, tmp_path):
         SessionWindow.of("1 hour"),
     ):
         name = type(config).__name__ + str(getattr(config, "slide", ""))[:1]
-        counts = stream.window(config, timestampField="at").persistentAggregate(opaque(url, name), rows=Count())
+        counts = stream.window(config, timestampField="at").persistentAggregate(
+            opaque(url, name, repeat="allowed"), rows=Count()
+        )
         fired: list[int] = []
         counts.firedWindowsStream().foreachBatch(
             lambda rows, _, to=fired: to.extend(row.rows for row in rows.collect())
@@ -654,7 +666,7 @@ def test_a_function_sees_the_rows_of_each_window_also_behind_a_crash(spark, url)
     def build() -> Any:
         stream = newStream("clicks", frame(spark, []))
         windows = stream.slidingWindow(10, 5, timestampField="at").groupBy("user")
-        lists = windows.persistentAggregate(opaque(url, "lists"), numbers=Collect("n", most=3))
+        lists = windows.persistentAggregate(opaque(url, "lists", repeat="allowed"), numbers=Collect("n", most=3))
         spans = F.expr("array_max(numbers) - array_min(numbers)").alias("span")
         lists.firedWindowsStream().transform(lambda rows: rows.select("window_end", "user", spans)).foreachBatch(take)
         return lists
@@ -688,7 +700,7 @@ def test_what_a_purge_leaves_in_a_store_that_cannot_remove_is_no_new_value(spark
     def build() -> Any:
         stream = newStream("clicks", frame(spark, []))
         windows = stream.tumblingWindow(10, timestampField="at", retention=0).groupBy("user")
-        counts = windows.persistentAggregate(opaque(url, "counts"), rows=Count())
+        counts = windows.persistentAggregate(opaque(url, "counts", repeat="allowed"), rows=Count())
         counts.newValuesStream().foreachBatch(take)
         return counts
 
@@ -763,7 +775,7 @@ def _sliding(stream: Any) -> Any:
 def test_what_cannot_be_given_out_of_a_window_says_that_its_batch_counts(spark, tmp_path, aggregate, rows, error):
     url, schema = f"memory://{tmp_path.name}", "at bigint, n bigint, amount decimal(38,18)"
     stream = newStream("clicks", spark.createDataFrame([], schema)).slidingWindow(10, 5, timestampField="at")
-    counts = stream.persistentAggregate(opaque(url), found=aggregate)
+    counts = stream.persistentAggregate(opaque(url, repeat="allowed"), found=aggregate)
     counts.firedWindowsStream().foreachBatch(lambda fired, _: fired.collect())
     counts(spark.createDataFrame(rows, schema), 0)
     for _ in range(2):

@@ -256,7 +256,7 @@ class BatchDriver:
         """Spark brings a batch again that counts already: only what follows the commit may have missed it."""
         batch_id, run = batch.batch_id, batch.run
         commits = [state_done.commit for state_done in done]
-        if run.run_id is None:
+        if run.run_id is None and self._of_stream:
             self._check_repeat_by_hand(batch_id)
         _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
         batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
