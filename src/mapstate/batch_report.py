@@ -10,8 +10,6 @@ import msgspec
 
 from mapstate.protocol.ledger_record import Commit
 
-__all__ = ["MOST_REPORTS", "BatchReport", "FinishedBatch", "Span", "encode_report"]
-
 MOST_REPORTS = 100
 """The number of a state's last reports that its store keeps."""
 

@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DistinctKeys"]
-
 
 class DistinctKeys:
     """Counts keys, each once, though a scan may give one twice. Keeps 8 bytes per key; not thread-safe.

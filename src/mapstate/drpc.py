@@ -10,8 +10,6 @@ from urllib.parse import quote
 
 from mapstate.errors import ConfigurationError, DRPCError, check_range
 
-__all__ = ["DRPCClient"]
-
 PORT = 3772
 
 

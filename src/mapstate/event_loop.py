@@ -22,8 +22,6 @@ import greenlet
 
 from mapstate.waiting import pause_by
 
-__all__ = ["on_loop", "wait_for"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 from mapstate.errors import CorruptRecordError, MapStateError, StaleBatchError
 
-__all__ = ["MOST_NAMED", "Finding", "Severity", "Unreadable", "named_in"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

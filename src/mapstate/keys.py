@@ -29,8 +29,6 @@ from mapstate.errors import KeyEncodingError, UnsupportedTypeError, cut, shown
 from mapstate.protocol.records import contains_none
 from mapstate.schema import KeyField
 
-__all__ = ["GLOBAL_KEY", "INDEX", "Key", "KeyCodec", "StoreKey", "is_index_key"]
-
 Key = tuple[Any, ...]
 StoreKey = str | int
 """A key as a store has it: text, or an int of 64 bits in a store with types of its own."""

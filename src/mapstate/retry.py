@@ -11,8 +11,6 @@ from typing import TypeVar
 from mapstate.errors import MapStateError, StoreUnavailableError
 from mapstate.waiting import pause
 
-__all__ = ["Patience", "Pauses", "Retries", "retrying"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("mapstate")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["Field", "KeyField", "KeyOrder", "OnGap", "OnNewOwner", "StateType"]
-
-
 StateType = Literal["non-transactional", "transactional", "opaque"]
 
 

@@ -12,17 +12,6 @@ from typing import Any
 
 from mapstate.errors import CorruptRecordError, MissingDriverError, UsageError, cut
 
-__all__ = [
-    "bounds",
-    "datasketches",
-    "read_sketch",
-    "theta_bytes",
-    "theta_difference",
-    "theta_estimate",
-    "theta_intersection",
-    "theta_union",
-]
-
 _DEVIATIONS = 2
 _UNREADABLE = (ValueError, IndexError, RuntimeError, MemoryError, TypeError)
 

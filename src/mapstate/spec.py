@@ -19,8 +19,6 @@ from mapstate.schema import KeyOrder, OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["CHUNK_SIZE", "ApplyOn", "StateOptions", "StateSpec", "non_transactional", "opaque", "transactional"]
-
 ApplyOn = Literal["auto", "executors", "driver"]
 Repeat = Literal["refuse", "allowed"]
 

@@ -9,8 +9,6 @@ from typing import Any
 from mapstate.batch_report import BatchReport, FinishedBatch, Span
 from mapstate.errors import missing_driver
 
-__all__ = ["Telemetry"]
-
 _COUNTERS = {
     "batches": "batches that were committed",
     "rows": "rows that arrived",

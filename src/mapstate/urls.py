@@ -15,23 +15,6 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from mapstate.errors import ConfigurationError, shown
 
-__all__ = [
-    "LIKE_A_URL",
-    "Address",
-    "Parameters",
-    "Url",
-    "boolean",
-    "check_password",
-    "parameters_in",
-    "password_in",
-    "quoted",
-    "secret_of",
-    "shown_address",
-    "shown_login",
-    "shown_parameters",
-    "unreadable",
-]
-
 Address = tuple[str, int]
 """Host and port."""
 

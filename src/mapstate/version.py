@@ -1,5 +1,3 @@
 """The version of the package, which pyproject.toml takes from here: a zip of the source has no metadata."""
 
-__all__ = ["VERSION"]
-
 VERSION = "0.1.0"

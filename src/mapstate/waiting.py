@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 
-__all__ = ["pause", "pause_by"]
-
 
 def _block(seconds: float) -> None:
     time.sleep(seconds)

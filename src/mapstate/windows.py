@@ -13,24 +13,6 @@ from mapstate.errors import ConfigurationError, StateSchemaError, check_range, s
 from mapstate.protocol.windows import LATEST, MOST_PANES, Panes, WindowDefinition, WindowsRecord
 from mapstate.schema import KeyField
 
-__all__ = [
-    "CountWindow",
-    "Duration",
-    "DurationWindow",
-    "SessionWindow",
-    "SlidingCountWindow",
-    "SlidingDurationWindow",
-    "TimeType",
-    "TumblingCountWindow",
-    "TumblingDurationWindow",
-    "number_of",
-    "span_of",
-    "span_text",
-    "time_of",
-    "time_text",
-    "with_definition",
-]
-
 Duration = str | dt.timedelta | int
 """``"10 minutes"``, as Spark writes it; a timedelta; or, for times that are ``bigint``, a number of their own units."""
 

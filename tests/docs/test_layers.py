@@ -356,11 +356,12 @@ def all_of(path):
 
 
 @pytest.mark.parametrize("module", list(MODULES))
-def test_every_module_says_what_it_offers(module):
+def test_a_module_that_says_what_it_offers_offers_it(module):
+    """Packages and public modules do; elsewhere an underscore says what is private."""
     said, names, classes = all_of(MODULES[module])
-    if not names:
-        return  # a package with nothing but modules
-    assert said is not None, "has no __all__"
+    if said is None:
+        assert MODULES[module].name != "__init__.py" or not names, "has no __all__"
+        return
     assert len(said) == len(set(said))
     assert set(said) <= names
     assert not [name for name in said if name.startswith("_")]

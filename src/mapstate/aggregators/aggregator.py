@@ -12,8 +12,6 @@ from mapstate.errors import UnknownColumnError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["Aggregator", "CombinerAggregator", "NativeCombiner", "ReducerAggregator", "Row"]
-
 Row = Mapping[str, Any]
 """One input row by column name, with PyArrow's values: int, float, Decimal, str, bytes, ..."""
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["column_of"]
-
 
 def column_of(name: str) -> Column:
     """The column of exactly this name, with any characters. Driver."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from mapstate.aggregators.aggregator import Aggregator
 
-__all__ = ["only_where", "unsupported"]
-
 
 def only_where(column: str | Column | None, condition: str | Column | None) -> str | Column | None:
     """The column in the rows where ``condition`` is true, null in all others; 1 for no column. Driver.

@@ -15,8 +15,6 @@ from mapstate.aggregators.folding import Folding, called, check_type
 from mapstate.protocol.windows import Panes
 from mapstate.schema import Field
 
-__all__ = ["CountWindows"]
-
 
 class CountWindows(ReducerAggregator):
     """The aggregates of windows of rows. ``read`` names the columns that come with each row."""

@@ -17,8 +17,6 @@ from mapstate.aggregators.folding import Folding, called, check_type
 from mapstate.aggregators.retraction import RetractableRows
 from mapstate.schema import Field
 
-__all__ = ["NULL", "Fields", "shown_as"]
-
 NULL = (None,)
 """The value of a key that exists, if its single field is null."""
 

@@ -11,8 +11,6 @@ from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, Nati
 from mapstate.errors import AggregatorError, MapStateError, SerializationError, cut, shown
 from mapstate.serializers.value_types import struct_parts
 
-__all__ = ["Folding", "called", "check_type"]
-
 
 class Folding:
     """One aggregator that folds the rows of one key in plain Python.

@@ -9,8 +9,6 @@ from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, Nati
 from mapstate.aggregators.fields import NULL, Fields
 from mapstate.aggregators.folding import called, check_type
 
-__all__ = ["joined"]
-
 
 def joined(fields: Fields, values: Sequence[Any]) -> Any:
     """One value out of the values of some panes, at least one. Every field's aggregator has to be a combiner.

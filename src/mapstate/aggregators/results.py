@@ -17,8 +17,6 @@ from mapstate.aggregators.sums import Count, Sum
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.schema import Field
 
-__all__ = ["check_joined", "joins_of", "results_of"]
-
 
 class _AsStored(Aggregator):
     """A stand-in for a user's aggregator: shows the stored value."""

@@ -22,19 +22,6 @@ from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverfl
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = [
-    "BY_STORED_NAME",
-    "SIGN",
-    "RetractableAvg",
-    "RetractableCount",
-    "RetractableMax",
-    "RetractableMin",
-    "RetractableRows",
-    "RetractableSum",
-    "monotone_columns",
-    "retractable",
-]
-
 SIGN = "__mapstate_sign"
 
 

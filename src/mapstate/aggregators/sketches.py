@@ -25,8 +25,6 @@ from mapstate.sketches import bounds, datasketches, read_sketch, theta_bytes
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["SKETCHES", "ApproxCountDistinct", "ApproxPercentiles", "ApproxTopK", "SketchBytes", "ThetaSketch"]
-
 _BOUNDS = "estimate:bigint,lower:bigint,upper:bigint"
 _MOST_TRACKED = 1_000_000
 

@@ -14,8 +14,6 @@ from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import ConfigurationError, FencedError
 from mapstate.findings import Finding
 
-__all__ = ["MemoryBackend", "MemoryStore"]
-
 
 @dataclass(frozen=True)
 class MemoryBackend:

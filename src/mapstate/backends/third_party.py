@@ -9,8 +9,6 @@ from typing import Any
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, MapStateError, MissingDriverError, UnknownSchemeError
 
-__all__ = ["backend_of"]
-
 _GROUP = "mapstate.backends"
 
 

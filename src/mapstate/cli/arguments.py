@@ -15,22 +15,6 @@ from mapstate.operations.states import state_names
 from mapstate.spec import check_state_name
 from mapstate.urls import LIKE_A_URL, quoted
 
-__all__ = [
-    "AsJson",
-    "Place",
-    "State",
-    "StoreUrl",
-    "Topologies",
-    "Topology",
-    "Url",
-    "Yes",
-    "seconds",
-    "split_place",
-    "split_urls",
-    "state_beside",
-    "store_url",
-]
-
 _URL_VARIABLE = "MAPSTATE_URL"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _COMPLETION = 1.0  # seconds that a listing may take, with one more request, before a shell gets the names so far

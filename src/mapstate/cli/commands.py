@@ -18,8 +18,6 @@ from mapstate.cli.ways_back import rewind, rollback
 from mapstate.cli.windows import advance, windows
 from mapstate.version import VERSION
 
-__all__ = ["app"]
-
 app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,

@@ -19,8 +19,6 @@ from mapstate.operations.export import export as export_state
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["export"]
-
 
 def export(
     *,

@@ -15,8 +15,6 @@ from mapstate.operations.export import Column, Write, item_type, struct_fields
 from mapstate.reader.forms import plain
 from mapstate.reader.tables import array_of
 
-__all__ = ["FORMATS", "format_of"]
-
 Pages = Iterator[list[tuple[Any, ...]]]
 
 _SPECIAL = re.compile(r'[",\r\n]|^$')

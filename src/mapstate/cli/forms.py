@@ -10,8 +10,6 @@ import typer
 
 from mapstate.reader.forms import plain
 
-__all__ = ["cell", "emit"]
-
 
 def emit(document: Any) -> None:
     """Print one JSON document on one line, in ASCII: no character of it controls a terminal."""

@@ -13,8 +13,6 @@ from mapstate.cli.show import say
 from mapstate.errors import MapStateError
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["Command", "CommandGroup"]
-
 _ArgumentError: Any = typer.BadParameter.__base__  # click's UsageError; whose click it is depends on typer's version
 
 

@@ -18,8 +18,6 @@ from mapstate.reader import StateReader, open_reader
 from mapstate.reader.forms import json_row, json_state, typed_keys
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["doctor", "get", "ledger", "ls"]
-
 
 def ls(*, url: StoreUrl = None, as_json: AsJson = False) -> None:
     """Lists the states of a store; exit code 1 if a ledger cannot be read."""

@@ -12,8 +12,6 @@ from rich.text import Text
 from mapstate.errors import MapStateError
 from mapstate.reader import open_reader
 
-__all__ = ["Update", "keys_held", "progress"]
-
 Update = Callable[[int, str], None]
 """Takes the number of keys that are done, and what to say of them."""
 

@@ -12,8 +12,6 @@ from mapstate.cli.arguments import StoreUrl, store_url
 from mapstate.cli.show import say
 from mapstate.errors import UsageError
 
-__all__ = ["serve"]
-
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

@@ -20,21 +20,6 @@ from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.windows import span_text, time_text
 
-__all__ = [
-    "confirm",
-    "console",
-    "print_row",
-    "say",
-    "show_findings",
-    "show_ledger",
-    "show_reports",
-    "show_rows",
-    "show_states",
-    "show_table",
-    "table_of",
-    "title_of",
-]
-
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 _COLUMNS = ("batch", "txid", "attempt", "rows", "offsets", "read", "cached", "written", "skipped", "ms", "committed at")
 _MOST_RANGES = 10

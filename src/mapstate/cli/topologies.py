@@ -22,8 +22,6 @@ from mapstate.protocol.control import ControlRecord
 from mapstate.reader import open_reader
 from mapstate.windows import time_text
 
-__all__ = ["activate", "deactivate", "kill", "monitor", "rebalance", "topologies"]
-
 _LIST = ("topology", "status", "driver", "uptime", "last beat", "states")
 _FIELDS = (
     *("time", "status", "state", "batch_id", "batches"),

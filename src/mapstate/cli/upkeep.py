@@ -23,8 +23,6 @@ from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.urls import LIKE_A_URL, quoted
 
-__all__ = ["adopt", "drop", "recount", "vacuum"]
-
 
 def vacuum(
     *,

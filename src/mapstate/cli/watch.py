@@ -21,8 +21,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
 from mapstate.reader.forms import json_row, json_state, typed_keys
 
-__all__ = ["watch"]
-
 _TRIES = 20
 
 

@@ -21,8 +21,6 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.spec import check_state_name
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["rewind", "rollback"]
-
 
 def rollback(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson = False) -> None:
     """Takes the last batch back. The checkpoint has to be rewound with it."""

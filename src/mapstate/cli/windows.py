@@ -18,8 +18,6 @@ from mapstate.reader import open_reader
 from mapstate.reader.forms import json_row, plain, typed_keys
 from mapstate.schema import KeyField
 
-__all__ = ["advance", "windows"]
-
 
 def windows(
     *,

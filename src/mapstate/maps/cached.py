@@ -10,8 +10,6 @@ from cachetools import LRUCache
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.errors import UsageError
 
-__all__ = ["CachedMap"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

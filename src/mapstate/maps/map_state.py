@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 from mapstate.backing_map import check_lengths
 from mapstate.errors import UsageError
 
-__all__ = ["CombineAll", "MapState", "TransactionStatus", "Updater"]
-
 V = TypeVar("V")
 
 Updater = Callable[[V | None], V | None]

@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.errors import UsageError
 
-__all__ = ["MicroBatchBackingMap"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 from mapstate.backing_map import IBackingMap
 from mapstate.maps.map_state import CombineAll, MapState, last_of_each
 
-__all__ = ["NonTransactionalMap"]
-
 V = TypeVar("V")
 
 

@@ -10,8 +10,6 @@ from mapstate.backing_map import IBackingMap
 from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
 from mapstate.protocol.records import CommitView, OpaqueValue
 
-__all__ = ["OpaqueMap"]
-
 V = TypeVar("V")
 
 

@@ -14,8 +14,6 @@ from mapstate.capabilities import FencedWrites, FenceToken, FilteredWrites
 from mapstate.schema import Field
 from mapstate.serializers.serializer import RecordCodec
 
-__all__ = ["CHUNK_BYTES", "Room", "SerializedMap", "writer_of"]
-
 CHUNK_BYTES = 8 * 2**20
 """The default limit for the bytes of a chunk's or a page's records."""
 

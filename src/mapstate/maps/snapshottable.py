@@ -7,8 +7,6 @@ from typing import Any, Generic, TypeVar
 from mapstate.keys import GLOBAL_KEY
 from mapstate.maps.map_state import MapState, Updater
 
-__all__ = ["SnapshottableMap"]
-
 V = TypeVar("V")
 
 

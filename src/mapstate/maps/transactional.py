@@ -9,8 +9,6 @@ from mapstate.backing_map import IBackingMap
 from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
 from mapstate.protocol.records import CommitView, TransactionalValue, stale
 
-__all__ = ["TransactionalMap"]
-
 V = TypeVar("V")
 
 

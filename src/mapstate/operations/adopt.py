@@ -29,8 +29,6 @@ from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
 from mapstate.spec import check_state_name
 
-__all__ = ["FORMER_OWNER", "Adopted", "adopt"]
-
 FORMER_OWNER = "storm-redis"
 """The owner in a ledger that `adopt` makes: the first streaming query takes over with on_new_owner="adopt"."""
 

@@ -17,8 +17,6 @@ from mapstate.reader.windows import Time, number_of_caller, shown_time
 from mapstate.spec import check_state_name
 from mapstate.windows import number_of
 
-__all__ = ["Advanced", "advance"]
-
 
 class Advanced(NamedTuple):
     """``watermark`` was as of the last batch, None before a row; the next batch moves it to ``to`` at least."""

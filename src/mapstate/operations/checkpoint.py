@@ -21,8 +21,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.spec import check_state_name
 
-__all__ = ["Rewound", "check_first_offsets", "clear_first_offsets", "local_path", "query_of", "rewind"]
-
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?(?=/)")
 
 

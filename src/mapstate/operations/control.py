@@ -20,18 +20,6 @@ from mapstate.protocol.ledger_record import now
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.spec import check_state_name
 
-__all__ = [
-    "Control",
-    "ListedTopology",
-    "Obeyed",
-    "activate",
-    "deactivate",
-    "kill",
-    "list_topologies",
-    "rebalance",
-    "topology",
-]
-
 OBEY_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 

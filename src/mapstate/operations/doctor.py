@@ -35,8 +35,6 @@ from mapstate.reader.windows import WindowReads
 from mapstate.serializers import serializer
 from mapstate.spec import check_state_name
 
-__all__ = ["examine", "recount"]
-
 _MOST_DEAD = 1000
 _PAGE = 1000
 _PATIENCE = 600.0

@@ -21,8 +21,6 @@ from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_s
 from mapstate.protocol.upkeep import begin_drop
 from mapstate.spec import check_state_name
 
-__all__ = ["Dropped", "drop"]
-
 
 class Dropped(NamedTuple):
     """The counts of a removal, at its end or so far.

@@ -39,8 +39,6 @@ from mapstate.serializers import serializer
 from mapstate.serializers.value_types import WireForm, struct_parts, wire_type
 from mapstate.spec import check_state_name
 
-__all__ = ["Column", "Exported", "Write", "export", "item_type", "struct_fields"]
-
 _PAGE = 1000
 _COMMIT = 1.0  # seconds of work that a kill may lose
 _FORMAT = "1"

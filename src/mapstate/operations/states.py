@@ -14,8 +14,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.spec import check_state_name
 
-__all__ = ["ListedState", "list_states", "state_names"]
-
 
 class ListedState(NamedTuple):
     """One state of a store.

@@ -33,8 +33,6 @@ from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 from mapstate.spec import check_state_name
 
-__all__ = ["Vacuumed", "vacuum"]
-
 _log = logging.getLogger("mapstate")
 
 

@@ -11,8 +11,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.windows import number_of, span_text, time_text
 
-__all__ = ["window_findings"]
-
 _MOST = 10
 _BACK = (
     "A wrong time or clock may have moved the watermark. Stop the query, set the clock right or leave such rows out, "

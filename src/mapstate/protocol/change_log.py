@@ -20,8 +20,6 @@ from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.pane_index import PaneIndex, Slice, index_codec, index_keys, key_pages, slices
 
-__all__ = ["ChangeLog", "is_of_log", "is_removable", "logged_keys", "remove_logs"]
-
 _MARK = "#"
 
 

@@ -10,8 +10,6 @@ import msgspec
 from mapstate.errors import StateSchemaError
 from mapstate.protocol.windows import PaneChange
 
-__all__ = ["ChangesRecord", "changes_asked_for"]
-
 
 class ChangesRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The transactions of which the state keeps the keys that they wrote.

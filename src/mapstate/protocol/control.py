@@ -17,25 +17,6 @@ import msgspec
 from mapstate.errors import AlreadyAliveError, CorruptRecordError, FencedError, NotAliveError, UsageError, cut, shown
 from mapstate.protocol.ledger_record import CONTROL_MARK, is_time
 
-__all__ = [
-    "CONTROL_SUFFIX",
-    "ControlRecord",
-    "DriverRecord",
-    "Status",
-    "activate",
-    "beat",
-    "deactivate",
-    "decode_control",
-    "encode_control",
-    "is_control",
-    "kill",
-    "obey",
-    "rebalance",
-    "release",
-    "remove",
-    "submit",
-]
-
 CONTROL_SUFFIX = ".control"
 """Behind the topology's name: the name under which a store keeps the record, where it keeps the ledger of a state."""
 

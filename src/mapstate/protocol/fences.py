@@ -12,8 +12,6 @@ from typing import Any
 from mapstate.capabilities import Fence, FenceToken, SpreadFences
 from mapstate.errors import FencedError, MissingBatchesError, StaleBatchError, StoreRestartedError
 
-__all__ = ["Fences"]
-
 _TRIES = 8
 
 

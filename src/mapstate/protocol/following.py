@@ -10,8 +10,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.plans import BatchPlan, check_replanned, is_overtaken, is_replanned
 from mapstate.schema import OnNewOwner
 
-__all__ = ["check_follower"]
-
 
 def check_follower(
     pair: Sequence[LedgerRecord | None],

@@ -25,8 +25,6 @@ from mapstate.protocol.opening import open_ledger, what_remains
 from mapstate.protocol.refusals import missing_batches
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
 
-__all__ = ["HeldLedger", "VersionedLedger", "change_all"]
-
 T = TypeVar("T")
 
 _TRIES = 8

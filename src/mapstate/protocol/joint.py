@@ -12,9 +12,6 @@ from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.transitions import check_session, rollback
 from mapstate.schema import OnGap
 
-__all__ = ["batch_of", "check_adopted", "has_last_batch", "reconcile"]
-
-
 _NEVER = 1 << 63  # above all batch ids
 
 

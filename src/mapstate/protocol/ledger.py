@@ -17,8 +17,6 @@ from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap
 
-__all__ = ["Ledger"]
-
 T = TypeVar("T")
 
 

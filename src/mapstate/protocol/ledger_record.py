@@ -17,27 +17,6 @@ from mapstate.protocol.records import CommitView
 from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
-__all__ = [
-    "CONTROL_MARK",
-    "DROPPER",
-    "FORMAT",
-    "FORMAT_WITH_CHANGES",
-    "FORMAT_WITH_PAGES",
-    "FORMAT_WITH_WINDOWS",
-    "AlreadyCommitted",
-    "Attempt",
-    "Commit",
-    "InFlight",
-    "LedgerRecord",
-    "OpenRequest",
-    "PlanDigest",
-    "clock_txid",
-    "encode_ledger",
-    "format_of",
-    "is_time",
-    "now",
-]
-
 FORMAT = 1
 FORMAT_WITH_WINDOWS = 2
 """The format of the ledger of a state with windows, which an older mapstate refuses."""

@@ -28,8 +28,6 @@ from mapstate.protocol.plans import BatchPlan, check_start
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap
 
-__all__ = ["Ledgers", "commit_domains"]
-
 _Open = Callable[[LedgerRecord | None], LedgerRecord]
 
 

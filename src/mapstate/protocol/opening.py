@@ -17,8 +17,6 @@ from mapstate.protocol.windows import WindowsRecord
 from mapstate.schema import Field, KeyField
 from mapstate.windows import with_definition
 
-__all__ = ["open_ledger", "what_remains"]
-
 
 def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
     """Give the state to a driver, under a new epoch that fences every driver before it.

@@ -41,22 +41,6 @@ from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.windows import number_of
 
-__all__ = [
-    "CodecWithIndex",
-    "PaneIndex",
-    "PanePages",
-    "Slice",
-    "index_codec",
-    "index_keys",
-    "index_lost",
-    "is_native_integer",
-    "key_pages",
-    "pane_of",
-    "slices",
-    "store_key",
-    "without_gone",
-]
-
 CHUNK_KEYS = 200
 """Keys in a full chunk, at most."""
 

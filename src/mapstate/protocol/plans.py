@@ -19,19 +19,6 @@ from mapstate.protocol.refusals import (
 )
 from mapstate.schema import OnGap
 
-__all__ = [
-    "BatchPlan",
-    "by_partition",
-    "check_age",
-    "check_follows",
-    "check_repeated",
-    "check_replanned",
-    "check_start",
-    "digest_of_files",
-    "is_overtaken",
-    "is_replanned",
-]
-
 
 class BatchPlan(NamedTuple):
     """A batch as Spark planned it.

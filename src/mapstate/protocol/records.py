@@ -13,16 +13,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from mapstate.errors import LedgerLostError, StaleBatchError
 
-__all__ = [
-    "CommitView",
-    "OpaqueValue",
-    "TransactionalValue",
-    "contains_none",
-    "newer_than_ledger",
-    "newer_txids",
-    "stale",
-]
-
 V = TypeVar("V")
 
 

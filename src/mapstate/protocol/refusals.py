@@ -15,19 +15,6 @@ from mapstate.errors import (
 )
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 
-__all__ = [
-    "batch_elsewhere",
-    "batch_of_before",
-    "missing_batches",
-    "other_replay",
-    "overtaken",
-    "part_in_flight",
-    "part_of_a_batch",
-    "replanned_batch",
-    "stale_batch",
-    "starts_elsewhere",
-]
-
 Offsets = tuple[str, str]
 """Of a plan: where it starts, and where it ends."""
 

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 from mapstate.protocol.windows import NEVER, Named, WindowCommit, WindowsRecord
 
-__all__ = ["FIRST", "LAST", "Piece", "last_panes", "pane_to_settle", "sessions_of"]
-
 FIRST = "session_first"
 LAST = "session_last"
 """The fields of a piece with its first and its last time."""

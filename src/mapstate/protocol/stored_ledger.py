@@ -25,19 +25,6 @@ from mapstate.protocol.ledger_record import CONTROL_MARK, LedgerRecord, format_o
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 
-__all__ = [
-    "LEDGER_KEY",
-    "UnconditionalLedger",
-    "check_page_size",
-    "decode_ledger",
-    "has_records",
-    "ledger_store",
-    "lost_ledger",
-    "read_ledger",
-    "record_pages",
-    "records_in",
-]
-
 LEDGER_KEY = "\\ledger"
 """The key of the ledger in a store that offers only `IBackingMap`. No encoded key is equal to it."""
 

@@ -29,22 +29,6 @@ from mapstate.protocol.refusals import missing_batches, part_in_flight, part_of_
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
 
-__all__ = [
-    "after_failed_attempt",
-    "begin",
-    "can_all_roll_back",
-    "can_roll_back",
-    "check_in_flight",
-    "check_session",
-    "commit",
-    "counts",
-    "give_up",
-    "is_older",
-    "is_part",
-    "rollback",
-    "take_back",
-]
-
 
 def begin(
     ledger: LedgerRecord,

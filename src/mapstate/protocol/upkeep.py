@@ -11,18 +11,6 @@ from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField
 from mapstate.windows import time_text
 
-__all__ = [
-    "advance",
-    "begin_drop",
-    "begin_vacuum",
-    "check_advance",
-    "check_recount",
-    "check_vacuum",
-    "commit_vacuum",
-    "forget_dead",
-    "recount",
-]
-
 
 def begin_vacuum(
     ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = "", seen: LedgerRecord | None = None

@@ -18,27 +18,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = [
-    "LATEST",
-    "MOST_PANES",
-    "MOST_RUNS",
-    "NEVER",
-    "Input",
-    "Named",
-    "PaneChange",
-    "Panes",
-    "Runs",
-    "WindowCommit",
-    "WindowDefinition",
-    "WindowsRecord",
-    "every_pane",
-    "fired_panes",
-    "latest_without_hole",
-    "runs_with",
-    "runs_without",
-    "watermark",
-]
-
 NEVER = -(1 << 62)
 """The watermark before any row. It is earlier than every time that counts."""
 

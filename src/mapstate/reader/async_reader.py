@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from mapstate.reader.changes import Position
     from mapstate.reader.windows import Time, Watermark, Window
 
-__all__ = ["AsyncStateReader", "open_async_reader"]
-
 T = TypeVar("T")
 
 _MOST_THREADS = 8

@@ -7,8 +7,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from mapstate.backing_map import Backend
 
-__all__ = ["EventLoops", "ScansFrom", "ScansParts", "ThreadSafe"]
-
 
 @runtime_checkable
 class ThreadSafe(Protocol):

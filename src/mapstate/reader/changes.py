@@ -14,8 +14,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import is_native_integer
 from mapstate.reader.committed import CommittedReads
 
-__all__ = ["Position", "asked_for", "changed_keys", "check_kept", "position_of"]
-
 
 class Position(msgspec.Struct, frozen=True):
     """How far somebody has followed a state: ``txid`` is its last commit, ``origin`` where the state's txids begin."""

@@ -35,8 +35,6 @@ from mapstate.reader.reports import read_reports
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 
-__all__ = ["PAUSES", "CommittedReads", "Consistency", "Opened"]
-
 T = TypeVar("T")
 
 Consistency = Literal["committed", "latest"]

@@ -11,8 +11,6 @@ from mapstate.keys import StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import contains_none
 
-__all__ = ["CountedKeys", "KeyCount", "check_missing"]
-
 
 class CountedKeys(NamedTuple):
     """The result of `StateReader.count_keys`.

@@ -19,8 +19,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.schema import KeyField
 from mapstate.urls import quoted
 
-__all__ = ["JsonKeys", "json_row", "json_state", "plain", "typed_keys"]
-
 _NULL = "\\N"
 _DOUBLES = ("double", "float")
 _Form = tuple[str, "msgspec.json.Decoder[Any]", Callable[[list[Any]], list[list[Any]]]]

@@ -11,8 +11,6 @@ from mapstate.capabilities import Reports
 from mapstate.errors import CorruptRecordError, cut
 from mapstate.protocol.ledger_record import is_time
 
-__all__ = ["read_reports"]
-
 _decoder = msgspec.json.Decoder(BatchReport)
 
 

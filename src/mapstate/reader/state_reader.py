@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from mapstate.reader.changes import Position
     from mapstate.reader.windows import Time, Watermark, Window
 
-__all__ = ["ScanPage", "StateReader", "checked", "open_reader"]
-
 Page = list[tuple[Key, dict[str, Any]]]
 _Listed = tuple[list[StoreKey], str | None]  # a page of keys, and the cursor behind it
 

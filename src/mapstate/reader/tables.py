@@ -14,8 +14,6 @@ from mapstate.serializers.value_types import struct_fields
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Columns", "array_of", "types_of"]
-
 
 class Columns:
     """The ``names`` of a state's columns, None for all: those of its keys, then its fields.

@@ -20,18 +20,6 @@ from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.serializers import serializer
 from mapstate.windows import number_of, time_of
 
-__all__ = [
-    "InputMark",
-    "Time",
-    "Watermark",
-    "Window",
-    "WindowPage",
-    "WindowReads",
-    "number_of_caller",
-    "shown_time",
-    "watermark_of",
-]
-
 Time = dt.datetime | int
 """A datetime in UTC, or a number where the times of rows are a ``bigint``."""
 

@@ -9,8 +9,6 @@ import msgspec
 
 from mapstate.errors import SerializationError, shown
 
-__all__ = ["any_to_native", "check_plain", "native_to_any"]
-
 
 def any_to_native(value: Any) -> Any:
     """The value, or its MessagePack if it has bytes or a NUL. So stored bytes are always MessagePack."""

@@ -6,8 +6,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["CHECKED", "verified", "with_checksum"]
-
 CHECKED = ":binary,crc32:bigint>"
 """The end of the type of such a value: ``struct<hll:binary,crc32:bigint>``."""
 

@@ -15,8 +15,6 @@ from mapstate.errors import ConfigurationError
 from mapstate.serializers.native import NativeSerializer
 from mapstate.serializers.serializer import Serializer
 
-__all__ = ["JsonSerializer", "MessagePackSerializer", "serializer"]
-
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
 

@@ -12,8 +12,6 @@ import msgspec
 
 from mapstate.serializers.serializer import Serializer
 
-__all__ = ["NativeSerializer"]
-
 
 class NativeSerializer(Serializer):
     """``[6, 4, 8]``: a list, with the txid at its end."""

@@ -14,8 +14,6 @@ from mapstate.protocol.records import contains_none
 from mapstate.schema import Field, StateType
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 
-__all__ = ["RecordCodec", "Serializer"]
-
 _UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError)
 _TXID = Annotated[int, msgspec.Meta(ge=0)]
 _VALUES_AT: dict[StateType, tuple[int, ...]] = {"non-transactional": (), "transactional": (1,), "opaque": (1, 2)}

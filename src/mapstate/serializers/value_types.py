@@ -18,8 +18,6 @@ from mapstate.errors import SerializationError, UnsupportedTypeError, shown
 from mapstate.serializers.any_values import any_to_native, check_plain, native_to_any
 from mapstate.serializers.checksums import CHECKED, verified
 
-__all__ = ["Array", "Convert", "WireForm", "each", "from_wire", "struct_fields", "struct_parts", "to_wire", "wire_type"]
-
 _SCALARS: dict[str, Any] = {
     "bigint": int,
     "int": int,

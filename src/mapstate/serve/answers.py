@@ -32,20 +32,6 @@ from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.forms import JsonKeys, plain
 
-__all__ = [
-    "BadRequest",
-    "Busy",
-    "Forms",
-    "Problem",
-    "View",
-    "as_of",
-    "json_answer",
-    "line",
-    "lines",
-    "problem_of",
-    "state_document",
-]
-
 _encoder = msgspec.json.Encoder()
 _SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
 # The first class that fits says the status, and whether the request may be sent again as it is.

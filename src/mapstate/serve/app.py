@@ -51,8 +51,6 @@ from mapstate.serve.openapi import openapi
 from mapstate.serve.parameters import body_of, check_names, cursor_of, cursor_text, key_of, number, time_of
 from mapstate.serve.states import OpenState, States
 
-__all__ = ["make_app"]
-
 MOST_KEYS = 10_000  # of one POST
 MOST_SCANS = 16
 MOST_SECONDS = 60.0  # of one wait

@@ -14,8 +14,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.serve.answers import Busy, Problem, as_of, problem_of
 from mapstate.serve.states import OpenState, States
 
-__all__ = ["Commits"]
-
 _INTERVAL = 0.2  # seconds between two reads of the ledgers that somebody waits for
 _MOST_LISTENERS = 500
 _MOST_BEHIND = 1_000  # events that wait for one listener; a slower one is cut off

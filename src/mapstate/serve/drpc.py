@@ -38,8 +38,6 @@ from mapstate.serve.parameters import body_of
 from mapstate.serve.states import check_is_there
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["Calls", "Execute", "Functions", "PinnedStates"]
-
 MOST_WAITING = 1_000
 SECONDS = 60.0
 

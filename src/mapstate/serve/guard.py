@@ -12,8 +12,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mapstate.serve.answers import Busy, Problem
 from mapstate.serve.metrics import Metrics
 
-__all__ = ["Guard"]
-
 MOST_REQUESTS = 1_000
 """Requests under way at one time. Events have a bound of their own."""
 

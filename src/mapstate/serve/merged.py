@@ -12,8 +12,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.serve.answers import Busy
 
-__all__ = ["MergedReads", "Values"]
-
 Values = tuple[list[dict[str, Any] | None], LedgerRecord]
 
 _MOST_AT_ONCE = 2  # reads of one state under way

@@ -16,8 +16,6 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import NEVER
 from mapstate.serve.states import States
 
-__all__ = ["Metrics"]
-
 _GAUGES = {
     "batch_id": "the last committed batch",
     "commit_timestamp_seconds": "when the last batch was committed",

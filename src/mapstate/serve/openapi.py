@@ -7,8 +7,6 @@ from typing import Any
 
 from mapstate.version import VERSION
 
-__all__ = ["openapi"]
-
 _JSON = "application/json"
 _TEXT: dict[str, Any] = {"type": "string"}
 _NUMBER: dict[str, Any] = {"type": ["integer", "null"]}

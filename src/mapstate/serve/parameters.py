@@ -14,8 +14,6 @@ from mapstate.reader.forms import typed_keys
 from mapstate.schema import KeyField
 from mapstate.serve.answers import BadRequest, Problem
 
-__all__ = ["MOST_BYTES", "body_of", "check_names", "cursor_of", "cursor_text", "key_of", "number", "time_of"]
-
 MOST_BYTES = 4 << 20
 """Of the body of a request."""
 

@@ -16,8 +16,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mapstate.errors import ConfigurationError
 
-__all__ = ["listening", "run", "server_of"]
-
 _HEAD_SECONDS = 10.0  # for the head of a request to arrive
 _BODY_SECONDS = 60.0  # for its body after it
 _STALL_SECONDS = 30.0  # for a client to take what waits for it

@@ -31,8 +31,6 @@ from mapstate.serve.answers import BadRequest, Forms, View
 from mapstate.serve.merged import MergedReads
 from mapstate.spec import check_state_name
 
-__all__ = ["OpenState", "States", "check_is_there"]
-
 T = TypeVar("T")
 
 _REMEMBERED = 5.0  # seconds for which a lost state is answered for without the store

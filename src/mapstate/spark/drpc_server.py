@@ -35,8 +35,6 @@ from mapstate.serve.server import listening, server_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["DRPCServer"]
-
 _MOST_OF_A_JOB = 1_000
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 

@@ -6,18 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = [
-    "BatchAggregator",
-    "Collector",
-    "MapGet",
-    "QueryFunction",
-    "SnapshotGet",
-    "State",
-    "StateFactory",
-    "StateUpdater",
-    "TupleCollectionGet",
-]
-
 
 class Collector:
     """Takes what a function emits: Trident's TridentCollector."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from mapstate.errors import NotPicklableError, cut
 
-__all__ = ["ensure_picklable", "kind_of"]
-
 
 def ensure_picklable(subject: str, thing: Any) -> None:
     """Raises NotPicklableError, with the attribute that is to blame, unless ``thing`` can be sent to executors."""

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
-__all__ = ["MapStateDataSource", "Part", "StateChanges", "StateScan"]
-
 _PAGE = 2_000  # keys of a request, and of an Arrow batch
 _MOST_PARTITIONS = 8
 _KEYS_EACH = 100_000  # of a partition, if the user names no number

@@ -24,8 +24,6 @@ from typing import Any
 
 from mapstate.errors import ConfigurationError, StoreUnavailableError, missing_driver
 
-__all__ = ["aerospike_container", "redis_container", "valkey_container"]
-
 # One stanza and one setting a line: the server reads it so.
 _AEROSPIKE_CONF = """
 service {

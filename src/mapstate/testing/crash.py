@@ -7,8 +7,6 @@ from pathlib import Path
 from mapstate.errors import UsageError
 from mapstate.operations.checkpoint import local_path
 
-__all__ = ["crash_between"]
-
 
 def crash_between(checkpoint: str | Path) -> int:
     """Remove Spark's own commit of the last batch, and return the id of that batch.

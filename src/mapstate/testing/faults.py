@@ -31,25 +31,6 @@ from mapstate.capabilities import FenceToken, ReadsAhead
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, StoreUnavailableError
 from mapstate.protocol.stored_ledger import LEDGER_KEY
 
-__all__ = [
-    "Begins",
-    "Call",
-    "Commits",
-    "Fail",
-    "Fault",
-    "FaultyBackend",
-    "FaultyStore",
-    "ForgetfulBackend",
-    "ForgetfulStore",
-    "HasKey",
-    "Kill",
-    "Mark",
-    "RecordedCall",
-    "Wait",
-    "calling_executor",
-    "wait_for",
-]
-
 _CALLS = "calls.jsonl"
 
 

@@ -38,8 +38,6 @@ from mapstate.urls import (
     unreadable,
 )
 
-__all__ = ["AerospikeBackend"]
-
 _LONGEST_TTL = 10 * 365 * 86_400
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,31}")
 _SET = re.compile(r"[A-Za-z0-9_.-]{1,63}")

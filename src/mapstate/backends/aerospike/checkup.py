@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from mapstate.findings import Finding
 
-__all__ = ["judge"]
-
 
 def judge(namespace: str, *, claims_expire: bool) -> Iterator[Finding]:
     """The findings. ``namespace`` is a node's reply to ``namespace/NAME``: ``name=value`` joined by ``;``."""

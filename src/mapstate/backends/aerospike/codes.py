@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from mapstate.errors import StoreAuthError, StoreError, StoreFullError, StoreUnavailableError, TooLargeError
 
-__all__ = [
-    "BATCH_FAILED",
-    "FILTERED_OUT",
-    "NOT_FOUND",
-    "NO_ANSWER",
-    "OK",
-    "meaning",
-]
-
 OK = 0
 NOT_FOUND = 2
 FILTERED_OUT = 27

@@ -13,8 +13,6 @@ from mapstate.errors import MapStateError
 from mapstate.keys import StoreKey
 from mapstate.retry import Retries, retrying
 
-__all__ = ["Access", "BatchError", "Connection"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from aerospike import exception as driver
 from mapstate.backends.aerospike.connection import Connection
 from mapstate.backends.aerospike.store import CLAIMS, LEDGER
 
-__all__ = ["states_in"]
-
 
 def states_in(connection: Connection, namespace: str, name_of_set: str | None) -> Iterator[list[tuple[str, bytes]]]:
     """See `ListsStates.states`: one page. A set has the name of its state, or, where it is given, another one."""

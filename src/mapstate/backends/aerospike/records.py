@@ -17,8 +17,6 @@ from mapstate.backing_map import check_lengths
 from mapstate.errors import CorruptRecordError, KeyEncodingError, shown
 from mapstate.keys import StoreKey
 
-__all__ = ["Records"]
-
 
 class Records:
     """Bulk gets and puts. ``set_name`` is the set of the state, ``ttl`` in seconds."""

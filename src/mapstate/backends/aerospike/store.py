@@ -24,8 +24,6 @@ from mapstate.errors import ConfigurationError, CorruptRecordError, FencedError
 from mapstate.findings import MOST_NAMED, Finding, Unreadable
 from mapstate.keys import StoreKey
 
-__all__ = ["CLAIMS", "LEDGER", "AerospikeStore"]
-
 _Version = tuple[bytes, str | None]
 """The ledger, and the cluster that it was read from."""
 

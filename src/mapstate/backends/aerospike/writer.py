@@ -15,8 +15,6 @@ from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError, StoreError, UsageError
 from mapstate.keys import StoreKey
 
-__all__ = ["Writer"]
-
 
 class Writer:
     """The map of one task. See `FilteredWrites.filtered_writer`."""

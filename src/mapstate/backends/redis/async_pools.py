@@ -11,8 +11,6 @@ from redis import exceptions as driver
 
 from mapstate.event_loop import wait_for
 
-__all__ = ["AsyncConnection", "AsyncPool", "AsyncPools"]
-
 
 class AsyncPools:
     """A backend for one async reader: its connections belong to the reader's event loop, and to nobody else.

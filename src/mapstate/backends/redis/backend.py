@@ -20,8 +20,6 @@ from mapstate.errors import ConfigurationError
 from mapstate.schema import KeyOrder
 from mapstate.urls import Parameters, Url, shown_address
 
-__all__ = ["OneServer", "RedisBackend"]
-
 _MOST_HASHES = 10**9
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from mapstate.findings import Finding
 
-__all__ = ["RedisFacts", "judge"]
-
 _PACKED_FORMS = (b"listpack", b"ziplist")
 
 

@@ -19,8 +19,6 @@ from mapstate.errors import ConfigurationError
 from mapstate.schema import KeyOrder
 from mapstate.urls import Address, Parameters, Url, shown_address
 
-__all__ = ["RedisClusterBackend"]
-
 _MOST_BUCKETS = 1024
 
 

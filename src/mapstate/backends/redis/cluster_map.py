@@ -18,8 +18,6 @@ from mapstate.errors import StoreError, StoreUnavailableError
 from mapstate.retry import Retries
 from mapstate.urls import Address
 
-__all__ = ["Ahead", "ClusterAccess", "ClusterMap", "Reply", "Request", "Shape"]
-
 _ASKING = command(b"ASKING")
 _MOVING = re.compile(rb"\[(\d+)-[<>]-")  # in CLUSTER NODES, of the node that is asked
 _REDIRECTS = 5  # in a row, without a pause

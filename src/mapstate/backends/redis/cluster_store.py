@@ -37,8 +37,6 @@ from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 from mapstate.urls import shown_address
 
-__all__ = ["RedisClusterStore"]
-
 
 class RedisClusterStore:
     """One state in a cluster. Cheap to make; holds no connection between requests."""

@@ -17,8 +17,6 @@ from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.protocol.records import contains_none
 
-__all__ = ["ClusterWriter"]
-
 
 class _Chunk(NamedTuple):
     """The keys of a get, by slot group and packed, for the put that follows it."""

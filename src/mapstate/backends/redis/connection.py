@@ -16,8 +16,6 @@ from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH, command,
 from mapstate.errors import StoreError
 from mapstate.retry import Retries, retrying
 
-__all__ = ["MOST_CONNECTIONS", "Access", "Server", "pool_of"]
-
 MOST_CONNECTIONS = 2**31
 """The limit of a pool, which is none: it holds as many connections as calls run at one time."""
 

@@ -12,8 +12,6 @@ from mapstate.backends.redis.wire import command
 from mapstate.capabilities import Scan
 from mapstate.errors import CorruptRecordError, StoreError, StoreFullError, StoreUnavailableError
 
-__all__ = ["allowed", "facts_of", "sampled"]
-
 _SAMPLE = 20  # records that a checkup looks at
 _LOOK = 10_000  # keys of the server that one request walks through to find them
 

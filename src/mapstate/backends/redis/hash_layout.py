@@ -8,8 +8,6 @@ from mapstate.backends.redis.layout import Layout, texts_of
 from mapstate.backends.redis.scripts import rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved
 
-__all__ = ["HashLayout"]
-
 
 class HashLayout(Layout):
     """One Redis hash holds all records, by their key's text. storm-redis calls it HASH. Records do not expire."""

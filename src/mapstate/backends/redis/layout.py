@@ -16,8 +16,6 @@ from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packe
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError, shown
 from mapstate.findings import MOST_NAMED
 
-__all__ = ["Layout", "StringLayout", "escaped", "not_listed", "texts_of"]
-
 _MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis closes the connection
 _GLOB = re.compile(rb"([*?\[\]\\^])")
 

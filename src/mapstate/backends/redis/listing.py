@@ -13,8 +13,6 @@ from mapstate.backends.redis.layout import escaped
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreUnavailableError
 
-__all__ = ["states_in_cluster", "states_on_server", "the_one_state"]
-
 _LEDGER = b"!ledger"
 _COUNT = 1000  # keys of the database that one request walks through: about a millisecond of the server's time
 

@@ -14,8 +14,6 @@ from mapstate.backends.redis.layout import Layout, texts_of
 from mapstate.backends.redis.scripts import fields_of, get_fields, put_fields, rewrite_fields
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved
 
-__all__ = ["PackedLayout"]
-
 _SAMPLE = 50  # shards that a checkup looks at
 _MOST_ASKED = 1000  # shards that a page of a scan reads, however empty they are
 

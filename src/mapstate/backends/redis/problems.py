@@ -8,8 +8,6 @@ from redis import exceptions as driver
 
 from mapstate.errors import ConfigurationError, StoreAuthError, StoreError, StoreFullError, StoreUnavailableError
 
-__all__ = ["DRIVER_ERRORS", "NOT_DONE", "another_layout", "only_left", "problem_of"]
-
 DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
 """All that a connection can raise."""
 

@@ -11,8 +11,6 @@ from mapstate.capabilities import FenceToken, close_if_possible
 from mapstate.errors import FencedError
 from mapstate.findings import Unreadable
 
-__all__ = ["dropped", "overtaken", "removed"]
-
 _REMOVED = 1000  # records on a page of a state that is dropped
 
 

@@ -19,16 +19,6 @@ from mapstate.backends.redis.wire import ScanPosition
 from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import StoreUnavailableError, UsageError
 
-__all__ = [
-    "cursor_at",
-    "cursor_of",
-    "once_each",
-    "part_of",
-    "parts_of",
-    "place_of",
-    "position_of",
-]
-
 _CURSOR = re.compile(r"(end|\d{1,20})-([0-9a-f]*)", re.ASCII)
 _BITS = 64
 _END = 1 << _BITS

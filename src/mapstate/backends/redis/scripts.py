@@ -14,20 +14,6 @@ from pkgutil import get_data
 
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, sizes
 
-__all__ = [
-    "claim",
-    "compare_and_set",
-    "fields_of",
-    "get_fields",
-    "guarded_put",
-    "guarded_rewrite",
-    "put_fields",
-    "remove_equal",
-    "rewrite_fields",
-    "script",
-    "swap_ledger",
-]
-
 
 @cache
 def script(*names: str) -> bytes:

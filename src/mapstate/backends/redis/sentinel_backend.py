@@ -11,8 +11,6 @@ from mapstate.backends.redis.connection import MOST_CONNECTIONS
 from mapstate.backends.redis.settings import driver_module
 from mapstate.urls import Address, Parameters, Url, boolean, shown_address
 
-__all__ = ["RedisSentinelBackend"]
-
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class RedisSentinelBackend(OneServer):

@@ -27,8 +27,6 @@ from mapstate.urls import (
     unreadable,
 )
 
-__all__ = ["RedisSettings", "driver_module"]
-
 _LONGEST_TTL = 1e10
 _SHORTEST, _LONGEST = 0.001, 86_400  # seconds that a socket waits
 _MOST = 2**31 - 1

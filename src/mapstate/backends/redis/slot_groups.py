@@ -13,8 +13,6 @@ from mapstate.backends.redis.scripts import guarded_put, guarded_rewrite
 from mapstate.backends.redis.wire import PackedKeys, command
 from mapstate.errors import CorruptRecordError
 
-__all__ = ["GroupKeys", "SlotGroup", "by_slot_group", "in_chunk_order"]
-
 T = TypeVar("T")
 
 

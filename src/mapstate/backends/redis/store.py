@@ -30,8 +30,6 @@ from mapstate.errors import ConfigurationError, StoreUnavailableError
 from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 
-__all__ = ["KEY_ENDS", "RedisStore", "Version"]
-
 Version = tuple[bytes, bytes | None]
 """The ledger, and the incarnation of the server that it was read from."""
 

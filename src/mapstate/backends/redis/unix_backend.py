@@ -11,8 +11,6 @@ from mapstate.backends.redis.connection import MOST_CONNECTIONS
 from mapstate.backends.redis.settings import driver_module
 from mapstate.urls import Parameters, Url
 
-__all__ = ["RedisUnixBackend"]
-
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class RedisUnixBackend(OneServer):

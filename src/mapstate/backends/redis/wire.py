@@ -15,25 +15,6 @@ from typing import Any, NamedTuple
 
 from mapstate.capabilities import FenceToken
 
-__all__ = [
-    "DISCARD",
-    "EXEC",
-    "INFO",
-    "MULTI",
-    "UNWATCH",
-    "PackedKeys",
-    "ScanPosition",
-    "command",
-    "incarnation_of",
-    "interleaved",
-    "name_of",
-    "packed_keys",
-    "raise_first",
-    "sizes",
-    "token_of",
-    "token_text",
-]
-
 
 def command(*words: bytes) -> bytes:
     """Pack one command of a few words."""

@@ -18,8 +18,6 @@ from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError, MapStateError
 from mapstate.protocol.records import contains_none
 
-__all__ = ["MOST_AHEAD", "Writer", "fenced"]
-
 _Made = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
 _PUT_TRIES = 8
 _TOUCHED = "touched again and again"

@@ -23,8 +23,6 @@ from mapstate.errors import ConfigurationError, shown
 from mapstate.schema import KeyOrder
 from mapstate.urls import Parameters, parameters_in
 
-__all__ = ["SqliteBackend"]
-
 _SYNCHRONOUS = ("full", "normal")
 _MAX_TIMEOUT = 86_400.0
 _MAX_VALUE_BYTES = 999_000_000  # SQLite's own limit is 10**9, for a row with its key

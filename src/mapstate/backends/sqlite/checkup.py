@@ -9,8 +9,6 @@ from pathlib import Path
 
 from mapstate.findings import Finding
 
-__all__ = ["judge", "verified"]
-
 _MOUNTS = Path("/proc/mounts")
 _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse")
 

@@ -15,8 +15,6 @@ from weakref import WeakSet
 from mapstate.backends.sqlite.problems import DRIVER_ERRORS, problem_of
 from mapstate.retry import Pauses
 
-__all__ = ["Connection", "Database", "fork_gate", "identity_of"]
-
 T = TypeVar("T")
 
 _TABLES = """

@@ -8,8 +8,6 @@ from mapstate.backends.sqlite.connection import Connection, Database
 from mapstate.errors import CorruptRecordError
 from mapstate.findings import MOST_NAMED
 
-__all__ = ["ends_of_parts", "not_listed", "states_in"]
-
 
 def states_in(database: Database) -> Iterator[list[tuple[str, bytes]]]:
     """See `ListsStates.states`. Closes the file."""

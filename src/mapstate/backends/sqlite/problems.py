@@ -18,8 +18,6 @@ from mapstate.errors import (
     cut,
 )
 
-__all__ = ["DRIVER_ERRORS", "in_order", "problem_of"]
-
 DRIVER_ERRORS = (sqlite3.Error, OSError, UnicodeError)
 """All that a transaction can raise by itself."""
 

@@ -8,8 +8,6 @@ from mapstate.backends.sqlite.connection import Connection, Database
 from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 
-__all__ = ["HAS_REPORTS", "removed"]
-
 HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"
 
 

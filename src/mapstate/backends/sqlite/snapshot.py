@@ -11,8 +11,6 @@ from mapstate.backends.sqlite.connection import Connection, Database, fork_gate,
 from mapstate.backends.sqlite.problems import DRIVER_ERRORS, problem_of
 from mapstate.errors import UsageError
 
-__all__ = ["FrozenDatabase"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import FencedError, TooLargeError, UsageError, shown
 from mapstate.findings import Finding
 
-__all__ = ["SqliteStore"]
-
 _Version = tuple[bytes, "tuple[int, int] | None"]
 """The ledger, and the identity of the file that it was read from."""
 

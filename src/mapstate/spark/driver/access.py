@@ -18,8 +18,6 @@ from mapstate.spark.driver.increments import check_plan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["access_of", "configured", "is_connect", "kafka_bounds"]
-
 
 def access_of(frame: DataFrame) -> Access:
     """The access for a DataFrame of either kind."""

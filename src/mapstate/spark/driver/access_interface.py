@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 
 from mapstate.errors import UsageError
 
-__all__ = ["FILTER_NAME", "FUNCTION_PAGE", "Access", "QueryRun", "SourceLog", "filters_in", "has_ended"]
-
 FUNCTION_PAGE = "See docs/guides/foreach-batch.md"
 
 FILTER_NAME = "files_not_counted "

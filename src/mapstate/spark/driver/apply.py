@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from mapstate.protocol.windows import PaneChange, WindowCommit
 
-__all__ = ["AttemptResult", "Grouping", "applied", "apply_on_driver", "apply_on_executors", "collected"]
-
 _WIDE = ("binary", "array", "map", "struct")
 
 

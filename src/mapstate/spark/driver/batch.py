@@ -39,8 +39,6 @@ from mapstate.spark.driver.state import StateDriver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchDriver"]
-
 _log = logging.getLogger("mapstate")
 
 

@@ -14,8 +14,6 @@ from mapstate.spark.driver.frames import ONE_DRAW, computed_once
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["by_partition"]
-
 
 @contextmanager
 def by_partition(rows: DataFrame) -> Iterator[Iterator[pa.RecordBatch]]:

@@ -14,8 +14,6 @@ from mapstate.errors import (
 )
 from mapstate.spark.executor.noted import told
 
-__all__ = ["OF_NO_ROW", "Cause", "cause_of"]
-
 OF_NO_ROW = (IncompleteBatchError, StaleBatchError, StoreRestartedError)
 """Attempts that were lost by no row of theirs: no batch is set aside for them."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mapstate.spark.driver.job import Branch
     from mapstate.spec import StateSpec
 
-__all__ = ["LoggedState", "driver_of"]
-
 _MOST_REMOVED = 1000  # transactions; each batch removes one, and some more after attempts that failed
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["ConnectAccess", "Served", "ServedQuery", "error_of", "sources_of"]
-
 # A streaming source in the text of a plan, without the name that Spark 4.2 adds; and the path of one of files. Up to
 # Spark 4.1 all options of a source are in front of that, in which there may be ends of lines.
 _RELATION = re.compile(r"^[ :+-]*~?StreamingRelation(?:V2)? (.*?\])(?:, name=[^\n]*)?$", re.MULTILINE | re.DOTALL)

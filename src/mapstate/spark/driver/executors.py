@@ -16,8 +16,6 @@ from mapstate.version import VERSION
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["check_executors", "environment_error"]
-
 _WHAT_TO_DO = "See docs/cluster.md#an-executor-lacks-the-package"
 _CANNOT_IMPORT = re.compile(
     r"(?:ModuleNotFoundError: No module named '[\w.]+'"

@@ -13,8 +13,6 @@ from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spec import StateSpec
 
-__all__ = ["check_followers"]
-
 
 def check_followers(
     branch: Branch, functions: Iterable[Downstream | Follower], query_id: str, batch_id: int, plan: BatchPlan | None

@@ -15,8 +15,6 @@ from mapstate.spark.driver.job import Step, StreamPlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ONE_DRAW", "Frames", "SentRows", "computed_once", "through"]
-
 ONE_DRAW: Mapping[str, str] = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",

@@ -6,8 +6,6 @@ from typing import Any
 
 from mapstate.errors import UsageError
 
-__all__ = ["check_plan"]
-
 _SENDS_TOTALS = ("Aggregate", "Distinct")
 
 

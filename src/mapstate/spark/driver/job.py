@@ -18,19 +18,6 @@ from mapstate.spec import StateSpec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "Behind",
-    "Branch",
-    "Downstream",
-    "Follower",
-    "Job",
-    "OnBatch",
-    "OnFinished",
-    "Step",
-    "StreamPlan",
-    "Windows",
-]
-
 Step = Callable[["DataFrame", int | None], "DataFrame"]
 """Turns a micro-batch into another frame. Driver. Gets the batch id, which is None outside of a query."""
 

@@ -10,8 +10,6 @@ from mapstate.schema import KeyField
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["by_part"]
-
 
 def by_part(parts: int, keys: Sequence[KeyField], places: Sequence[Column]) -> Column:
     """A number by which rows with the key columns ``places`` are sorted, by part and then by a hash. Driver."""

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "INSIDE",
-    "IS_THERE",
-    "OLD_COLUMN",
-    "WAS_THERE",
-    "arrow_frame",
-    "new_values_frame",
-    "new_values_type",
-    "read_back",
-    "shown_type",
-]
-
 INSIDE = "__mapstate_"
 OLD_COLUMN = f"{INSIDE}old_"
 WAS_THERE = f"{INSIDE}was_there"

@@ -18,8 +18,6 @@ from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan, by_partition
 from mapstate.spark.driver.access_interface import Access, QueryRun, SourceLog
 
-__all__ = ["NO_HOST", "PlannedBatches", "known_files", "offsets_passed", "with_files"]
-
 NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
 _STORE = re.compile(r"\[[A-Za-z0-9+.-]+:(//[^/]*)?/")  # in a source's name
 _MOST_PATHS = 200  # every reader reads the ledger, so it stays small

@@ -13,8 +13,6 @@ from mapstate.spark.driver.state import StateDriver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["OrderedGrouping", "OrderedState"]
-
 
 class OrderedGrouping(Grouping):
     """Sorts the raw rows of each key by some of their columns. ``order`` are places of columns."""

@@ -11,8 +11,6 @@ from mapstate.spark.driver.spark_files import files_at
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["KEPT_BY", "Quarantine"]
-
 KEPT_BY = ("query_id", "batch_id")
 """Columns that the directories add to the rows that are read from there."""
 

@@ -17,8 +17,6 @@ from mapstate.spark.driver.state import StateDriver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["emit_again", "emit_fired_again", "emit_nothing"]
-
 _log = logging.getLogger("mapstate")
 
 

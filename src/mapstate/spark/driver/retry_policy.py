@@ -26,8 +26,6 @@ from mapstate.spark.driver.executors import environment_error
 from mapstate.spark.executor.noted import told
 from mapstate.spec import StateSpec
 
-__all__ = ["Decision", "RetryPolicy"]
-
 T = TypeVar("T")
 
 

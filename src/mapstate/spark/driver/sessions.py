@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["SessionState"]
-
 
 class SessionState(WindowedState):
     """A state with sessions."""

@@ -10,8 +10,6 @@ from mapstate.spark.executor.task import BatchTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["apply_if_small"]
-
 
 def apply_if_small(rows: DataFrame, task: BatchTask, grouping: Grouping, most_keys: int) -> AttemptResult | None:
     """`apply_on_driver`, at once. None, and nothing was written, where a batch has more than ``most_keys``.

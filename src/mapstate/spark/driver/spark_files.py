@@ -12,8 +12,6 @@ from mapstate.spark.driver.access import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["SparkFiles", "files_at"]
-
 
 def files_at(frame: DataFrame, place: str) -> SparkFiles:
     """A file or directory that Spark has written. Raises UsageError where it cannot be reached."""

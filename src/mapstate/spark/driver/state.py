@@ -23,8 +23,6 @@ from mapstate.spark.executor.task import BatchTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["MOST_SMALL", "SMALL_IN_A_ROW", "StateDriver"]
-
 _log = logging.getLogger("mapstate")
 
 MOST_SMALL = 5_000  # keys; more are faster on executors

@@ -18,8 +18,6 @@ from mapstate.spec import StateSpec
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Start", "files_not_counted", "starting_offsets"]
-
 Partitions = dict[tuple[str, str], int]  # the offset of each topic and partition
 _log = logging.getLogger("mapstate")
 

@@ -61,16 +61,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "WINDOW_END",
-    "WINDOW_START",
-    "Fired",
-    "WindowGrouping",
-    "WindowedState",
-    "fired_type",
-    "windows_of_ledger",
-]
-
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 

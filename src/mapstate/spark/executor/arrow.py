@@ -12,8 +12,6 @@ from mapstate.errors import SerializationError, cut
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["arrow_schema", "arrow_to_python", "partition_id", "slices"]
-
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """A Spark schema as PySpark sends it through Arrow; timestamps in UTC."""

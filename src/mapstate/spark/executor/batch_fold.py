@@ -17,8 +17,6 @@ from mapstate.schema import Field
 from mapstate.spark.executor.arrow import arrow_to_python
 from mapstate.spark.interfaces import BatchAggregator, Collector
 
-__all__ = ["MARK", "FinishTask", "FoldTask"]
-
 MARK = "__mapstate_mark"
 """A column that is true in a row that is none: with it a task runs where there are no rows."""
 

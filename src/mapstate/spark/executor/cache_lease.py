@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 from mapstate.maps import CachedMap
 from mapstate.spec import StateSpec
 
-__all__ = ["Lease", "lease"]
-
 
 class Lease(NamedTuple):
     """What a worker kept of one partition, as of an attempt."""

@@ -8,8 +8,6 @@ from mapstate.protocol.change_log import ChangeLog
 from mapstate.protocol.pane_index import index_codec
 from mapstate.spark.executor.task import BatchTask
 
-__all__ = ["LoggedTask"]
-
 
 class LoggedTask(BatchTask):
     """A task that also writes down which keys it has written. Picklable."""

@@ -15,8 +15,6 @@ import msgspec
 from mapstate.errors import MapStateError
 from mapstate.spark.executor.report import SentError
 
-__all__ = ["as_note", "each_noted", "noted", "told", "told_in"]
-
 T = TypeVar("T")
 
 _NOTE = "In JSON: "

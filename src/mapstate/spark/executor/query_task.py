@@ -23,8 +23,6 @@ from mapstate.spec import CHUNK_SIZE, StateSpec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["AskedState", "QueryTask"]
-
 
 @dataclass(frozen=True)
 class AskedState:

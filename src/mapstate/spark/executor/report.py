@@ -14,8 +14,6 @@ from mapstate.spark.executor.arrow import arrow_schema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["REPORT_COLUMN", "SentError", "TaskReport", "report_line", "reports_of"]
-
 REPORT_COLUMN = "__mapstate_report"
 
 

@@ -13,8 +13,6 @@ from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room
 
-__all__ = ["ROWS_WAITING", "RowFold", "rows_that_fit"]
-
 ROWS_WAITING = 10_000
 
 

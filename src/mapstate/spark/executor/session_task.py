@@ -35,8 +35,6 @@ from mapstate.windows import number_of, time_of
 if TYPE_CHECKING:
     from mapstate.spec import StateSpec
 
-__all__ = ["FiredSessionTask", "SessionRows", "SettleTask"]
-
 
 class _Pieces:
     """The pieces of sessions under one ledger."""

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from mapstate.protocol.ledger_record import Attempt
     from mapstate.protocol.pane_index import PaneIndex
 
-__all__ = ["BatchTask"]
-
 
 class BatchTask:
     """The function that `mapInArrow` runs, once per partition and try. Picklable.

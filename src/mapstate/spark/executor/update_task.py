@@ -19,8 +19,6 @@ from mapstate.spark.interfaces import Collector, StateFactory, StateUpdater
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["UpdateTask"]
-
 
 class UpdateTask:
     """The function that `mapInArrow` runs, once per partition and try. Picklable."""

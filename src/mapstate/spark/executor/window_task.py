@@ -50,20 +50,6 @@ from mapstate.windows import time_of
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "PACKED",
-    "PACKED_ORDER",
-    "FiredTask",
-    "JoinTask",
-    "Page",
-    "PurgeTask",
-    "ReadAndJoin",
-    "Reads",
-    "WindowReport",
-    "WindowTask",
-    "packing",
-]
-
 
 class WindowReport(msgspec.Struct):
     """What a task of a state with windows says beside.

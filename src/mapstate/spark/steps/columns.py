@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["check_unique", "column_names", "empty_frame"]
-
 
 def empty_frame(like: DataFrame, schema: StructType | None = None) -> DataFrame:
     """No rows, of the schema of ``like`` or of another one; not streaming."""

@@ -21,8 +21,6 @@ from mapstate.spark.driver.access import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Expressions", "Only", "analysed", "expressions_of", "has_expressions", "is_column", "is_named"]
-
 _CHANGES = re.compile(r"@[0-9a-f]+\b|_\d+\)? -> ")
 """In the text of an expression: an address in the JVM, or the number of a lambda's variable. No run has them again."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["broadcast", "extreme", "first_rows", "spread"]
-
 _PLACE = "__mapstate_place"
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["KeptState", "KnownState", "Queried", "QueryPlan", "StaticState", "When", "newStaticState", "stateQuery"]
-
 When = Literal["before", "after"]
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 

@@ -17,8 +17,6 @@ from mapstate.spark.driver.new_values import INSIDE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BESIDE", "LateRows", "beside_of", "with_panes"]
-
 BESIDE = f"{INSIDE}beside"
 """Columns beside the partials: of each input the time by which a row moves the watermark, `NEVER` where it moves none;
 last, where windows leave gaps, whether a row is late.

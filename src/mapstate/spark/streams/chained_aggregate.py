@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
-__all__ = ["ChainedAggregate", "SteppedRows", "with_expressions"]
-
 
 class SteppedRows(Protocol):
     """Rows to which a step can be added."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from mapstate.spark.driver.job import Branch
     from mapstate.spark.streams.query import Query
 
-__all__ = ["Countable", "CountedAggregate", "CountedStream"]
-
 WINDOWS = "windows"
 """The state's only field."""
 EDGES = ("window_start", "window_end")

@@ -18,8 +18,6 @@ from mapstate.spark.steps.expressions import has_expressions
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows, with_expressions
 from mapstate.spec import StateSpec
 
-__all__ = ["Groupable", "GroupedStream", "Kept"]
-
 Kept = TypeVar("Kept", covariant=True)
 """What `persistentAggregate` returns: a `PersistentAggregate`, for every kind of rows that there is."""
 

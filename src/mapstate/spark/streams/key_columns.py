@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import StructField
 
-__all__ = ["with_keys"]
-
 R = TypeVar("R", bound=SteppedRows)
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["PartitionPersist", "update_task"]
-
 # Else Spark leaves partitions out that it knows to be empty, or puts several into one.
 _EVERY_PARTITION = {
     "spark.sql.adaptive.enabled": "false",

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["NewValuesStream", "PersistentAggregate", "branches_of"]
-
 Kind = Literal["updates", "answers", "events"]
 Feed = Callable[[Downstream | Follower], None]
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Query", "Startable", "with_empty_batches"]
-
 
 class Query:
     """All that is declared of one stream. It changes until a started query brings the first batch; then it is closed.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from mapstate.aggregators.aggregator import Aggregator
 
-__all__ = ["Rows", "Transform"]
-
 
 @dataclass(frozen=True)
 class Transform:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Gate", "Running"]
-
 _SILENCE = 10  # looks at the record without a beat, after which another driver takes over
 
 _log = logging.getLogger("mapstate")

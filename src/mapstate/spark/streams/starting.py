@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["start_query"]
-
 
 def start_query(
     function: Callable[[DataFrame, int], None],

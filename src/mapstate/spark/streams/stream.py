@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from mapstate.spark.steps.window_rows import LateRows
 
-__all__ = ["Stream", "newStream"]
-
 
 def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
     """A stream of rows to keep aggregates of.

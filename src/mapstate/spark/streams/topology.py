@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["OnPoison", "Topology"]
-
 OnPoison = Literal["stop", "quarantine"]
 
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from mapstate.spark.driver.job import Branch
     from mapstate.spark.streams.query import Query
-__all__ = ["Windowable", "WindowedAggregate", "WindowedStream", "windows_of", "with_ticks"]
 
 PANE_START = "pane_start"
 

@@ -40,8 +40,6 @@ from mapstate.testing.contracts.driver import opening
 from mapstate.testing.contracts.other_process import elsewhere, forked_after_use, put_and_get
 from mapstate.testing.contracts.side_door import SideDoor
 
-__all__ = ["BackendContract", "closing", "scanned"]
-
 _PATIENCE = 10.0  # seconds that a store may take to drop what has expired
 
 

@@ -20,8 +20,6 @@ from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.capabilities import Contract, needs
 from mapstate.testing.contracts.side_door import SideDoor
 
-__all__ = ["VALUES", "BackingMapContract", "same"]
-
 VALUES: dict[str, list[Any]] = {
     "bigint": [0, 1, -1, 255, 256, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)],
     "double": [0.0, -0.0, 1.0, 0.1, 1e308, 5e-324, -2.5, 2.0**53, math.nan, math.inf, -math.inf],

@@ -7,8 +7,6 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-__all__ = ["CAPABILITIES", "Contract", "instead_of", "needs"]
-
 F = TypeVar("F", bound=Callable[..., None])
 
 CAPABILITIES: Mapping[str, str] = {

@@ -12,8 +12,6 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, OpenRequest, now
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
-__all__ = ["FIELDS", "CountingQuery", "HowToWrite", "RunningAttempt", "opening"]
-
 FIELDS = (Field("n", "Count", "bigint"),)
 _FIRST_TXID = 1000
 

@@ -23,8 +23,6 @@ from mapstate.testing.contracts.other_process import elsewhere, put_fenced, swap
 from mapstate.testing.contracts.side_door import SideDoor
 from mapstate.testing.faults import Begins, Commits, Fail, FaultyStore
 
-__all__ = ["LedgerContract"]
-
 OPEN = FenceToken(1, 7)
 LATER = FenceToken(1, 8)
 CLOSED = FenceToken(1, 7, closed=True)

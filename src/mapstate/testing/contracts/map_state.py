@@ -13,8 +13,6 @@ from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, Snapshottabl
 from mapstate.testing.contracts.backing_map import BackingMapContract
 from mapstate.testing.contracts.driver import FIELDS
 
-__all__ = ["MapStateContract"]
-
 
 def plus(number: int) -> Callable[[int | None], int | None]:
     """An updater."""

@@ -13,8 +13,6 @@ from typing import Any
 from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 
-__all__ = ["elsewhere", "forked_after_use", "put_and_get", "put_fenced", "swap_once"]
-
 _SECONDS = 60
 
 

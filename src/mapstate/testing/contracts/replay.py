@@ -21,8 +21,6 @@ from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery
 from mapstate.testing.contracts.side_door import SideDoor
 
-__all__ = ["ReplayContract"]
-
 
 class ReplayContract(BackendContract):
     """Batches count exactly once, and readers see whole batches. Fixtures as for `BackendContract`."""

@@ -11,8 +11,6 @@ from mapstate.schema import Field, StateType
 from mapstate.serializers import RecordCodec, Serializer
 from mapstate.testing.contracts.backing_map import VALUES, same
 
-__all__ = ["SerializerContract"]
-
 _KINDS: tuple[StateType, ...] = ("non-transactional", "transactional", "opaque")
 _COUNT = Field("n", "Count", "bigint")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["SideDoor"]
-
 
 class SideDoor(Protocol):
     """Reads and writes stored records with the driver's own calls, past the store.

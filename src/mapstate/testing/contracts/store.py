@@ -6,8 +6,6 @@ from mapstate.testing.contracts.ledger import LedgerContract
 from mapstate.testing.contracts.map_state import MapStateContract
 from mapstate.testing.contracts.replay import ReplayContract
 
-__all__ = ["StoreContract"]
-
 
 class StoreContract(LedgerContract, MapStateContract, ReplayContract):
     """The whole contract. Fixtures: ``backend``, ``side_door``, and ``unreachable`` for a store with outages."""
