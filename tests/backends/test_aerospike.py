@@ -1268,7 +1268,7 @@ class Longest(CombinerAggregator):
 def test_batches_of_spark_count_into_it(spark, stand_in, apply_on, own):
     """Keys that are integers, 0 among them; by Catalyst on the driver, row by row on executors."""
     rows = spark.createDataFrame([(0, "a"), (0, "bb"), (7, "c"), (None, "d")], "user bigint, page string")
-    spec = opaque(stand_in.backend(), name="visits", apply_on=apply_on)
+    spec = opaque(stand_in.backend(), name="visits", apply_on=apply_on, repeat="allowed")
     seen: list[Any] = []
     counts = newStream("visits", rows).groupBy("user").persistentAggregate(spec, n=Count(), **own)
     job = counts.newValuesStream().foreachBatch(
