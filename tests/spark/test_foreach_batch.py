@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents, finish
 
 from mapstate import Count, Sum, newStream, non_transactional, opaque, transactional
-from mapstate.errors import IncompleteBatchError, MissingBatchesError, StaleBatchError, UsageError
+from mapstate.errors import IncompleteBatchError, MissingBatchesError, StaleBatchError, StateSchemaError, UsageError
 from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.spark import with_empty_batches
+from mapstate.spark import Topology, with_empty_batches
+from mapstate.spark.driver.batch import _calls_of
 
 pytestmark = pytest.mark.spark
 
@@ -240,6 +242,30 @@ def test_a_thread_that_outlives_the_batches_that_its_state_counted_writes_nothin
     assert ledger(url) == before
 
 
+def test_a_call_behind_the_end_of_the_query_takes_nothing_back(url, spark, given):
+    job, kept = counts_of(spark, given, opaque(url)), []
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        kept.append((rows, batch_id))
+        job(rows, batch_id)
+
+    run(spark, given, function)
+    before = ledger(url)
+    with pytest.raises(UsageError, match="a streaming query that has ended"):
+        job(*kept[-1])
+    assert ledger(url) == before
+    assert contents(url, "visits") == given.truth()
+
+
+def test_a_query_that_is_started_again_and_again_keeps_no_frame_of_the_runs_before(url, spark, given):
+    job = counts_of(spark, given, opaque(url))
+    for _ in range(3):
+        with pytest.raises(StateSchemaError):
+            run(spark, given, lambda rows, batch_id: job(rows.drop("bytes"), batch_id))
+    query_id = json.loads((given.checkpoint / "metadata").read_text())["id"]
+    assert len(_calls_of[query_id]) == 1
+
+
 def test_the_frame_of_one_query_is_refused_in_the_function_of_another(url, spark, given, tmp_path):
     kept: list[DataFrame] = []
     first = given.stream(spark).writeStream.foreachBatch(lambda rows, _: kept.append(rows))
@@ -389,6 +415,48 @@ def test_a_retry_with_the_same_frame_is_no_second_part(url, spark, given):
     assert contents(url, "visits") == given.truth()
 
 
+@pytest.mark.parametrize("spec_of", [opaque, transactional])
+def test_a_part_that_counts_though_its_call_failed_is_taken_back_or_marked(spec_of, url, spark, given):
+    """A function downstream fails after the commit of the first part, and the function of the user's own goes on."""
+    job = counts_of(spark, given, spec_of(url))
+
+    def fail(_: DataFrame, __: int) -> None:
+        raise RuntimeError("downstream")
+
+    job.newValuesStream().foreachBatch(fail)
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        with suppress(RuntimeError):
+            job(rows.where(PARTS[0]), batch_id)
+        job(rows.where(f"NOT {PARTS[0]}"), batch_id)
+
+    with pytest.raises(UsageError, match="first in a call that failed"):
+        run(spark, given, function)
+    job = counts_of(spark, given, spec_of(url))
+    if spec_of is opaque:
+        run(spark, given, job)  # as the message says
+        assert contents(url, "visits") == given.truth()
+    else:
+        with pytest.raises(IncompleteBatchError, match="only a part of batch 0, 2 rows"):
+            run(spark, given, job)
+
+
+def test_a_part_is_marked_where_a_state_that_follows_cannot_go_back(url, spark, given):
+    def job(**options: Any) -> Any:
+        first = counts_of(spark, given, opaque(url, **options))
+        return first.newValuesStream().persistentAggregate(transactional(url, "second", **options), keys=Count())
+
+    parts = job()
+    with pytest.raises(UsageError, match="What came first counts, and the next start says so"):
+        run(spark, given, in_parts(lambda: parts))
+    with pytest.raises(IncompleteBatchError, match=r"'visits' counts only a part of batch 0, 2 rows"):
+        run(spark, given, job())
+    run(spark, given, job(on_gap="accept"))  # goes on without the rest, in both
+    kept = {("a",): {"visits": 3, "bytes": 10}, ("b",): {"visits": 2, "bytes": 13}}
+    assert contents(url, "visits") == given.truth() | kept
+    assert contents(url, "second") == {(): {"keys": 4}}
+
+
 @pytest.mark.parametrize("spec_of", [transactional, non_transactional])
 def test_a_part_that_cannot_be_taken_back_is_named_by_the_next_start(spec_of, url, spark, given):
     job = counts_of(spark, given, spec_of(url))
@@ -452,6 +520,35 @@ def test_a_batch_that_the_function_left_out_is_named_and_not_taken_for_a_lost_on
     assert contents(url, "visits") == {("a",): given.truth()[("a",)]}
     done = max(int(entry.name) for entry in (given.checkpoint / "commits").glob("[0-9]*"))
     assert ledger(url).last_commit.batch_id == done  # that one was left out
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_a_batch_that_was_left_out_before_the_first_call_of_a_run_is_named(left_out, url, spark, visits):
+    def start() -> None:
+        job = counts_of(spark, visits, opaque(url))
+        run(spark, visits, lambda rows, batch_id: None if batch_id == left_out else job(rows, batch_id))
+
+    for name in range(left_out + 1):  # the last of them is left out
+        visits.put(str(name), FILES[name])
+    start()
+    visits.put("next", FILES[2])
+    with pytest.raises(MissingBatchesError):
+        start()  # of another run's batches Spark does not tell
+    if left_out:
+        rewind(url, "visits", str(visits.checkpoint))
+    else:
+        shutil.rmtree(visits.checkpoint)
+    with pytest.raises(MissingBatchesError, match=f"'visits' for batches {left_out} to {left_out}.*with_empty_batches"):
+        start()
+
+
+def test_a_topology_is_given_empty_batches_too(url, spark, given):
+    topology = Topology("site")
+    stream = topology.newStream("visits", given.stream(spark)).groupBy("user_id")
+    stream.persistentAggregate(opaque(url, "visits"), visits=Count(), bytes=Sum("bytes"))
+    run(spark, given, with_empty_batches(only_with(PARTS[0], topology), topology))
+    assert contents(url, "visits") == {("a",): given.truth()[("a",)]}
+    assert ledger(url).last_commit.batch_id == len(FILES) - 1
 
 
 def test_a_lost_store_is_noticed_behind_batches_that_were_left_out(url, spark, visits, tmp_path):

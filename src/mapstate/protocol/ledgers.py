@@ -111,13 +111,13 @@ class Ledgers:
         for domain in self._domains:
             change_all(self._of(domain), partial(self._committed, domain, done, changes), same_incarnation=True)
 
-    def take_back(self, batch_id: int) -> bool:
+    def take_back(self, batch_id: int, *, may_roll_back: bool = True) -> bool:
         """Undo what a batch that came in parts has written: one write per commit domain.
 
-        Returns whether nothing is left. What cannot be rolled back in all states is marked, and the next `begin`
-        refuses it.
+        Returns whether nothing is left. What cannot be rolled back in all states, or not in those that follow
+        them, is marked, and the next `begin` refuses it.
         """
-        can = transitions.can_all_roll_back(self.records, batch_id)
+        can = may_roll_back and transitions.can_all_roll_back(self.records, batch_id)
         for domain in self._domains:
             change_all(self._of(domain), partial(self._taken_back, domain, batch_id, can))
         return not any(transitions.is_part(record) for record in self.records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -107,6 +108,8 @@ class _ClassicAccess:
         known = self._query
         if known is None:
             return QueryRun(default, None)
+        if not known.thread.isAlive():
+            raise has_ended()
         present = int(known.execution.lastExecution().currentBatchId())
         if batch_id not in (None, present):
             raise UsageError(
@@ -114,6 +117,10 @@ class _ClassicAccess:
                 f"the batch id that Spark gave, and let no thread outlive the function. {FUNCTION_PAGE}"
             )
         return known.run
+
+    def first_batch(self) -> int:
+        done = self._execution.recentProgress()
+        return min((int(one.batchId()) for one in done), default=sys.maxsize)
 
     def may_go_on(self) -> bool:
         if self._context._jvm is None:  # the session was stopped
@@ -243,16 +250,17 @@ class _ClassicAccess:
 
 
 class _Query(NamedTuple):
-    """A start of a streaming query: its own copy of the session, and its StreamExecution, in the JVM."""
+    """A start of a streaming query: its own copy of the session, its StreamExecution and thread, in the JVM."""
 
     session: Any
     execution: Any
+    thread: Any
     run: QueryRun
 
     @classmethod
     def of(cls, execution: Any) -> _Query:
         run = QueryRun(str(execution.id()), str(execution.runId()))
-        return cls(execution.sparkSessionForStream(), execution, run)
+        return cls(execution.sparkSessionForStream(), execution, execution.queryExecutionThread(), run)
 
 
 _queries: deque[_Query] = deque(maxlen=8)

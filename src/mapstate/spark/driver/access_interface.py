@@ -55,6 +55,9 @@ class Access(Protocol):
         Raises UsageError where nothing tells, and where ``batch_id`` is not the query's present batch.
         """
 
+    def first_batch(self) -> int:
+        """The first batch of the present run of which Spark still knows; of a streaming query only."""
+
     def may_go_on(self) -> bool:
         """False once somebody has stopped the query: jobs that failed since were cancelled."""
 

@@ -29,7 +29,7 @@ from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames
-from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.job import StreamPlan, specs_of
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.repeats import emit_again, emit_fired_again, emit_nothing
@@ -74,7 +74,7 @@ class BatchDriver:
         stores = tuple((repr(spec.backend), spec.state) for spec in self._specs)
         calls = _Calls()
         if run.run_id is not None and self._of_stream and self._states:
-            calls = _calls_of.setdefault((run.run_id, stores), calls)
+            calls = _calls_of_run(run, stores)
         batch = _Batch(batch_df, batch_id, run, access, policy, calls)
         with calls.of(batch):
             if not self._states:
@@ -291,7 +291,8 @@ class BatchDriver:
         ledgers = batch.calls.ledgers
         if ledgers is None and batch.batch_id == of:  # each call before has failed
             ledgers, _ = self._begin(batch, upstream_txid)
-        is_taken_back = ledgers is not None and batch.policy.ask(lambda: ledgers.take_back(of))
+        may = all(spec.type == "opaque" for spec in specs_of(self._plan.branches))  # a follower has to go back, too
+        is_taken_back = ledgers is not None and batch.policy.ask(lambda: ledgers.take_back(of, may_roll_back=may))
         counts = (
             "was taken back: nothing of the batch counts" if is_taken_back else "counts, and the next start says so"
         )
@@ -347,7 +348,8 @@ class _Calls:
     ``ledgers``   those that a call has opened last
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_run: bool = False) -> None:
+        self._of_run = of_run
         self.in_parts: int | None = None
         self.ledgers: Ledgers | None = None
         self._lock = RLock()
@@ -372,14 +374,28 @@ class _Calls:
                     due = error.facts["expected"]
                     if failed is not None and failed[0] == due:
                         raise _swallowed(error, failed[1]) from error
-                    if failed is None and last == due - 1:
+                    if failed is None and (last == due - 1 or (last is None and self._was_there(batch, due))):
                         raise _left_out(error) from error
                 raise
             self._failed = self._again = None
 
+    def _was_there(self, batch: _Batch, due: int) -> bool:
+        """Whether the run had a batch already, before its first call."""
+        return self._of_run and batch.access.first_batch() <= due
 
-_calls_of: dict[tuple[str, tuple[tuple[str, str], ...]], _Calls] = {}
-"""By the run, and the states with their stores."""
+
+Stores = tuple[tuple[str, str], ...]  # of a driver's states, with their names
+
+_calls_of: dict[str, dict[tuple[str | None, Stores], _Calls]] = {}
+"""By the query; of its last run alone, because what has failed keeps a DataFrame."""
+
+
+def _calls_of_run(run: QueryRun, stores: Stores) -> _Calls:
+    known, key = _calls_of.setdefault(run.query_id, {}), (run.run_id, stores)
+    if key not in known:
+        for other in [each for each in list(known) if each[0] != run.run_id]:
+            known.pop(other, None)
+    return known.setdefault(key, _Calls(of_run=True))
 
 
 def _left_out(error: MissingBatchesError) -> MissingBatchesError:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from posixpath import normpath
@@ -21,9 +22,8 @@ import pyarrow as pa
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import local_path
 from mapstate.spark.driver.access_interface import QueryRun, SourceLog, filters_in
-from mapstate.spark.driver.job import Branch, Follower
+from mapstate.spark.driver.job import Branch, specs_of
 from mapstate.spark.executor.noted import noted, told_in
-from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -97,6 +97,10 @@ class ConnectAccess:
                 )
             run = ConnectAccess._run = QueryRun(query_id, str(query.runId))
         return run
+
+    def first_batch(self) -> int:
+        """See `Access.first_batch`: each batch is given, so nobody has to ask."""
+        return sys.maxsize
 
     def may_go_on(self) -> bool:
         """See `Access.may_go_on`."""
@@ -220,7 +224,7 @@ class ServedQuery:
                 "under Spark Connect start needs a checkpointLocation: a batch finds in it which query it is of. "
                 "Nothing was started. See docs/connect.md#how-a-query-is-started"
             )
-        for spec in _specs_of(branches):
+        for spec in specs_of(branches):
             if not spec.backend.shared_between_processes:
                 raise ConfigurationError(
                     f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
@@ -270,11 +274,3 @@ def sources_of(plan: str, checkpoint: str) -> tuple[SourceLog | None, ...]:
 def _normalized(path: str) -> str:
     """A path as classic PySpark has it in the name of a source, as far as it can be told here."""
     return path.rstrip("/") if ":" in path else normpath(re.sub("//+", "/", path))
-
-
-def _specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:
-    """Those of the states, and of all that follow them."""
-    for branch in branches:
-        yield branch.job.spec
-        following = [one.branch for one in (*branch.downstream, *branch.fired) if isinstance(one, Follower)]
-        yield from _specs_of(follower for follower in following if follower is not None)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
+    from mapstate.spark.streams.topology import Topology
+
 class Query:
     """All that is declared of one stream. It changes until a started query brings the first batch; then it is closed.
 
@@ -198,7 +200,7 @@ class Startable:
 
 
 def with_empty_batches(
-    function: Callable[[DataFrame, int], object], *parts: Startable
+    function: Callable[[DataFrame, int], object], *parts: Startable | Topology
 ) -> Callable[[DataFrame, int], None]:
     """A foreachBatch function that gives each stream an empty batch wherever ``function`` has not called it.
 
@@ -207,7 +209,7 @@ def with_empty_batches(
 
     Args:
         function: The job's own, as ``writeStream.foreachBatch`` takes it. It calls some of ``parts``, or none.
-        parts: States or streams, as `persistentAggregate` returns them.
+        parts: States or streams, as `persistentAggregate` returns them, or topologies of one stream.
 
     Returns:
         A function for ``writeStream.foreachBatch``. It also raises the error of a call that ``function`` has swallowed.

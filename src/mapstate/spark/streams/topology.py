@@ -107,7 +107,7 @@ class Topology:
 
         Raises UsageError.
         """
-        return Startable(self._only_query()).start(
+        return Startable(self.query).start(
             checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
         )
 
@@ -139,11 +139,11 @@ class Topology:
         query that fails. Then all of them are stopped, and nothing of their open batches counts.
         """
         if not self.queries:
-            self._only_query()  # which raises
+            _ = self.query  # which raises
         if isinstance(checkpointLocation, Mapping):
             places = checkpointLocation
         else:
-            places = {self._only_query().name: checkpointLocation}
+            places = {self.query.name: checkpointLocation}
         if places.keys() != self.queries.keys():
             raise ConfigurationError(
                 f"checkpointLocation names the streams {', '.join(places) or 'none'}, and topology "
@@ -168,14 +168,16 @@ class Topology:
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
         and nothing of the batch counts, unless a function that follows the commit raised it.
         """
-        self._only_query()(batch_df, batch_id)
+        self.query(batch_df, batch_id)
 
     @property
     def last_error(self) -> MapStateError | None:
         """The error that stopped the one stream's query; of several, see each stream's."""
-        return Startable(self._only_query()).last_error
+        return Startable(self.query).last_error
 
-    def _only_query(self) -> Query:
+    @property
+    def query(self) -> Query:
+        """That of the one stream. Raises UsageError where there are several, or none."""
         if len(self.queries) != 1:
             names = ", ".join(self.queries) or "none"
             raise UsageError(
