@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mapstate.errors import MapStateError, UsageError
 from mapstate.spark.driver.access import is_connect
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-
-    from mapstate.spark.streams.topology import Topology
 
 class Query:
     """All that is declared of one stream. It changes until a started query brings the first batch; then it is closed.
@@ -199,9 +197,15 @@ class Startable:
         return started
 
 
-def with_empty_batches(
-    function: Callable[[DataFrame, int], object], *parts: Startable | Topology
-) -> Callable[[DataFrame, int], None]:
+class Fed(Protocol):
+    """A state, a stream or a topology: something of one query."""
+
+    @property
+    def query(self) -> Query:
+        """The query that feeds it."""
+
+
+def with_empty_batches(function: Callable[[DataFrame, int], object], *parts: Fed) -> Callable[[DataFrame, int], None]:
     """A foreachBatch function that gives each stream an empty batch wherever ``function`` has not called it.
 
     For a job that calls a state for some batches only. Each batch is then in the state's ledger, and a batch that a
