@@ -61,8 +61,8 @@ def starts_elsewhere(
     """The error of a query that adopts a state and does not start where it ends."""
     return ReplannedBatchError(
         f"state {ledger.state!r} ends at {_cut(last.offsets)}, by query {last.owner}. The query that adopts it starts "
-        f"at {_cut(start)}: a source {how}. Nothing was written. Start where the state ends; "
-        "on_new_owner='adopt_unchecked' compares nothing. See docs/operating.md#a-new-checkpoint-where-the-state-ends",
+        f"at {_cut(start)}: a source {how}. Nothing was written. Start where the state ends, if that is known; "
+        "on_new_owner='adopt_unchecked' compares nothing, 'reset' starts empty. See docs/operating.md#a-new-checkpoint-where-the-state-ends",
         state=ledger.state,
         batch_id=batch_id,
         found=start,

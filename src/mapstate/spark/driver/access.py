@@ -108,8 +108,6 @@ class _ClassicAccess:
         known = self._query
         if known is None:
             return QueryRun(default, None)
-        if not known.thread.isAlive():
-            raise has_ended()
         present = int(known.execution.lastExecution().currentBatchId())
         if batch_id not in (None, present):
             raise UsageError(
@@ -117,6 +115,9 @@ class _ClassicAccess:
                 f"the batch id that Spark gave, and let no thread outlive the function. {FUNCTION_PAGE}"
             )
         return known.run
+
+    def is_over(self) -> bool:
+        return self._query is not None and not self._query.thread.isAlive()
 
     def first_batch(self) -> int:
         done = self._execution.recentProgress()

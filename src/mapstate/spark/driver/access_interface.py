@@ -55,6 +55,9 @@ class Access(Protocol):
         Raises UsageError where nothing tells, and where ``batch_id`` is not the query's present batch.
         """
 
+    def is_over(self) -> bool:
+        """Whether the query has ended, and the call comes from a thread that outlives it."""
+
     def first_batch(self) -> int:
         """The first batch of the present run of which Spark still knows; of a streaming query only."""
 

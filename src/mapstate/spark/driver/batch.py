@@ -124,7 +124,7 @@ class BatchDriver:
             ledgers = opened
             answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
         else:
-            if not batch.access.may_go_on():
+            if batch.access.is_over():
                 raise has_ended()
             if self._of_stream:
                 batch.access.check_running_increments()
@@ -288,6 +288,8 @@ class BatchDriver:
 
     def _in_parts(self, batch: _Batch, of: int, upstream_txid: int | None) -> UsageError:
         """The error of batch ``of``, which this run has given in parts. Takes back what counts of it, or marks it."""
+        if batch.access.is_over():
+            raise has_ended()
         ledgers = batch.calls.ledgers
         if ledgers is None and batch.batch_id == of:  # each call before has failed
             ledgers, _ = self._begin(batch, upstream_txid)

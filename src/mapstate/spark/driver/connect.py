@@ -98,6 +98,10 @@ class ConnectAccess:
             run = ConnectAccess._run = QueryRun(query_id, str(query.runId))
         return run
 
+    def is_over(self) -> bool:
+        """See `Access.is_over`: the worker ends with its query."""
+        return False
+
     def first_batch(self) -> int:
         """See `Access.first_batch`: each batch is given, so nobody has to ask."""
         return sys.maxsize
