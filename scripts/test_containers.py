@@ -29,6 +29,9 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     redis = ("contract_redis", "redis", "redis_shapes", "redis_foreign", "adopt", "vacuum", "drop", "batch_report")
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (
+        "advice",
+        "final_windows",
+        "options",
         "scan_parts",
         "dataframes",
         "key_order",

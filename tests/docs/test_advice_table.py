@@ -54,6 +54,8 @@ ADVICE: dict[str, str] = {
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
     "operating#changing-a-job: an option of opaque(...), of windows or of a URL": """
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
+    "windows#a-clock-or-a-row-that-is-wrong": """
+        operations/test_windowed_operations.py::test_a_watermark_that_is_put_back_opens_what_is_not_gone_and_the_next_batch_drags_it_no_more""",
     "readers#how-old": """
         backends/test_max_age.py::test_no_call_answers_as_of_a_commit_that_is_older_than_max_age""",
     "operating#each-refusal-and-what-to-do: MissingBatchesError": """

@@ -430,7 +430,7 @@ def test_a_part_that_counts_though_its_call_failed_is_taken_back_or_marked(spec_
             job(rows.where(PARTS[0]), batch_id)
         job(rows.where(f"NOT {PARTS[0]}"), batch_id)
 
-    with pytest.raises(UsageError, match="first in a call that failed"):
+    with pytest.raises(UsageError, match="twice in one run"):
         run(spark, given, function)
     job = counts_of(spark, given, spec_of(url))
     if spec_of is opaque:

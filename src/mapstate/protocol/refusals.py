@@ -62,7 +62,8 @@ def starts_elsewhere(
     return ReplannedBatchError(
         f"state {ledger.state!r} ends at {_cut(last.offsets)}, by query {last.owner}. The query that adopts it starts "
         f"at {_cut(start)}: a source {how}. Nothing was written. Start where the state ends, if that is known; "
-        "on_new_owner='adopt_unchecked' compares nothing, 'reset' starts empty. See docs/operating.md#a-new-checkpoint-where-the-state-ends",
+        "on_new_owner='adopt_unchecked' compares nothing, 'reset' starts empty. See "
+        "docs/operating.md#a-new-checkpoint-where-the-state-ends",
         state=ledger.state,
         batch_id=batch_id,
         found=start,
