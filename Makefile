@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo check test test-containers matrix kafka cluster-test newcomer chaos model bench docs lint clean
+.PHONY: help venv wheel demo check test test-containers matrix kafka cluster-test newcomer chaos model fuzz bench docs lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -19,6 +19,7 @@ help:
 	@echo "make kafka    the example of docs/kafka.md on a real broker, killed; needs Maven for the jars"
 	@echo "make cluster-test      the ways of docs/cluster.md, on a master and two workers; takes some minutes"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
+	@echo "make fuzz     random small jobs on real Spark, each held against plain Python; ARGS='--jobs 200 --seed 1'"
 	@echo "make chaos    kills drivers, workers and servers, again and again; takes hours"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
 	@echo "make newcomer runs docs/first-hour.md from a fresh clone and from the wheel"
@@ -111,6 +112,9 @@ newcomer: wheel
 
 model: $(STAMP)
 	scripts/run python -m model $(ARGS)
+
+fuzz: $(STAMP)
+	scripts/run python -m fuzz $(ARGS)
 
 chaos: $(STAMP)
 	scripts/run python -m pytest tests/chaos tests/spark --ignore tests/spark/test_kafka.py --chaos full $(ARGS)

@@ -17,7 +17,7 @@ from visits_job import at_last
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "mapstate-postgresql" / "README.md"]
-FOLDERS = ("bench", "compose", "docs", "examples", "model", "scripts", "src", "tests")
+FOLDERS = ("bench", "compose", "docs", "examples", "fuzz", "model", "scripts", "src", "tests")
 IN_PROCESSES = [ROOT / "docs" / name for name in ("tutorial.md", "connect.md")]  # test_tutorial.py, test_connect.py
 NO_MODULES = {"mapstate.backends": "an entry point group too", "mapstate.claims": "a set in Aerospike"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -58,7 +58,7 @@ def test_anchors_lead_somewhere():
     ]
     linked += [
         (path, ROOT / target, anchor)
-        for folder in ("src", "examples", "bench", "model")
+        for folder in ("src", "examples", "bench", "fuzz", "model")
         for path in (ROOT / folder).rglob("*.py")
         for target, anchor in re.findall(r"\b(docs/[\w/-]+\.md)#([\w-]+)", path.read_text())
     ]

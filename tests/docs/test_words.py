@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "docs" / "words.toml").read_text())["word"]
-FOLDERS = ("bench", "docs", "examples", "model", "scripts", "src", "tests")
+FOLDERS = ("bench", "docs", "examples", "fuzz", "model", "scripts", "src", "tests")
 
 
 def files() -> Iterator[tuple[str, Path]]:

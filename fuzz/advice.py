@@ -1,0 +1,169 @@
+"""What an error advises, done literally, until the job ends right."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from mapstate.errors import DataError, MapStateError, StoreUnavailableError, UsageError
+from mapstate.operations.drop import drop
+
+if TYPE_CHECKING:
+    from fuzz.steps import Start
+    from fuzz.world import Query, World
+
+__all__ = ["ADVICE", "Advice", "settle"]
+
+MOST_ADVICE = 6
+"""Pieces of advice that one start may need."""
+
+
+class Advice(NamedTuple):
+    """What an operator reads in a message, and does before the next start.
+
+    ``is_possible`` here: a checkpoint may be lost for good. ``do`` may raise MapStateError, which says that it is not.
+    """
+
+    name: str
+    pattern: str
+    do: Callable[[World, Query], None]
+    is_possible: Callable[[World, Query], bool] = lambda _world, _query: True
+
+
+def _united(_: World, query: Query) -> None:
+    query.changes |= {"parts": 1, "united": False}
+
+
+def _wrapped(_: World, query: Query) -> None:
+    query.changes |= {"wrapped": True}
+
+
+def _put_back_newer(_: World, query: Query) -> None:
+    query.put_back_newer()
+
+
+def _rewind_each(world: World, query: Query) -> None:
+    for state in query.state_names:
+        world.rewind(query, state)
+
+
+def _adopt_at_the_end(world: World, query: Query) -> None:
+    offsets = world.offsets(query)
+    query.lose()
+    query.starts_at = offsets
+    query.options = {"on_new_owner": "adopt"}
+
+
+def _adopt_unchecked(_: World, query: Query) -> None:
+    query.options = {"on_new_owner": "adopt_unchecked"}
+
+
+def _reset_and_replay(world: World, query: Query) -> None:
+    query.lose()
+    query.options = {"on_new_owner": "reset"}
+    for state in query.states:
+        if state.type == "non_transactional":
+            for name in query.state_names:
+                drop(world.url, name, force=True)
+            query.options = {}
+            break
+    query.kept_frames.clear()
+    query.inexact = False
+    if query is world.queries[0]:
+        world.by_hand, world.expired = [], 0
+
+
+def _plain_function(_: World, query: Query) -> None:
+    query.changes |= {"parts": 1, "threads": "", "through": "", "group": "", "around": "", "gathers": False}
+
+
+ADVICE = [
+    Advice("unite the frames", "[Uu]n(ion|ite) the frames", _united),
+    Advice("give each state an empty batch where the function made no call", "empty batch|wrap", _wrapped),
+    Advice(
+        "put the newer checkpoint back",
+        "(Put|Restore) (back )?the (newer |old )?checkpoint|[Pp]ut the newer checkpoint back",
+        _put_back_newer,
+        lambda _, query: query.newer is not None,
+    ),
+    Advice("mapstate rewind", "mapstate rewind", _rewind_each, lambda _, query: query.checkpoint.exists()),
+    Advice(
+        "adopt where the state ends",
+        "'adopt'|starts? a new checkpoint where the state ends|after-a-restored-checkpoint",
+        _adopt_at_the_end,
+        lambda world, query: world.offsets(query) is not None,
+    ),
+    Advice(
+        "adopt unchecked",
+        "adopt_unchecked",
+        _adopt_unchecked,
+        lambda world, query: not query.has_committed and not world.counted,
+    ),
+    Advice("reset and replay", "[Rr]eset|'reset'|new checkpoint|mapstate drop|replay", _reset_and_replay),
+]
+"""In no order: an operator takes any that is possible."""
+
+
+def settle(world: World, step: Start) -> None:
+    """Start the queries and do what their errors advise, until they end well and the counts are right.
+
+    Raises FailureError, and RefusedError where no advice is left.
+    """
+    from fuzz.world import FailureError
+
+    followed: dict[tuple[Query, str], str] = {}
+    for count in range(MOST_ADVICE):
+        failed = world.start(step)
+        if failed is None:
+            world.note("ended well")
+            world.counted = len(world.files)
+            for query in world.queries:
+                query.options = {}
+            world.check()
+            return
+        query, error = failed
+        world.note(_told(error))
+        if not isinstance(error, MapStateError) and type(error).__name__ != "DiedError":
+            raise FailureError("an error of another kind", _told(error)) from error
+        signature = query, f"{type(error).__name__} {re.sub('[0-9a-f-]{36}|[0-9]+', '#', str(error))[:90]}"
+        if signature in followed:
+            raise FailureError(
+                "advice that does not help", f"{followed[signature]!r} led to the same error: {_told(error)}"
+            )
+        name = _advised(world, query, error, random.Random(f"{world.job.seed} {count} {world.runs}"))
+        world.note(f"advice: {name}")
+        if name != "start again":
+            followed[signature] = name
+        step = replace(step, fault=None, killed=False)
+    raise FailureError("advice that does not help", f"after {MOST_ADVICE} pieces: {', '.join(followed.values())}")
+
+
+def _advised(world: World, query: Query, error: Exception, chance: random.Random) -> str:
+    """Do what the error advises; what it was."""
+    from fuzz.world import RefusedError
+
+    if not isinstance(error, MapStateError) or isinstance(error, StoreUnavailableError):
+        return "start again"
+    text = str(error)
+    possible = [one for one in ADVICE if re.search(one.pattern, text) and one.is_possible(world, query)]
+    if any(one.name == "unite the frames" for one in possible):
+        possible = possible[:1]  # the code is repaired first, whatever else is said
+    chance.shuffle(possible)
+    for advice in possible:
+        try:
+            advice.do(world, query)
+        except MapStateError as refusal:
+            world.note(f"{advice.name}: {_told(refusal)}")
+        else:
+            return advice.name
+    if isinstance(error, UsageError) and not isinstance(error, DataError):
+        _plain_function(world, query)
+        return "call the states in the query's own thread, once, with the frame of the batch"
+    raise RefusedError(f"no advice that can be done here: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:400]}"

@@ -1,0 +1,185 @@
+"""A job from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
+
+from fuzz.habits import THROUGH, Gives, Habit, State
+from fuzz.rows import KEYS, Row, random_rows
+from fuzz.steps import AddFiles, Break, ByHand, Dies, Event, Job, Start, Step
+
+__all__ = ["INGREDIENTS", "random_job"]
+
+INGREDIENTS = {
+    "parts": "a batch in parts, in the query's own thread",
+    "threads": "calls from other threads",
+    "job group": "a job group of the user's own",
+    "left out": "batches that the function makes no call for",
+    "structs": "keys that are structs",
+    "repeated by hand": "two calls by hand with one number",
+    "filled by hand": "the files of the source, given by hand first",
+    "adopt": "on_new_owner='adopt' that stays in the job",
+    "ttl": "a ttl that is put in or taken out",
+    "createDataFrame": "a frame that is made anew of the batch's rows",
+    "swallow": "exceptions of a state that the function swallows",
+}
+"""What can be left out, by name."""
+
+_PUT_BACK = {
+    "old checkpoint": ("each checkpoint is copied", "the copies of the checkpoints are put back"),
+    "old store": ("the store is copied", "the copy of the store is put back"),
+}
+T = TypeVar("T")
+
+
+class _Generator:
+    """One job's choices. Most jobs are plain but for one or two things, so that a failure tells what it is of."""
+
+    def __init__(self, seed: int, *, redis: bool, kills: bool, without: Collection[str]) -> None:
+        self.chance = random.Random(seed)
+        self.seed, self.redis, self.kills, self.without = seed, redis, kills, without
+        self.number = 0
+        self.used: set[str] = set()
+
+    def often(self, share: float, ingredient: str = "") -> bool:
+        """True so often; never for what is left out."""
+        is_so = self.chance.random() < share and ingredient not in self.without
+        if is_so and ingredient:
+            self.used.add(ingredient)
+        return is_so
+
+    def pick(self, *values: T) -> T:
+        """One of these."""
+        return self.chance.choice(values)
+
+    def job(self) -> Job:
+        """The job."""
+        self.ttl = self.redis and self.often(0.08, "ttl")
+        self.gathers = not self.ttl and self.often(0.05, "left out")
+        special = self.ttl or self.gathers
+        gives: Gives = "every row"
+        if not special and self.often(0.25):
+            gives = "every second batch" if self.often(0.4, "left out") else "rows where v > 3"
+        self.plain_batches = special or gives == "every second batch"
+        store: Any = "redis" if self.ttl or (self.redis and self.often(0.1)) else self.pick("sqlite", "sqlite", "memory")
+        self.store = store
+        self.states = tuple(self.state(at) for at in range(self.pick(1, 1, 1, 1, 1, 2, 2, 3)))
+        self.columns = sorted({column for state in self.states for column in state.keys})
+        windowed = any(state.window for state in self.states)
+        sources = 2 if not (windowed or self.plain_batches) and self.often(0.15) else 1
+        together = self.pick("", "stream", "topology") if len(self.states) > 1 or self.often(0.1) else ""
+        self.by_hand_is_possible = not windowed and not special
+        steps = [*self.first(), *self.files(), self.start()]
+        for _ in range(self.pick(0, 0, 1, 1, 1, 2)):
+            steps += self.event()
+        queries = 2 if not self.ttl and self.often(0.05) else 1
+        return Job(self.seed, store, self.states, tuple(steps), together, gives, sources, queries)
+
+    def state(self, at: int) -> State:
+        """One state."""
+        kind = "opaque" if self.ttl else self.pick("opaque", "opaque", "opaque", "transactional", "non_transactional")
+        names = KEYS if self.often(0.25, "structs") else [name for name in KEYS if name != "u"]
+        keys = tuple(self.chance.sample(names, self.pick(1, 1, 1, 2))) if self.often(0.95) else ()
+        is_plain = kind == "opaque" and not self.plain_batches
+        window = self.pick(10, 25) if is_plain and self.often(0.2) else None
+        lag = self.pick(0, 5, 100) if window else 0
+        followed = kind == "opaque" and not self.ttl and not window and self.often(0.15)
+        return State(f"state{at}", kind, keys, window, lag, followed)  # type: ignore[arg-type]
+
+    def files(self) -> list[Step]:
+        """Some files, as many as a function needs that gathers two batches."""
+        made: list[tuple[Row, ...]] = []
+        for _ in range(self.pick(2, 4) if self.gathers else self.pick(1, 1, 2)):
+            self.number += 1
+            made.append(() if self.often(0.05) else random_rows(self.chance, self.columns, 8 * self.number, 4))
+        return [AddFiles(tuple(made))]
+
+    def habit(self) -> Habit:
+        """A function; half of them only call the states."""
+        if self.gathers:
+            return Habit(gathers=True)
+        if self.often(0.35):
+            return Habit()
+        parts = self.pick(1, 1, 2, 3)
+        anew, passed_on = ([name for name in THROUGH if ("createDataFrame" in name) == is_anew] for is_anew in (1, 0))
+        through = self.pick(*anew) if self.often(0.12, "createDataFrame") else self.pick(*passed_on, "", "")
+        return Habit(
+            parts=parts,
+            united=parts > 1 and not self.often(0.6, "parts"),  # in parts or united: most such functions are wrong
+            threads=self.pick("pool", "inheritable") if self.often(0.25, "threads") else "",
+            through=through,
+            group=self.pick("mine", "uuid") if self.often(0.15, "job group") else "",
+            around=self.pick("retry", "swallow") if self.often(0.2, "swallow") else "",
+            early=self.often(0.2, "left out"),
+            anew=self.often(0.15),
+        )
+
+    def start(self, *, can_fail: bool = True) -> Start:
+        """A run, with a fault in a third of them."""
+        options: dict[str, Any] = {}
+        fault: Break | Dies | None = None
+        if can_fail and not self.gathers and self.often(0.35):
+            batch = self.pick(0, 0, 1, 2)
+            moments = ("before the calls", "between the calls", "after the calls", "downstream")
+            fault = Dies(self.pick(*moments), batch)  # type: ignore[arg-type]
+            if self.often(0.5):
+                fault = Break(self.pick("begin", "write", "commit"), batch, self.often(0.5))
+        if self.often(0.04):
+            options["apply_on"] = "executors" if self.store != "memory" else "auto"
+        if self.often(0.1) and not isinstance(fault, Break):
+            options["lag"] = self.pick(0, 5, 100)
+        if self.ttl and self.often(0.6):
+            options["ttl"] = 3600
+        if self.often(0.1, "adopt"):
+            options["on_new_owner"] = "adopt"
+        options = {name: value for name, value in options.items() if name != "lag" or self.has_windows}
+        killed = self.kills and isinstance(fault, Break) and self.store != "memory" and self.often(0.2)
+        return Start(self.habit(), tuple(options.items()), fault, killed)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether all states have windows, so that all take a lag."""
+        return all(state.window for state in self.states)
+
+    def first(self) -> list[Step]:
+        """What happens before the first run."""
+        return self.by_hand(0) if self.by_hand_is_possible and self.often(0.08) else []
+
+    def by_hand(self, batch_id: int) -> list[Step]:
+        """Calls by hand."""
+        if self.often(0.3, "filled by hand"):
+            return [*self.files(), ByHand(batch_id, files=True)]
+        calls = [ByHand(batch_id, random_rows(self.chance, self.columns, 8 * self.number, 3)) for _ in range(2)]
+        return [*calls] if self.often(0.5, "repeated by hand") else [calls[0]]
+
+    def event(self) -> Sequence[Step]:
+        """Something that happens between two runs, and the next run."""
+        if self.ttl:
+            return [expire := Event("all records with a ttl expire"), *self.files(), self.start(), expire]
+        kinds = ["files", "files", "old checkpoint", "lost checkpoint", "rollback", "by hand"]
+        kinds += ["old store", "old store"] if self.store == "sqlite" else []
+        kind = self.pick(*kinds)
+        between: list[Step] = []
+        if kind in _PUT_BACK:
+            copied, put_back = map(Event, _PUT_BACK[kind])
+            between = [copied, *self.files(), self.start(can_fail=False), put_back]
+        elif kind == "lost checkpoint":
+            between = [Event(self.pick("the checkpoints are lost", "the checkpoints are moved away by mistake"))]
+        elif kind == "rollback":
+            between = [Event("the last batch is taken back: mapstate rollback, mapstate rewind")]
+        elif kind == "by hand" and self.by_hand_is_possible:
+            between = self.by_hand(self.pick(0, self.number))
+        return [*between, *self.files(), self.start()]
+
+
+def random_job(
+    seed: int, *, redis: bool = False, kills: bool = False, without: Collection[str] = ()
+) -> tuple[Job, set[str]]:
+    """The job of a seed, and which `INGREDIENTS` it has: the same for the same arguments.
+
+    ``without`` names those that are left out, ``redis`` and ``kills`` say what there may be.
+    """
+    generator = _Generator(seed, redis=redis, kills=kills, without=without)
+    return generator.job(), generator.used

@@ -1,0 +1,478 @@
+"""One job's directories, store and Spark queries, and the check against plain Python."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fuzz.habits import Call, DiedError, State, build, run_habit
+from fuzz.killed import kill
+from fuzz.rows import SCHEMA, Row, equal_key, plain, write_file
+from fuzz.steps import Break, Dies, Job, Start
+from mapstate import open_reader
+from mapstate.backends import resolve
+from mapstate.errors import LedgerError, MapStateError, StateNotFoundError
+from mapstate.operations.checkpoint import rewind
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.transitions import rollback as rolled_back
+from mapstate.testing import Begins, Commits, Fail, FaultyBackend
+
+__all__ = ["EVENTS", "FailureError", "Query", "RefusedError", "Run", "World"]
+
+SECONDS = 120
+"""In which a run of a few batches has to end."""
+
+
+class FailureError(Exception):
+    """What must not be. ``kind`` is "wrong counts", "an error of another kind" or "advice that does not help"."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class RefusedError(Exception):
+    """A job of which nothing more can be asked: it was refused, and its error names no way on that the fuzzer knows."""
+
+
+@dataclass
+class Run:
+    """What one start of one query came to. ``errors`` are those that calls of states raised at last."""
+
+    errors: list[Exception] = field(default_factory=list)
+    died: bool = False
+    ended: Exception | None = None
+    batches: int = 0
+
+    @property
+    def error(self) -> Exception | None:
+        """What an operator finds: the first error of a call, also one that was swallowed, or what ended the query."""
+        if self.died:
+            return DiedError("the driver died")
+        return self.errors[0] if self.errors else self.ended
+
+
+class Query:
+    """A streaming query of the job, with its checkpoint and what advice has changed in its code."""
+
+    def __init__(self, folder: Path, number: int, job: Job) -> None:
+        self.folder = folder / f"query-{number}"
+        self.folder.mkdir()
+        self.states = tuple(replace(state, name=f"q{number}.{state.name}") for state in job.states)
+        self.checkpoint: Path = self.folder / "checkpoint"
+        self.copy: Path | None = None
+        self.newer: Path | None = None  # of a checkpoint that was set aside: an operator can put it back
+        self.changes: dict[str, Any] = {}  # of the habit, for good
+        self.options: dict[str, Any] = {}  # for the next start that ends well
+        self.starts_at: str | None = None  # the offsets behind which its source starts
+        self.inexact = False  # a non-transactional state may count a row twice after a failed attempt
+        self.kept_frames: dict[int, Any] = {}
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether Spark has committed a batch."""
+        return any(path.name.isdecimal() for path in (self.checkpoint / "commits").glob("*"))
+
+    @property
+    def state_names(self) -> list[str]:
+        """Its states, with those that follow them."""
+        return [name for one in self.states for name in (one.name, *[f"{one.name}.by_rows"] * one.followed)]
+
+    def copy_checkpoint(self) -> None:
+        if self.checkpoint.exists():
+            self.copy = self._next("copy")
+            shutil.copytree(self.checkpoint, self.copy)
+
+    def put_back_copy(self) -> None:
+        if self.copy is not None:
+            self.set_aside()
+            shutil.copytree(self.copy, self.checkpoint)
+
+    def set_aside(self) -> None:
+        """Move the checkpoint to where an operator finds it."""
+        newer = self.newer
+        aside = self.lose()
+        self.newer = newer or aside
+
+    def lose(self) -> Path | None:
+        """Lose the checkpoint for good, and what was set aside."""
+        self.newer = self.starts_at = None
+        return self.checkpoint.rename(self._next("aside")) if self.checkpoint.exists() else None
+
+    def put_back_newer(self) -> None:
+        """Put back the newest checkpoint that was set aside."""
+        newer = self.newer
+        self.lose()
+        if newer is not None:
+            newer.rename(self.checkpoint)
+
+    def _next(self, name: str) -> Path:
+        return self.folder / f"{name}-{len(list(self.folder.iterdir()))}"
+
+
+class World:
+    """Everything of one job. Its methods are what steps and advice do."""
+
+    def __init__(self, spark: Any, job: Job, folder: Path, redis_url: str | None = None) -> None:
+        self.spark, self.job, self.folder = spark, job, folder
+        self.url = {
+            "sqlite": f"sqlite:///{folder}/state.db?synchronous=normal",
+            "memory": f"memory://{folder.name}",
+        }.get(job.store, f"{redis_url}?prefix={folder.name}/")
+        self.file = folder / "state.db"
+        self.sources = [folder / f"source-{at}" for at in range(job.sources)]
+        for source in self.sources:
+            source.mkdir()
+        self.queries = [Query(folder, number, job) for number in range(job.queries)]
+        self.files: list[tuple[Row, ...]] = []
+        self.counted: int = 0  # files that the states have to hold
+        self.expired = 0  # of these, those whose records had a ttl and expired
+        self.by_hand: list[Row] = []  # rows that no file has
+        self.lags = {state.lag for state in job.states}
+        self.ttl: float | None = None
+        self.says_ttl = False  # a start has warned that a ttl does not hold for all records
+        self.store_copy: tuple[Path, list[Row]] | None = None
+        self.log: list[str] = []
+        self.runs = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the process that is killed."""
+        return self.__dict__ | {"spark": None}
+
+    def add_file(self, rows: tuple[Row, ...]) -> None:
+        """One more file, in the sources by turns."""
+        number = len(self.files)
+        write_file(self.sources[number % len(self.sources)], number, rows)
+        self.files.append(rows)
+
+    # What runs
+
+    def start(self, step: Start) -> tuple[Query, Exception] | None:
+        """Start all queries until they have read all files; the first that failed, with its error."""
+        self.runs += 1
+        ttls = dict(step.options)
+        self.ttl = ttls.get("ttl")
+        self.lags |= {ttls["lag"]} if "lag" in ttls else set()
+        if step.killed:
+            return self._start_and_kill(step)
+        with self._warnings():
+            started = [(query, *self._start(query, step)) for query in self.queries]
+            for _, run, streaming in started:
+                self._finish(run, streaming)
+        failed = [(query, run.error) for query, run, _ in started if run.error is not None]
+        for query, run, _ in started:
+            query.inexact |= run.error is not None or step.fault is not None
+        return failed[0] if failed else None
+
+    def _start(self, query: Query, step: Start) -> tuple[Run, Any]:
+        run, rows = Run(), self._rows(query)
+        habit = replace(step.habit, **query.changes)
+        fault = step.fault if query is self.queries[0] else None
+        backend = self._backend(fault, killed=step.killed)
+        options = {"apply_on": "driver", "patience": 0.5} | dict(step.options) | query.options
+
+        def die(moment: str) -> None:
+            if isinstance(fault, Dies) and (moment, run.batches - 1) == (fault.moment, fault.batch) and not run.died:
+                run.died = True
+                raise DiedError(moment)
+
+        def built() -> list[Call]:
+            stop = partial(die, "downstream") if isinstance(fault, Dies) and fault.moment == "downstream" else None
+            return build(query.states, self.job.together, rows, backend, options, stop=stop)
+
+        calls = built()
+
+        def each_batch(frame: Any, batch_id: int) -> None:
+            run.batches += 1
+            die("before the calls")
+            run_habit(
+                habit,
+                self.job.gives,
+                built() if habit.anew else calls,
+                frame,
+                batch_id,
+                spark=self.spark,
+                kept_frames=query.kept_frames,
+                between=lambda: die("between the calls"),
+                report=run.errors.append,
+            )
+            die("after the calls")
+
+        try:
+            writer = rows.writeStream.foreachBatch(each_batch).trigger(availableNow=True)
+            return run, writer.option("checkpointLocation", str(query.checkpoint)).start()
+        except Exception as error:
+            run.ended = error
+            return run, None
+
+    def _finish(self, run: Run, streaming: Any) -> None:
+        if streaming is None:
+            return
+        try:
+            if not streaming.awaitTermination(SECONDS):
+                streaming.stop()
+                run.ended = TimeoutError(f"a run did not end within {SECONDS} s")
+        except Exception as error:
+            run.ended = error
+
+    def _start_and_kill(self, step: Start) -> tuple[Query, Exception]:
+        """The same in a process that dies by SIGKILL."""
+        pickled = self.folder / "world.pickle"
+        pickled.write_bytes(pickle.dumps((self, step)))
+        command = [sys.executable, "-m", "fuzz.killed", str(pickled)]
+        done = subprocess.run(command, capture_output=True, start_new_session=True, timeout=SECONDS, check=False)
+        for query in self.queries:
+            query.inexact = True
+        if done.returncode not in (0, -9):
+            raise FailureError(
+                "an error of another kind", f"the process that was to be killed failed: {done.stderr.decode()[-500:]}"
+            )
+        return self.queries[0], DiedError("the process was killed")
+
+    def _rows(self, query: Query) -> Any:
+        """The stream: the files of all sources, one of each in a batch."""
+        from mapstate.spark import files_not_counted
+
+        read = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        frames = [read.parquet(str(source)) for source in self.sources]
+        if query.starts_at is not None:
+            frames = [frame.where(files_not_counted(query.starts_at, at)) for at, frame in enumerate(frames)]
+        first, *others = frames
+        for other in others:
+            first = first.union(other)
+        return first
+
+    def _backend(self, fault: Break | Dies | None, *, killed: bool) -> Any:
+        backend = resolve(self.url)
+        if not isinstance(fault, Break):
+            return backend
+        marks = self.folder / f"faults-{self.runs}"
+        marks.mkdir(exist_ok=True)
+        made: Callable[..., Any] = kill if killed else Fail
+        if fault.moment == "write":
+            return FaultyBackend(
+                backend, str(marks), (made(method="multi_put", call=fault.batch + 1, after=fault.after),)
+            )
+        offsets = self.queries[0].checkpoint / "commits"
+        done = [int(path.name) for path in offsets.iterdir() if path.name.isdecimal()] if offsets.is_dir() else []
+        where = (Begins if fault.moment == "begin" else Commits)(max(done, default=-1) + 1 + fault.batch)
+        each = [made(method=method, where=where, after=fault.after, name="once") for method in ("swap", "swap_all")]
+        return FaultyBackend(backend, str(marks), tuple(each))
+
+    @contextmanager
+    def _warnings(self) -> Iterator[None]:
+        """Look for a warning about a ttl that does not hold for all records."""
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = self._warned  # type: ignore[method-assign]
+        logger = logging.getLogger("mapstate")
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+
+    def _warned(self, record: logging.LogRecord) -> None:
+        self.says_ttl |= "ttl" in record.getMessage()
+
+    def call_by_hand(self, rows: Sequence[Row], batch_id: int, *, files: bool) -> None:
+        """Call the states of the first query. A refusal of ours counts nothing, and is right."""
+        query = self.queries[0]
+        given = [row for file in self.files for row in file] if files else rows
+        frame = self.spark.createDataFrame([tuple(row.as_dict().values()) for row in given], SCHEMA)
+        options = {"apply_on": "driver"}
+        try:
+            for call in build(query.states, self.job.together, frame, resolve(self.url), options):
+                call(frame, batch_id)
+        except MapStateError as error:
+            self.note(f"refused: {type(error).__name__}")
+            if len(query.state_names) > 1:
+                raise RefusedError("a call by hand was refused, maybe in some states only") from error
+            return
+        if files:
+            self.counted = len(self.files)
+        else:
+            self.by_hand += rows
+        self.check()
+
+    # What an operator does
+
+    def copy_store(self) -> None:
+        """Copy a store that is a file."""
+        if self.job.store == "sqlite" and self.file.exists():
+            copy = self.folder / f"store-{self.runs}"
+            with closing(sqlite3.connect(self.file)) as source, closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+            self.store_copy = copy, list(self.by_hand)
+
+    def put_back_store(self) -> None:
+        """Put the copy back; empty the store where there is none. Rows that came by hand since are gone."""
+        if self.job.store == "sqlite":
+            for path in self.folder.glob("state.db*"):
+                path.unlink()
+            self.by_hand = []
+            if self.store_copy is not None:
+                shutil.copy(self.store_copy[0], self.file)
+                self.by_hand = list(self.store_copy[1])
+
+    def roll_back(self) -> None:
+        """`mapstate rollback` of the last batch of all states, and `mapstate rewind`; nothing where one refuses."""
+        for query in self.queries:
+            ledgers = [Ledger(resolve(self.url).open(name), name) for name in query.state_names]
+            try:
+                batches = {rolled_back(ledger.record).owners[ledger.record.owner] for ledger in ledgers}
+            except LedgerError as error:
+                self.note(f"no rollback: {type(error).__name__}")
+                continue
+            if len(batches) == 1 and query.checkpoint.exists():
+                for ledger in ledgers:
+                    ledger.rollback()
+                self.rewind(query, query.state_names[0])
+
+    def rewind(self, query: Query, state: str) -> None:
+        """`mapstate rewind`. Raises MapStateError."""
+        rewind(self.url, state, query.checkpoint)
+
+    def offsets(self, query: Query) -> str | None:
+        """How far the states have read, if all have read as far and the ledger knows the files."""
+        found: set[str | None] = set()
+        for state in query.states:
+            with open_reader(self.url, state.name) as reader:
+                last = reader.ledger().last_commit
+                found.add(None if last is None else last.offsets)
+        offsets = found.pop()
+        entries = json.loads(offsets or "[]")
+        known = not found and len(entries) == len(self.sources) and all("newest" in (entry or {}) for entry in entries)
+        return offsets if known else None
+
+    def let_expire(self) -> None:
+        """Delete the records that have a ttl, as Redis would."""
+        import redis
+
+        with redis.Redis.from_url(self.url.partition("?")[0]) as client:
+            for key in client.scan_iter(f"{self.folder.name}/*"):
+                if client.pttl(key) > 0:
+                    client.delete(key)
+        if self.ttl is not None:
+            self.expired, self.by_hand = self.counted, []
+        self.check()
+
+    def of_each(self, change: Callable[[Query], object]) -> None:
+        """Change the checkpoints of all queries."""
+        for query in self.queries:
+            change(query)
+
+    def note(self, line: str) -> None:
+        """What happened, for the script."""
+        self.log.append(line)
+
+    # What is right
+
+    def check(self) -> None:
+        """Raise FailureError unless each state holds each row that was given to it once."""
+        if self.says_ttl:
+            return
+        for query in self.queries:
+            by_hand = self.by_hand if query is self.queries[0] else []
+            for state in query.states:
+                found = self._contents(state.name, state.keys)
+                self._compare(query, state, found, by_hand)
+                if state.followed:
+                    right = Counter(value["rows"] for value in found.values())
+                    followed = self._contents(f"{state.name}.by_rows", ("rows",))
+                    if followed != {(rows,): {"keys": keys} for rows, keys in right.items()}:
+                        raise FailureError(
+                            "wrong counts", f"{state.name}.by_rows holds {followed}, right is {dict(right)}"
+                        )
+
+    def _contents(self, name: str, keys: Sequence[str]) -> dict[Any, Any]:
+        with open_reader(self.url, name) as reader:
+            try:
+                rows = list(reader.scan())
+            except StateNotFoundError:
+                return {}
+        if "u" in keys:  # how a struct is shown is not asked here
+            return {
+                ("a struct", at): value for at, (_, value) in enumerate(sorted(rows, key=lambda row: _size(row[1])))
+            }
+        return {tuple(map(plain, key)): value for key, value in rows}
+
+    def _compare(self, query: Query, state: State, found: dict[Any, Any], by_hand: list[Row]) -> None:
+        # With a greater lag fewer rows are late; a restart may have changed the lag in between.
+        most, least = (self._right(state, lag, by_hand) for lag in (max(self.lags), min(self.lags)))
+        if "u" in state.keys:
+            most, least = (
+                {("a struct", at): value for at, value in enumerate(sorted(right.values(), key=_size))}
+                for right in (most, least)
+            )
+        if state.type == "non_transactional" and query.inexact:
+            most = {}
+            wrong = [key for key in least if key not in found or found[key]["rows"] < least[key]["rows"]]
+        else:
+            none = {"rows": 0, "total": 0}
+            wrong = [
+                key
+                for key in {**most, **found}
+                if not _between(least.get(key, none), found.get(key, none), most.get(key, none))
+            ]
+        if wrong:
+            key = wrong[0]
+            raise FailureError(
+                "wrong counts",
+                f"state {state.name} ({state.type}) has {found.get(key)} for the key {key}, right is {most.get(key)}; "
+                f"{len(wrong)} of {len(most)} keys are wrong",
+            )
+
+    def _right(self, state: State, lag: int, by_hand: list[Row]) -> dict[Any, Any]:
+        """What plain Python makes of the rows."""
+        right: dict[Any, dict[str, int]] = {}
+        watermark: int | None = None
+        for number, file in enumerate([*self.files[: self.counted], by_hand]):
+            is_left_out = self.job.gives == "every second batch" and number % 2 and file is not by_hand
+            is_given = (number >= self.expired or file is by_hand) and not is_left_out
+            takes_all = self.job.gives != "rows where v > 3" or file is by_hand
+            rows = [row for row in file if is_given and (takes_all or row.v > 3)]
+            before = None if watermark is None or not state.window else watermark - watermark % state.window
+            for row in rows:
+                if before is not None and row.t < before:
+                    continue  # late
+                start = (row.t - row.t % state.window,) if state.window else ()
+                value = right.setdefault(start + equal_key(row, state.keys), {"rows": 0, "total": 0})
+                value["rows"] += 1
+                value["total"] += row.v
+            watermark = max(
+                [row.t - lag for row in rows] + [mark for mark in (watermark,) if mark is not None], default=None
+            )
+        return right
+
+
+EVENTS: dict[str, Callable[[World], None]] = {
+    "each checkpoint is copied": lambda world: world.of_each(Query.copy_checkpoint),
+    "the copies of the checkpoints are put back": lambda world: world.of_each(Query.put_back_copy),
+    "the checkpoints are lost": lambda world: world.of_each(Query.lose),
+    "the checkpoints are moved away by mistake": lambda world: world.of_each(Query.set_aside),
+    "the store is copied": World.copy_store,
+    "the copy of the store is put back": World.put_back_store,
+    "the last batch is taken back: mapstate rollback, mapstate rewind": World.roll_back,
+    "all records with a ttl expire": World.let_expire,
+}
+"""What happens between two runs, by what a script says."""
+
+
+def _between(least: dict[str, int], found: dict[str, int], most: dict[str, int]) -> bool:
+    return all(least[name] <= found[name] <= most[name] for name in ("rows", "total"))
+
+
+def _size(value: dict[str, int]) -> tuple[int, int]:
+    return value["rows"], value["total"]
