@@ -56,14 +56,15 @@ class _Generator:
 
     def job(self) -> Job:
         """The job."""
-        self.ttl = self.redis and self.often(0.08, "ttl")
+        self.ttl = self.often(0.08, "ttl") and self.redis
         self.gathers = not self.ttl and self.often(0.05, "left out")
         special = self.ttl or self.gathers
         gives: Gives = "every row"
         if not special and self.often(0.25):
             gives = "every second batch" if self.often(0.4, "left out") else "rows where v > 3"
         self.plain_batches = special or gives == "every second batch"
-        store: Any = "redis" if self.ttl or (self.redis and self.often(0.1)) else self.pick("sqlite", "sqlite", "memory")
+        store: Any = self.pick("sqlite", "sqlite", "sqlite", "memory", "redis" if self.redis else "memory")
+        store = "redis" if self.ttl else store
         self.store = store
         self.states = tuple(self.state(at) for at in range(self.pick(1, 1, 1, 1, 1, 2, 2, 3)))
         self.columns = sorted({column for state in self.states for column in state.keys})
@@ -80,8 +81,9 @@ class _Generator:
     def state(self, at: int) -> State:
         """One state."""
         kind = "opaque" if self.ttl else self.pick("opaque", "opaque", "opaque", "transactional", "non_transactional")
-        names = KEYS if self.often(0.25, "structs") else [name for name in KEYS if name != "u"]
-        keys = tuple(self.chance.sample(names, self.pick(1, 1, 1, 2))) if self.often(0.95) else ()
+        keys = tuple(self.chance.sample(KEYS[:-1], self.pick(1, 1, 1, 2))) if self.often(0.95) else ()
+        if self.often(0.06, "structs"):
+            keys = ("u", *keys[1:])
         is_plain = kind == "opaque" and not self.plain_batches
         window = self.pick(10, 25) if is_plain and self.often(0.2) else None
         lag = self.pick(0, 5, 100) if window else 0
@@ -135,7 +137,7 @@ class _Generator:
         if self.often(0.1, "adopt"):
             options["on_new_owner"] = "adopt"
         options = {name: value for name, value in options.items() if name != "lag" or self.has_windows}
-        killed = self.kills and isinstance(fault, Break) and self.store != "memory" and self.often(0.2)
+        killed = self.often(0.2) and self.kills and isinstance(fault, Break) and self.store != "memory"
         return Start(self.habit(), tuple(options.items()), fault, killed)
 
     @property

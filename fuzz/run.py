@@ -111,7 +111,7 @@ class _Fuzzer:
     def made(self) -> Iterator[Job]:
         """So many jobs with one of the ingredients that were asked for."""
         if self.options.only is not None:
-            yield self.job(self.options.only)[0]
+            yield from (self.job(seed)[0] for seed in self.options.only)
             return
         count, seed = 0, self.options.seed
         while count < self.options.jobs:
@@ -130,6 +130,8 @@ class _Fuzzer:
         refusals: Counter[str] = Counter()
         began = time.monotonic()
         for job in self.made():
+            if time.monotonic() - began > self.options.seconds:
+                break
             played = self.play(job)
             verdicts[played.verdict] += 1
             if played.verdict == "refused":
@@ -179,7 +181,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--jobs", type=int, default=2000, help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="that of the first job; the others follow (%(default)s)")
-    parser.add_argument("--only", type=int, metavar="SEED", help="this job alone")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no job begins after so many (%(default)s)")
+    parser.add_argument("--only", type=int, nargs="*", metavar="SEED", help="the jobs of these seeds")
     parser.add_argument("--without", nargs="*", default=[], choices=[*INGREDIENTS], help="what no job has")
     parser.add_argument("--having", nargs="*", default=[], choices=[*INGREDIENTS], help="only jobs with one of these")
     parser.add_argument("--no-kills", dest="kills", action="store_false", help="no job is killed by SIGKILL")

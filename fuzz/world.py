@@ -162,9 +162,9 @@ class World:
     def start(self, step: Start) -> tuple[Query, Exception] | None:
         """Start all queries until they have read all files; the first that failed, with its error."""
         self.runs += 1
-        ttls = dict(step.options)
-        self.ttl = ttls.get("ttl")
-        self.lags |= {ttls["lag"]} if "lag" in ttls else set()
+        options = dict(step.options)
+        self.ttl = options.get("ttl")
+        self.lags |= {options["lag"]} if "lag" in options else set()
         if step.killed:
             return self._start_and_kill(step)
         with self._warnings():
@@ -177,7 +177,7 @@ class World:
         return failed[0] if failed else None
 
     def _start(self, query: Query, step: Start) -> tuple[Run, Any]:
-        run, rows = Run(), self._rows(query)
+        run = Run()
         habit = replace(step.habit, **query.changes)
         fault = step.fault if query is self.queries[0] else None
         backend = self._backend(fault, killed=step.killed)
@@ -190,9 +190,11 @@ class World:
 
         def built() -> list[Call]:
             stop = partial(die, "downstream") if isinstance(fault, Dies) and fault.moment == "downstream" else None
-            return build(query.states, self.job.together, rows, backend, options, stop=stop)
-
-        calls = built()
+            try:
+                return build(query.states, self.job.together, rows, backend, options, stop=stop)
+            except Exception as error:
+                run.errors.append(error)
+                raise
 
         def each_batch(frame: Any, batch_id: int) -> None:
             run.batches += 1
@@ -211,6 +213,8 @@ class World:
             die("after the calls")
 
         try:
+            rows = self._rows(query)
+            calls = built()
             writer = rows.writeStream.foreachBatch(each_batch).trigger(availableNow=True)
             return run, writer.option("checkpointLocation", str(query.checkpoint)).start()
         except Exception as error:
@@ -330,6 +334,8 @@ class World:
         """`mapstate rollback` of the last batch of all states, and `mapstate rewind`; nothing where one refuses."""
         for query in self.queries:
             ledgers = [Ledger(resolve(self.url).open(name), name) for name in query.state_names]
+            if any(ledger.load() is None for ledger in ledgers):
+                continue
             try:
                 batches = {rolled_back(ledger.record).owners[ledger.record.owner] for ledger in ledgers}
             except LedgerError as error:
@@ -346,11 +352,9 @@ class World:
 
     def offsets(self, query: Query) -> str | None:
         """How far the states have read, if all have read as far and the ledger knows the files."""
-        found: set[str | None] = set()
-        for state in query.states:
-            with open_reader(self.url, state.name) as reader:
-                last = reader.ledger().last_commit
-                found.add(None if last is None else last.offsets)
+        ledgers = [Ledger(resolve(self.url).open(state.name), state.name).load() for state in query.states]
+        commits = [None if ledger is None else ledger.record.last_commit for ledger in ledgers]
+        found = {None if commit is None else commit.offsets for commit in commits}
         offsets = found.pop()
         entries = json.loads(offsets or "[]")
         known = not found and len(entries) == len(self.sources) and all("newest" in (entry or {}) for entry in entries)
@@ -397,11 +401,11 @@ class World:
                         )
 
     def _contents(self, name: str, keys: Sequence[str]) -> dict[Any, Any]:
-        with open_reader(self.url, name) as reader:
-            try:
+        try:
+            with open_reader(self.url, name) as reader:
                 rows = list(reader.scan())
-            except StateNotFoundError:
-                return {}
+        except StateNotFoundError:
+            return {}
         if "u" in keys:  # how a struct is shown is not asked here
             return {
                 ("a struct", at): value for at, (_, value) in enumerate(sorted(rows, key=lambda row: _size(row[1])))
