@@ -91,6 +91,7 @@ ADVICE = [
         lambda _, query: query.newer is not None,
     ),
     Advice("mapstate rewind", "mapstate rewind", _rewind_each, lambda _, query: query.checkpoint.exists()),
+    Advice("stop the other copy", "stop one of them|second copy|newer driver", lambda _world, _query: None),
     Advice(
         "adopt where the state ends",
         "'adopt'|starts? a new checkpoint where the state ends|after-a-restored-checkpoint",

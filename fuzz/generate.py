@@ -159,7 +159,7 @@ class _Generator:
     def event(self) -> Sequence[Step]:
         """Something that happens between two runs, and the next run."""
         if self.ttl:
-            return [expire := Event("all records with a ttl expire"), *self.files(), self.start(), expire]
+            return [*self.files(), self.start(), Event("all records with a ttl expire")]
         kinds = ["files", "files", "old checkpoint", "lost checkpoint", "rollback", "by hand"]
         kinds += ["old store", "old store"] if self.store == "sqlite" else []
         kind = self.pick(*kinds)
