@@ -116,7 +116,7 @@ def settle(world: World, step: Start) -> None:
     """
     from fuzz.world import FailureError
 
-    followed: dict[tuple[Query, str], str] = {}
+    followed: dict[tuple[Query, object, str], str] = {}
     for count in range(MOST_ADVICE):
         failed = world.start(step)
         if failed is None:
@@ -130,7 +130,8 @@ def settle(world: World, step: Start) -> None:
         world.note(_told(error))
         if not isinstance(error, MapStateError) and type(error).__name__ != "DiedError":
             raise FailureError("an error of another kind", _told(error)) from error
-        signature = query, f"{type(error).__name__} {re.sub('[0-9a-f-]{36}|[0-9]+', '#', str(error))[:90]}"
+        state = error.facts.get("state") if isinstance(error, MapStateError) else None
+        signature = query, state, f"{type(error).__name__} {re.sub('[0-9a-f-]{36}|[0-9]+', '#', str(error))[:90]}"
         if signature in followed:
             raise FailureError(
                 "advice that does not help", f"{followed[signature]!r} led to the same error: {_told(error)}"

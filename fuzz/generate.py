@@ -75,8 +75,9 @@ class _Generator:
         steps = [*self.first(), *self.files(), self.start()]
         for _ in range(self.pick(0, 0, 1, 1, 1, 2)):
             steps += self.event()
+        daily = self.often(0.3) and not (windowed or self.plain_batches)
         queries = 2 if not self.ttl and self.often(0.05) else 1
-        return Job(self.seed, store, self.states, tuple(steps), together, gives, sources, queries)
+        return Job(self.seed, store, self.states, tuple(steps), together, gives, sources, queries, daily)
 
     def state(self, at: int) -> State:
         """One state."""
@@ -167,6 +168,9 @@ class _Generator:
         if kind in _PUT_BACK:
             copied, put_back = map(Event, _PUT_BACK[kind])
             between = [copied, *self.files(), self.start(can_fail=False), put_back]
+            if kind == "old checkpoint" and self.often(0.4):
+                again = Event("the checkpoints that were replaced are put back")
+                between += [*self.files(), self.start(can_fail=False), again]
         elif kind == "lost checkpoint":
             between = [Event(self.pick("the checkpoints are lost", "the checkpoints are moved away by mistake"))]
         elif kind == "rollback":

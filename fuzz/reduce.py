@@ -34,7 +34,7 @@ def _smaller(job: Job) -> Iterator[Job]:
     """Jobs with one thing less, the largest things first."""
     yield from _shorter(job, "steps", 0)
     yield from _shorter(job, "states", 1)
-    yield from _simpler(job, queries=1, sources=1, together="", gives="every row", store="memory")
+    yield from _simpler(job, daily=False, queries=1, sources=1, together="", gives="every row", store="memory")
     for at, step in enumerate(job.steps):
         for smaller in _smaller_step(step):
             yield replace(job, steps=(*job.steps[:at], smaller, *job.steps[at + 1 :]))

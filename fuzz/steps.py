@@ -128,6 +128,7 @@ class Job:
 
     ``together``  the states are of one "topology", of one "stream", or each of a stream of its own ("")
     ``sources``   directories whose files are united; ``queries``  that run at one time, with the same declarations
+    ``daily``     a run has all files that have come in one batch, and else one file in a batch
     """
 
     seed: int
@@ -138,11 +139,12 @@ class Job:
     gives: Gives = "every row"
     sources: int = 1
     queries: int = 1
+    daily: bool = False
 
     def script(self) -> Iterator[str]:
         """The job as a human reads it."""
         yield f"seed {self.seed}: {self.store}, {self.queries} queries of {self.sources} sources, {self.gives}" + (
-            f", states of one {self.together}" if self.together else ""
+            ", all files of a run in one batch" * self.daily + f", states of one {self.together}" * bool(self.together)
         )
         for state in self.states:
             yield f"    {state}"

@@ -74,6 +74,7 @@ class Query:
         self.checkpoint: Path = self.folder / "checkpoint"
         self.copy: Path | None = None
         self.newer: Path | None = None  # of a checkpoint that was set aside: an operator can put it back
+        self.names = 0
         self.changes: dict[str, Any] = {}  # of the habit, for good
         self.options: dict[str, Any] = {}  # for the next start that ends well
         self.starts_at: str | None = None  # the offsets behind which its source starts
@@ -111,6 +112,13 @@ class Query:
         self.newer = self.starts_at = None
         return self.checkpoint.rename(self._next("aside")) if self.checkpoint.exists() else None
 
+    def swap(self) -> None:
+        """Put back what was set aside, and set aside what was there."""
+        newer, self.newer = self.newer, None
+        if newer is not None:
+            self.set_aside()
+            newer.rename(self.checkpoint)
+
     def put_back_newer(self) -> None:
         """Put back the newest checkpoint that was set aside."""
         newer = self.newer
@@ -119,7 +127,8 @@ class Query:
             newer.rename(self.checkpoint)
 
     def _next(self, name: str) -> Path:
-        return self.folder / f"{name}-{len(list(self.folder.iterdir()))}"
+        self.names += 1
+        return self.folder / f"{name}-{self.names}"
 
 
 class World:
@@ -249,7 +258,7 @@ class World:
         """The stream: the files of all sources, one of each in a batch."""
         from mapstate.spark import files_not_counted
 
-        read = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        read = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1000 if self.job.daily else 1)
         frames = [read.parquet(str(source)) for source in self.sources]
         if query.starts_at is not None:
             frames = [frame.where(files_not_counted(query.starts_at, at)) for at, frame in enumerate(frames)]
@@ -464,6 +473,7 @@ class World:
 EVENTS: dict[str, Callable[[World], None]] = {
     "each checkpoint is copied": lambda world: world.of_each(Query.copy_checkpoint),
     "the copies of the checkpoints are put back": lambda world: world.of_each(Query.put_back_copy),
+    "the checkpoints that were replaced are put back": lambda world: world.of_each(Query.swap),
     "the checkpoints are lost": lambda world: world.of_each(Query.lose),
     "the checkpoints are moved away by mistake": lambda world: world.of_each(Query.set_aside),
     "the store is copied": World.copy_store,
