@@ -31,6 +31,7 @@ _PUT_BACK = {
     "old checkpoint": ("each checkpoint is copied", "the copies of the checkpoints are put back"),
     "old store": ("the store is copied", "the copy of the store is put back"),
 }
+_THREADS = ("pool of one", "pool of two", "inheritable")
 T = TypeVar("T")
 
 
@@ -111,7 +112,7 @@ class _Generator:
         return Habit(
             parts=parts,
             united=parts > 1 and not self.often(0.6, "parts"),  # in parts or united: most such functions are wrong
-            threads=self.pick("pool", "inheritable") if self.often(0.25, "threads") else "",
+            threads=self.pick(*_THREADS) if self.often(0.25, "threads") else "",
             through=through,
             group=self.pick("mine", "uuid") if self.often(0.15, "job group") else "",
             around=self.pick("retry", "swallow") if self.often(0.2, "swallow") else "",

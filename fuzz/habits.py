@@ -91,7 +91,7 @@ class Habit:
     """How the function is written.
 
     ``parts``    the frames that it splits the batch into; ``united``: and unites again before the call
-    ``threads``  "": the query's own thread; "pool": a ThreadPoolExecutor; "inheritable": an InheritableThread for each
+    ``threads``  "": the query's own thread; "pool of one", "pool of two"; "inheritable": an InheritableThread for each
     ``through``  what it passes the frame through, see `THROUGH`
     ``group``    the job group that it sets: "", a name, or "uuid"
     ``around``   "", "swallow" (it logs what a call raises) or "retry" (up to three times)
@@ -116,7 +116,8 @@ class Habit:
         """The function as a human would write it."""
         call = {"": "{call}", "swallow": "try: {call}  except Exception: log it", "retry": "up to 3 times: {call}"}
         call_text = call[self.around].format(call="counts(part, batch_id)")
-        where = {"": "", "pool": " in a ThreadPoolExecutor", "inheritable": " in an InheritableThread each"}
+        where = {"": "", "inheritable": " in an InheritableThread each"}
+        where |= {name: f" in a ThreadPoolExecutor({size})" for name, size in _POOLS.items()}
         return [
             line
             for line, is_there in (
@@ -232,9 +233,12 @@ def _guarded(around: str, call: Callable[[], None], report: Callable[[Exception]
     return None
 
 
+_POOLS = {"pool of one": 1, "pool of two": 2}
+
+
 def _done(threads: str, work: Sequence[Callable[[], None]]) -> None:
-    if threads == "pool":
-        with ThreadPoolExecutor(2) as pool:
+    if threads in _POOLS:
+        with ThreadPoolExecutor(_POOLS[threads]) as pool:
             for future in [pool.submit(one) for one in work]:
                 future.result()
     elif threads == "inheritable":
