@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from mapstate.errors import DataError, MapStateError, StoreUnavailableError, UsageError
+from mapstate.errors import DataError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ADVICE", "Advice", "settle"]
 
+UNION, WRAP = "union the parts", "with_empty_batches, and mapstate rewind"
+OF_ITS_SESSION = "toArrow() and createDataFrame of its session"
 MOST_ADVICE = 6
 """Pieces of advice that one start may need."""
 
@@ -38,8 +40,27 @@ def _united(_: World, query: Query) -> None:
     query.changes |= {"parts": 1, "united": False}
 
 
-def _wrapped(_: World, query: Query) -> None:
-    query.changes |= {"wrapped": True}
+def _wrapped(world: World, query: Query) -> None:
+    query.changes |= {"wrapped": True, "anew": False}  # the wrapper gets the states, so they are built once
+    try:
+        _rewind_each(world, query)
+    except StateNotFoundError:
+        _reset_and_replay(world, query)
+
+
+def _grouped_by_fields(_: World, query: Query) -> None:
+    query.by_fields = True
+
+
+def _of_its_session(_: World, query: Query) -> None:
+    query.changes |= {"through": OF_ITS_SESSION}
+
+
+def _with_ttl(seconds: int) -> Callable[[World, Query], None]:
+    def start_with_it(_: World, query: Query) -> None:
+        query.options = query.options | {"ttl": seconds}
+
+    return start_with_it
 
 
 def _put_back_newer(_: World, query: Query) -> None:
@@ -82,8 +103,17 @@ def _plain_function(_: World, query: Query) -> None:
 
 
 ADVICE = [
-    Advice("unite the frames", "[Uu]n(ion|ite) the frames", _united),
-    Advice("give each state an empty batch where the function made no call", "empty batch|wrap", _wrapped),
+    Advice(UNION, "Union the parts", _united),
+    Advice(
+        WRAP,
+        "with_empty_batches",
+        _wrapped,
+        lambda _, query: query.leaves_out and not query.changes.get("wrapped"),
+    ),
+    Advice("group by the struct's fields", "group by its fields", _grouped_by_fields),
+    Advice("make the frame with the batch's session", "Make it with the rows.sparkSession", _of_its_session),
+    Advice("the ttl of before", "Open it with ttl=3600", _with_ttl(3600)),
+    Advice("ttl=0", "with ttl=0", _with_ttl(0)),
     Advice(
         "put the newer checkpoint back",
         "(Put|Restore) (back )?the (newer |old )?checkpoint|[Pp]ut the newer checkpoint back",
@@ -163,7 +193,7 @@ def _advised(world: World, query: Query, error: Exception, chance: random.Random
         return "start again"
     text = str(error)
     possible = [one for one in ADVICE if re.search(one.pattern, text) and one.is_possible(world, query)]
-    if any(one.name == "unite the frames" for one in possible):
+    if any(one.name in (UNION, WRAP) for one in possible):
         possible = possible[:1]  # the code is repaired first, whatever else is said
     chance.shuffle(possible)
     for advice in possible:

@@ -62,21 +62,20 @@ class _Generator:
         special = self.ttl or self.gathers
         gives: Gives = "every row"
         if not special and self.often(0.25):
-            gives = "every second batch" if self.often(0.4, "left out") else "rows where v > 3"
-        self.plain_batches = special or gives == "every second batch"
+            gives = "rows where v > 3, if there is one" if self.often(0.4, "left out") else "rows where v > 3"
         store: Any = self.pick("sqlite", "sqlite", "sqlite", "memory", "redis" if self.redis else "memory")
         store = "redis" if self.ttl else store
         self.store = store
         self.states = tuple(self.state(at) for at in range(self.pick(1, 1, 1, 1, 1, 2, 2, 3)))
         self.columns = sorted({column for state in self.states for column in state.keys})
         windowed = any(state.window for state in self.states)
-        sources = 2 if not (windowed or self.plain_batches) and self.often(0.15) else 1
+        sources = 2 if not (windowed or special) and self.often(0.15) else 1
         together = self.pick("", "stream", "topology") if len(self.states) > 1 or self.often(0.1) else ""
         self.by_hand_is_possible = not windowed and not special
         steps = [*self.first(), *self.files(), self.start()]
-        for _ in range(self.pick(0, 0, 1, 1, 1, 2)):
+        for _ in range(0 if self.gathers else self.pick(0, 0, 1, 1, 1, 2)):
             steps += self.event()
-        daily = self.often(0.3) and not (windowed or self.plain_batches)
+        daily = self.often(0.3) and not (windowed or special)
         queries = 2 if not self.ttl and self.often(0.05) else 1
         return Job(self.seed, store, self.states, tuple(steps), together, gives, sources, queries, daily)
 
@@ -86,7 +85,7 @@ class _Generator:
         keys = tuple(self.chance.sample(KEYS[:-1], self.pick(1, 1, 1, 2))) if self.often(0.95) else ()
         if self.often(0.06, "structs"):
             keys = ("u", *keys[1:])
-        is_plain = kind == "opaque" and not self.plain_batches
+        is_plain = kind == "opaque" and not (self.ttl or self.gathers)
         window = self.pick(10, 25) if is_plain and self.often(0.2) else None
         lag = self.pick(0, 5, 100) if window else 0
         followed = kind == "opaque" and not self.ttl and not window and self.often(0.15)

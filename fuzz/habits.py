@@ -10,14 +10,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["THROUGH", "Call", "DiedError", "Gives", "Habit", "State", "build", "run_habit"]
+from mapstate.errors import MapStateError
+from mapstate.spark import with_empty_batches
 
-Gives = Literal["every row", "rows where v > 3", "every second batch"]
+__all__ = ["THROUGH", "Built", "Call", "DiedError", "Gives", "Habit", "State", "build", "run_habit"]
+
+Gives = Literal["every row", "rows where v > 3", "rows where v > 3, if there is one"]
 """Which rows the function gives to its states: those have to count, each of them once."""
 
 Call = Callable[[Any, int], None]
+
+
+class Built(NamedTuple):
+    """What a job declares: what its function calls, and the states, which `with_empty_batches` takes."""
+
+    calls: list[Call]
+    states: list[Any]
 
 
 class DiedError(Exception):
@@ -52,7 +62,7 @@ def build(
     backend: Any,
     options: dict[str, Any],
     stop: Callable[[], None] | None = None,
-) -> list[Call]:
+) -> Built:
     """The jobs of these states: one with all of them, or one for each. ``stop`` is called downstream."""
     import mapstate
 
@@ -63,7 +73,7 @@ def build(
         streams = [mapstate.newStream("visits", rows)] * len(states)
     else:
         streams = [mapstate.newStream(f"visits.{state.name}", rows) for state in states]
-    calls: list[Call] = []
+    states_kept: list[Any] = []
     for state, stream in zip(states, streams, strict=True):
         given = dict(options)
         lag = given.pop("lag", state.lag)
@@ -82,8 +92,8 @@ def build(
             by_rows.persistentAggregate(
                 mapstate.opaque(backend, f"{state.name}.by_rows", **given), keys=mapstate.Count()
             )
-        calls.append(kept)
-    return [topology] if topology is not None else calls
+        states_kept.append(kept)
+    return Built([topology] if topology is not None else list(states_kept), states_kept)
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,7 @@ class Habit:
     ``early``    it returns if the batch is empty
     ``anew``     it builds its states in each call
     ``gathers``  it calls for every second batch, with the rows of two
-    ``wrapped``  it gives each state that it did not call an empty batch, as an error advises
+    ``wrapped``  it is given to with_empty_batches, as an error advises
     """
 
     parts: int = 1
@@ -121,16 +131,15 @@ class Habit:
         return [
             line
             for line, is_there in (
-                ("if batch_id % 2: return", gives == "every second batch"),
                 ("keep the frame if batch_id % 2 == 0, else unite it with the one that was kept", self.gathers),
                 (f"spark.sparkContext.setJobGroup({self.group!r}, ...)", bool(self.group)),
-                ("rows = rows.where('v > 3')", gives == "rows where v > 3"),
-                ("if rows.isEmpty(): return", self.early),
+                ("rows = rows.where('v > 3')", gives != "every row"),
+                ("if rows.isEmpty(): return", self.early or gives == "rows where v > 3, if there is one"),
                 (f"rows = rows through {self.through}", bool(self.through)),
                 ("counts = the states, built anew", self.anew),
                 (f"parts = rows in {self.parts} parts{', united' * self.united}", self.parts > 1),
                 (f"for each part and each of counts{where[self.threads]}: {call_text}", True),
-                ("each state without a call gets rows.limit(0)", self.wrapped),
+                ("and each_batch = with_empty_batches(each_batch, *counts)", self.wrapped),
             )
             if is_there
         ]
@@ -163,7 +172,7 @@ THROUGH: dict[str, Callable[[Any, Any], Any]] = {
 def run_habit(
     habit: Habit,
     gives: Gives,
-    calls: Sequence[Call],
+    built: Built,
     rows: Any,
     batch_id: int,
     *,
@@ -177,25 +186,28 @@ def run_habit(
     ``between`` is called after each call of a state; it may raise `DiedError`. ``report`` gets what a call raised at
     last, whether the function passes it on or not.
     """
-    called: set[int] = set()
 
-    def call(at: int, part: Any) -> None:
-        called.add(at)
-        calls[at](part, batch_id)
-        between()
+    def function(rows: Any, batch_id: int) -> None:
+        def call(one: Call, part: Any) -> None:
+            one(part, batch_id)
+            between()
 
-    frames = _frames(habit, gives, rows, batch_id, spark, kept_frames)
-    each = range(len(calls))
-    work = [partial(_guarded, habit.around, partial(call, at, part), report) for part in frames for at in each]
-    _done(habit.threads, work)
-    if habit.wrapped:
-        for at in set(each) - called:
-            _guarded(habit.around, partial(call, at, rows.limit(0)), report)
+        frames = _frames(habit, gives, rows, batch_id, spark, kept_frames)
+        _done(habit.threads, [partial(_guarded, habit.around, partial(call, *both), report) for both in _each(frames)])
+
+    def _each(frames: list[Any]) -> list[tuple[Call, Any]]:
+        return [(one, part) for part in frames for one in built.calls]
+
+    wrapped = with_empty_batches(function, *built.states) if habit.wrapped else function
+    try:
+        wrapped(rows, batch_id)
+    except MapStateError as error:
+        if habit.wrapped:
+            report(error)
+        raise
 
 
 def _frames(habit: Habit, gives: Gives, rows: Any, batch_id: int, spark: Any, kept_frames: dict[int, Any]) -> list[Any]:
-    if gives == "every second batch" and batch_id % 2:
-        return []
     if habit.gathers:
         kept_frames[batch_id] = rows
         if batch_id % 2 == 0:
@@ -204,9 +216,9 @@ def _frames(habit: Habit, gives: Gives, rows: Any, batch_id: int, spark: Any, ke
     if habit.group:
         group = str(uuid.UUID(int=batch_id + 7)) if habit.group == "uuid" else habit.group
         spark.sparkContext.setJobGroup(group, "set by the user's function")
-    if gives == "rows where v > 3":
+    if gives != "every row":
         rows = rows.where("v > 3")
-    if habit.early and rows.isEmpty():
+    if (habit.early or gives == "rows where v > 3, if there is one") and rows.isEmpty():
         return []
     rows = THROUGH[habit.through](rows, spark)
     parts = [rows.where(f"v % {habit.parts} = {part}") for part in range(habit.parts)] if habit.parts > 1 else [rows]

@@ -7,13 +7,13 @@ the wrong way, and name what it replaces: the module, and the name in it, with a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
 
+from mapstate.aggregators.columns import column_of
 from mapstate.protocol.ledger_record import AlreadyCommitted, OpenRequest
 from mapstate.spark.driver.access_interface import QueryRun
 
@@ -48,14 +48,62 @@ def _always(value: Any) -> Callable[[Any], Any]:
 
 
 def _every_call_by_hand(_run: Any) -> Any:
-    return lambda _access, default: QueryRun(default, None)
+    return lambda _access, default, _batch_id=None: QueryRun(default, None)
 
 
-def _second_part_taken_for_a_replay(repeat: Any) -> Any:
-    def without_run(driver: Any, batch: Any, ledgers: Any, done: Any) -> None:
-        repeat(driver, replace(batch, run=batch.run._replace(run_id=None)), ledgers, done)
+def _pool_by_hand(run: Any) -> Any:
+    def known_by_thread(access: Any, default: str, batch_id: int | None = None) -> QueryRun:
+        is_own = access._context.getLocalProperty("sql.streaming.queryId") is not None
+        return run(access, default, batch_id) if is_own else QueryRun(default, None)
 
-    return without_run
+    return known_by_thread
+
+
+def _calls_not_counted(_of: Any) -> Any:
+    return lambda _calls, _batch: nullcontext()
+
+
+def _part_kept(_take_back: Any) -> Any:
+    return lambda _ledgers, _batch_id: True
+
+
+def _mark_not_checked(begin: Any) -> Any:
+    def without_marks(ledger: Any, *arguments: Any, **named: Any) -> Any:
+        marked = {
+            name: msgspec.structs.replace(one, is_part=False)
+            for name in ("last_commit", "in_flight")
+            if (one := getattr(ledger, name)) is not None
+        }
+        return begin(msgspec.structs.replace(ledger, **marked), *arguments, **named)
+
+    return without_marks
+
+
+def _gaps_of_a_run_accepted(begin: Any) -> Any:
+    def accepting(ledgers: Any, batch_id: int, plan: Any = None) -> Any:
+        given, ledgers._on_gaps = ledgers._on_gaps, ["accept"] * len(ledgers._on_gaps)
+        try:
+            return begin(ledgers, batch_id, plan)
+        finally:
+            ledgers._on_gaps = given
+
+    return accepting
+
+
+def _null_struct_of_nulls(_fields_of: Any) -> Any:
+    def fields(struct: Any) -> dict[str, Any]:
+        names = struct.dataType.names
+        return {f"{struct.name}_{name}": column_of(struct.name).getField(name) for name in names}
+
+    return fields
+
+
+def _ttl_left_out(open_ledger: Any) -> Any:
+    def opened(ledger: Any, opening: OpenRequest) -> Any:
+        is_left_out = ledger is not None and opening.ttl is None
+        return open_ledger(msgspec.structs.replace(ledger, has_had_ttl=False) if is_left_out else ledger, opening)
+
+    return opened
 
 
 def _gaps_accepted(begin: Any) -> Any:
@@ -84,6 +132,7 @@ def _null_as_no_text(_around_nulls: Any) -> Any:
     return as_empty
 
 
+_BATCH = "mapstate.spark.driver.batch"
 _TRANSITIONS, _OPENING = "mapstate.protocol.transitions", "mapstate.protocol.opening"
 
 MUTANTS = [
@@ -94,11 +143,26 @@ MUTANTS = [
         _every_call_by_hand,
     ),
     Mutant(
-        "a second part of a batch is taken for its replay",
-        "mapstate.spark.driver.batch",
-        "BatchDriver._repeat",
-        _second_part_taken_for_a_replay,
+        "a call from a pool's thread is taken for one by hand",
+        "mapstate.spark.driver.access",
+        "_ClassicAccess.run",
+        _pool_by_hand,
     ),
+    Mutant("a second part of a batch is taken for its replay", _BATCH, "_Calls.of", _calls_not_counted),
+    Mutant("a part that counts is not taken back", "mapstate.protocol.ledgers", "Ledgers.take_back", _part_kept),
+    Mutant("a batch that counts in part is taken for whole", _TRANSITIONS, "begin", _mark_not_checked),
+    Mutant(
+        "batches that a run left out are accepted",
+        "mapstate.protocol.ledgers",
+        "Ledgers.begin",
+        _gaps_of_a_run_accepted,
+    ),
+    Mutant("adopt compares nothing", "mapstate.protocol.ledgers", "check_start", _always(None)),
+    Mutant("a number by hand that counts is skipped", _BATCH, "BatchDriver._check_repeat_by_hand", _always(None)),
+    Mutant(
+        "a null struct is a struct of nulls", "mapstate.spark.streams.key_columns", "_fields_of", _null_struct_of_nulls
+    ),
+    Mutant("a ttl that is left out is accepted", "mapstate.protocol.held_ledger", "open_ledger", _ttl_left_out),
     Mutant("missing batches are accepted", _TRANSITIONS, "begin", _gaps_accepted),
     Mutant("a batch that was planned anew is a replay", _TRANSITIONS, "is_replanned", _always(False)),
     Mutant("a batch may start anywhere", _TRANSITIONS, "check_follows", _always(None)),

@@ -65,9 +65,14 @@ def random_rows(chance: random.Random, columns: Sequence[str], low: int, most: i
     )
 
 
-def equal_key(row: Row, columns: Iterable[str]) -> tuple[Any, ...]:
-    """The row's key, equal for two rows where Spark's GROUP BY calls them equal."""
+def equal_key(row: Row, columns: Iterable[str], *, by_fields: bool = False) -> tuple[Any, ...]:
+    """The row's key, equal for two rows where Spark's GROUP BY calls them equal.
+
+    ``by_fields``: it groups by the fields of a struct, and not by the struct.
+    """
     values = row.as_dict()
+    if by_fields and values["u"] is None:
+        values["u"] = {"id": None, "name": None}
     return tuple(plain(values[name]) for name in columns)
 
 

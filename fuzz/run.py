@@ -130,7 +130,7 @@ class _Fuzzer:
         refusals: Counter[str] = Counter()
         began = time.monotonic()
         for job in self.made():
-            if time.monotonic() - began > self.options.seconds:
+            if time.monotonic() - began > self.options.seconds and verdicts.total() >= self.options.least:
                 break
             played = self.play(job)
             verdicts[played.verdict] += 1
@@ -158,7 +158,7 @@ class _Fuzzer:
         print(f"     again: scripts/run python -m fuzz --only {job.seed}\n", flush=True)
 
     def mutants(self) -> int:
-        """Play jobs under each mutant until one fails that is right without it; the number of mutants not found."""
+        """Play jobs under each mutant until one is not right that is so without it; the number of mutants not found."""
         not_found = 0
         for mutant in MUTANTS:
             if self.options.mutant in mutant.name:
@@ -171,7 +171,7 @@ class _Fuzzer:
         for count, job in enumerate(self.made(), 1):
             with mutant.applied():
                 played = self.play(job)
-            if played.failed and not self.play(job).failed:
+            if played.verdict != "right" and self.play(job).verdict == "right":
                 return f"seed {job.seed}, after {count} jobs: {played.message[:200]}"
         return None
 
@@ -182,6 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2000, help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="that of the first job; the others follow (%(default)s)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no job begins after so many (%(default)s)")
+    parser.add_argument("--least", type=int, default=0, help="that many begin, whatever --seconds is (%(default)s)")
     parser.add_argument("--only", type=int, nargs="*", metavar="SEED", help="the jobs of these seeds")
     parser.add_argument("--without", nargs="*", default=[], choices=[*INGREDIENTS], help="what no job has")
     parser.add_argument("--having", nargs="*", default=[], choices=[*INGREDIENTS], help="only jobs with one of these")

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fuzz.habits import Call, DiedError, State, build, run_habit
+from fuzz.habits import Built, DiedError, State, build, run_habit
 from fuzz.killed import kill
 from fuzz.rows import SCHEMA, Row, equal_key, plain, write_file
 from fuzz.steps import Break, Dies, Job, Start
@@ -80,6 +80,8 @@ class Query:
         self.starts_at: str | None = None  # the offsets behind which its source starts
         self.inexact = False  # a non-transactional state may count a row twice after a failed attempt
         self.kept_frames: dict[int, Any] = {}
+        self.leaves_out: bool = False  # its function makes no call for some batches
+        self.by_fields = False  # it groups by the fields of a struct: one that is null is one of nulls then
 
     @property
     def has_committed(self) -> bool:
@@ -90,6 +92,13 @@ class Query:
     def state_names(self) -> list[str]:
         """Its states, with those that follow them."""
         return [name for one in self.states for name in (one.name, *[f"{one.name}.by_rows"] * one.followed)]
+
+    @property
+    def grouped(self) -> list[State]:
+        """Its states as the job declares them now."""
+        fields = ("u.id", "u.name") if self.by_fields else ("u",)
+        keys = ([name for key in one.keys for name in (fields if key == "u" else (key,))] for one in self.states)
+        return [replace(one, keys=tuple(names)) for one, names in zip(self.states, keys, strict=True)]
 
     def copy_checkpoint(self) -> None:
         if self.checkpoint.exists():
@@ -172,7 +181,7 @@ class World:
         """Start all queries until they have read all files; the first that failed, with its error."""
         self.runs += 1
         options = dict(step.options)
-        self.ttl = options.get("ttl")
+        self.ttl = (options | self.queries[0].options).get("ttl")
         self.lags |= {options["lag"]} if "lag" in options else set()
         if step.killed:
             return self._start_and_kill(step)
@@ -188,6 +197,7 @@ class World:
     def _start(self, query: Query, step: Start) -> tuple[Run, Any]:
         run = Run()
         habit = replace(step.habit, **query.changes)
+        query.leaves_out = habit.early or habit.gathers or self.job.gives == "rows where v > 3, if there is one"
         fault = step.fault if query is self.queries[0] else None
         backend = self._backend(fault, killed=step.killed)
         options = {"apply_on": "driver", "patience": 0.5} | dict(step.options) | query.options
@@ -197,10 +207,10 @@ class World:
                 run.died = True
                 raise DiedError(moment)
 
-        def built() -> list[Call]:
+        def built() -> Built:
             stop = partial(die, "downstream") if isinstance(fault, Dies) and fault.moment == "downstream" else None
             try:
-                return build(query.states, self.job.together, rows, backend, options, stop=stop)
+                return build(query.grouped, self.job.together, rows, backend, options, stop=stop)
             except Exception as error:
                 run.errors.append(error)
                 raise
@@ -306,7 +316,7 @@ class World:
         frame = self.spark.createDataFrame([tuple(row.as_dict().values()) for row in given], SCHEMA)
         options = {"apply_on": "driver"}
         try:
-            for call in build(query.states, self.job.together, frame, resolve(self.url), options):
+            for call in build(query.grouped, self.job.together, frame, resolve(self.url), options).calls:
                 call(frame, batch_id)
         except MapStateError as error:
             self.note(f"refused: {type(error).__name__}")
@@ -423,7 +433,8 @@ class World:
 
     def _compare(self, query: Query, state: State, found: dict[Any, Any], by_hand: list[Row]) -> None:
         # With a greater lag fewer rows are late; a restart may have changed the lag in between.
-        most, least = (self._right(state, lag, by_hand) for lag in (max(self.lags), min(self.lags)))
+        of_lag = partial(self._right, state, by_hand=by_hand, by_fields=query.by_fields)
+        most, least = (of_lag(lag) for lag in (max(self.lags), min(self.lags)))
         if "u" in state.keys:
             most, least = (
                 {("a struct", at): value for at, value in enumerate(sorted(right.values(), key=_size))}
@@ -447,21 +458,22 @@ class World:
                 f"{len(wrong)} of {len(most)} keys are wrong",
             )
 
-    def _right(self, state: State, lag: int, by_hand: list[Row]) -> dict[Any, Any]:
+    def _right(self, state: State, lag: int, *, by_hand: list[Row], by_fields: bool) -> dict[Any, Any]:
         """What plain Python makes of the rows."""
         right: dict[Any, dict[str, int]] = {}
         watermark: int | None = None
         for number, file in enumerate([*self.files[: self.counted], by_hand]):
-            is_left_out = self.job.gives == "every second batch" and number % 2 and file is not by_hand
-            is_given = (number >= self.expired or file is by_hand) and not is_left_out
-            takes_all = self.job.gives != "rows where v > 3" or file is by_hand
+            is_given = number >= self.expired or file is by_hand
+            takes_all = self.job.gives == "every row" or file is by_hand
             rows = [row for row in file if is_given and (takes_all or row.v > 3)]
             before = None if watermark is None or not state.window else watermark - watermark % state.window
             for row in rows:
                 if before is not None and row.t < before:
                     continue  # late
                 start = (row.t - row.t % state.window,) if state.window else ()
-                value = right.setdefault(start + equal_key(row, state.keys), {"rows": 0, "total": 0})
+                value = right.setdefault(
+                    start + equal_key(row, state.keys, by_fields=by_fields), {"rows": 0, "total": 0}
+                )
                 value["rows"] += 1
                 value["total"] += row.v
             watermark = max(

@@ -17,32 +17,18 @@ from fuzz.mutants import MUTANTS
 pytestmark = [pytest.mark.spark, pytest.mark.redis]
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = 100
-SECONDS = 110
-# What these do to a job is known to be wrong still. Each goes when its guard is there.
-KNOWN = [
-    "parts",
-    "threads",
-    "job group",
-    "left out",
-    "structs",
-    "repeated by hand",
-    "filled by hand",
-    "adopt",
-    "ttl",
-    "createDataFrame",
-    "swallow",
-]
+JOBS, SECONDS, LEAST = 100, 110, 10  # a machine that is too slow for a hundred in that time plays ten
 
 
+@pytest.mark.timeout(1500)
 def test_a_hundred_random_jobs_end_right_or_are_refused():
-    command = [sys.executable, "-m", "fuzz", "--no-kills", "--jobs", str(JOBS), "--seconds", str(SECONDS)]
-    done = subprocess.run([*command, "--without", *KNOWN], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-def test_what_is_known_to_be_wrong_is_an_ingredient():
-    assert set(KNOWN) <= set(INGREDIENTS)
+    asked = {"jobs": JOBS, "seconds": SECONDS, "least": LEAST}
+    options = [text for name, number in asked.items() for text in (f"--{name}", str(number))]
+    command = [sys.executable, "-m", "fuzz", "--no-kills", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    played, *_ = done.stdout.splitlines()[-1].partition(" jobs in ")
+    assert int(played) >= LEAST, done.stdout
 
 
 def test_a_seed_makes_the_same_job_and_some_job_has_each_ingredient():

@@ -38,6 +38,7 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
         return MissingBatchesError(
             f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
             "written. If the store was emptied: restore a copy and run mapstate rewind, or take a new checkpoint. If "
+            "the function made no call for them: with_empty_batches, and a new checkpoint. If "
             "the job is new to the state: run it once with on_gap='accept'. See "
             "docs/operating.md#a-store-that-was-emptied",
             state=ledger.state,
@@ -46,7 +47,7 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
         )
     return MissingBatchesError(
         f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of this "
-        "query. The store lost batches, or the job did not call the state for them (see with_empty_batches). Nothing "
+        "query. The store lost batches, or the function made no call for them, and needs with_empty_batches. Nothing "
         f"was written. Rewind the checkpoint (mapstate rewind), or reset the state and replay the source.{way_out} See "
         "docs/operating.md#after-a-restored-store-mapstate-rewind",
         state=ledger.state,
