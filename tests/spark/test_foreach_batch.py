@@ -344,6 +344,34 @@ def test_an_opaque_state_takes_a_part_back_and_counts_the_whole_batch_next(url, 
     assert contents(url, "visits") == given.truth()
 
 
+@pytest.mark.parametrize("second", [opaque, transactional, non_transactional])
+def test_the_second_of_two_states_keeps_no_part_of_a_batch_that_the_first_was_given_in_parts(second, url, spark, given):
+    def jobs() -> list[Any]:
+        return [counts_of(spark, given, opaque(url, "first")), counts_of(spark, given, second(url, "second"))]
+
+    jobs_in_parts = jobs()
+
+    def function(rows: DataFrame, batch_id: int) -> None:
+        for part in PARTS:
+            for job in jobs_in_parts:
+                job(rows.where(part), batch_id)
+
+    with pytest.raises(UsageError, match="twice in one run.*taken back"):
+        run(spark, given, function)
+    whole = jobs()
+
+    def repaired(rows: DataFrame, batch_id: int) -> None:
+        for job in whole:
+            job(rows, batch_id)
+
+    if second is opaque:
+        run(spark, given, repaired)
+        assert contents(url, "second") == given.truth()
+    else:
+        with pytest.raises(IncompleteBatchError, match="counts only a part of batch 0"):
+            run(spark, given, repaired)
+
+
 def test_a_part_that_failed_makes_the_next_part_no_batch(url, spark, given):
     """The error of the first part is swallowed, so the second one would be all that counts."""
     job = counts_of(spark, given, opaque(url))

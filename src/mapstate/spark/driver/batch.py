@@ -76,19 +76,26 @@ class BatchDriver:
         if run.run_id is not None and self._of_stream and self._states:
             calls = _calls_of_run(run, stores)
         batch = _Batch(batch_df, batch_id, run, access, policy, calls)
-        with calls.of(batch):
-            if not self._states:
-                self._call_behind_alone(batch)
-                return
-            try:
-                self._run(batch, upstream_txid)
-            except BaseException as error:
-                opened = self._open
-                if run.run_id is not None:
-                    self._open = None  # Spark ends a query that raised; the next call is another start
-                if opened is not None and opened[0] == run:  # else the batch failed before this run opened its ledgers
-                    _give_up(opened[1], error)
-                raise
+        try:
+            with calls.of(batch):
+                if not self._states:
+                    self._call_behind_alone(batch)
+                    return
+                try:
+                    self._run(batch, upstream_txid)
+                except BaseException as error:
+                    opened = self._open
+                    if run.run_id is not None:
+                        self._open = None  # Spark ends a query that raised; the next call is another start
+                    if opened is not None and opened[0] == run:  # else it failed before this run opened its ledgers
+                        _give_up(opened[1], error)
+                    raise
+        finally:
+            if calls.in_parts == batch_id and not access.is_over():
+                # The others may have had one part each, and no second one will tell.
+                for (run_id, _), other in list(_calls_of.get(run.query_id, {}).items()):
+                    if run_id == run.run_id and other is not calls:
+                        other.had_parts(batch)
 
     def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
         for state in self._states:
@@ -138,6 +145,8 @@ class BatchDriver:
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
             batch.calls.ledgers = ledgers
+            kinds = {spec.type for spec in specs_of(self._plan.branches)}
+            batch.calls.may_roll_back = kinds == {"opaque"}  # those that follow have to go back, too
         if self._quarantine is not None:
             self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
@@ -290,11 +299,9 @@ class BatchDriver:
         """The error of batch ``of``, which this run has given in parts. Takes back what counts of it, or marks it."""
         if batch.access.is_over():
             raise has_ended()
-        ledgers = batch.calls.ledgers
-        if ledgers is None and batch.batch_id == of:  # each call before has failed
-            ledgers, _ = self._begin(batch, upstream_txid)
-        may = all(spec.type == "opaque" for spec in specs_of(self._plan.branches))  # a follower has to go back, too
-        is_taken_back = ledgers is not None and batch.policy.ask(lambda: ledgers.take_back(of, may_roll_back=may))
+        if batch.calls.ledgers is None and batch.batch_id == of:  # each call before has failed
+            self._begin(batch, upstream_txid)
+        is_taken_back = batch.calls.take_back(of, batch.policy)
         counts = (
             "was taken back: nothing of the batch counts" if is_taken_back else "counts, and the next start says so"
         )
@@ -347,13 +354,14 @@ class _Calls:
     """The calls of one run for the same states, one at a time, whichever thread and whichever object makes them.
 
     ``in_parts``  the batch for which two calls came, and the first was not made again: the run's calls are refused
-    ``ledgers``   those that a call has opened last
+    ``ledgers``   those that a call has opened last; ``may_roll_back`` if all states and their followers are opaque
     """
 
     def __init__(self, *, of_run: bool = False) -> None:
         self._of_run = of_run
         self.in_parts: int | None = None
         self.ledgers: Ledgers | None = None
+        self.may_roll_back = False
         self._lock = RLock()
         self._last: int | None = None  # the batch of the last call
         self._failed: tuple[int, str] | None = None  # the first call that failed since one has ended
@@ -384,6 +392,18 @@ class _Calls:
     def _was_there(self, batch: _Batch, due: int) -> bool:
         """Whether the run had a batch already, before its first call."""
         return self._of_run and batch.access.first_batch() <= due
+
+    def take_back(self, batch_id: int, policy: RetryPolicy) -> bool:
+        """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it."""
+        ledgers, may = self.ledgers, self.may_roll_back
+        return ledgers is not None and policy.ask(lambda: ledgers.take_back(batch_id, may_roll_back=may))
+
+    def had_parts(self, batch: _Batch) -> None:
+        """Another state of this run was given the batch in parts: so may these have been. Refuse the rest of the run."""
+        with self._lock:
+            if self._last == batch.batch_id and self.in_parts is None:
+                self.in_parts = batch.batch_id
+                self.take_back(batch.batch_id, batch.policy)
 
 
 Stores = tuple[tuple[str, str], ...]  # of a driver's states, with their names
