@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -181,8 +180,13 @@ def _rewind_what_was_swallowed(world: World) -> None:
     for query in world.queries:
         query.changes |= {"around": ""}
         for state in query.state_names:
-            with suppress(MapStateError):
+            try:
                 world.rewind(query, state)
+            except StateNotFoundError:  # it never began: rewinding the checkpoint is a new one
+                _reset_and_replay(world, query)
+                break
+            except MapStateError as refusal:
+                world.note(f"mapstate rewind: {_told(refusal)}")
 
 
 def _advised(world: World, query: Query, error: Exception, chance: random.Random) -> str:

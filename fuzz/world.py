@@ -312,7 +312,7 @@ class World:
     def call_by_hand(self, rows: Sequence[Row], batch_id: int, *, files: bool) -> None:
         """Call the states of the first query. A refusal of ours counts nothing, and is right."""
         query = self.queries[0]
-        given = [row for file in self.files for row in file] if files else rows
+        given = [row for file in self.files for row in file if self._is_given(row)] if files else rows
         frame = self.spark.createDataFrame([tuple(row.as_dict().values()) for row in given], SCHEMA)
         options = {"apply_on": "driver"}
         try:
@@ -458,14 +458,17 @@ class World:
                 f"{len(wrong)} of {len(most)} keys are wrong",
             )
 
+    def _is_given(self, row: Row) -> bool:
+        """Whether the function gives a row of a file to its states."""
+        return self.job.gives == "every row" or row.v > 3
+
     def _right(self, state: State, lag: int, *, by_hand: list[Row], by_fields: bool) -> dict[Any, Any]:
         """What plain Python makes of the rows."""
         right: dict[Any, dict[str, int]] = {}
         watermark: int | None = None
         for number, file in enumerate([*self.files[: self.counted], by_hand]):
             is_given = number >= self.expired or file is by_hand
-            takes_all = self.job.gives == "every row" or file is by_hand
-            rows = [row for row in file if is_given and (takes_all or row.v > 3)]
+            rows = [row for row in file if is_given and (file is by_hand or self._is_given(row))]
             before = None if watermark is None or not state.window else watermark - watermark % state.window
             for row in rows:
                 if before is not None and row.t < before:
