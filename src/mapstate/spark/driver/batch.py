@@ -399,7 +399,7 @@ class _Calls:
         return ledgers is not None and policy.ask(lambda: ledgers.take_back(batch_id, may_roll_back=may))
 
     def had_parts(self, batch: _Batch) -> None:
-        """Another state of this run was given the batch in parts: so may these have been. Refuse the rest of the run."""
+        """Another state of this run was given the batch in parts, so these may have been, too: the run is refused."""
         with self._lock:
             if self._last == batch.batch_id and self.in_parts is None:
                 self.in_parts = batch.batch_id
