@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,7 +89,8 @@ def _reset_and_replay(world: World, query: Query) -> None:
     for state in query.states:
         if state.type == "non_transactional":
             for name in query.state_names:
-                drop(world.url, name, force=True)
+                with suppress(StateNotFoundError):
+                    drop(world.url, name, force=True)
             query.options = {}
             break
     query.kept_frames.clear()
