@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.errors import UsageError
-from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun, SourceLog, filters_in, has_ended
+from mapstate.spark.driver.access_interface import FILTER, FUNCTION_PAGE, Access, QueryRun, SourceLog, has_ended
 from mapstate.spark.driver.increments import check_plan
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class _ClassicAccess:
         return [_source_log(sources.apply(at)) for at in range(sources.size())]
 
     def filters(self) -> tuple[str, ...]:
-        return filters_in(str(self._execution.analyzedPlan().toString()))
+        return tuple(dict.fromkeys(FILTER.findall(str(self._execution.analyzedPlan().toString()))))
 
     def text(self, place: str) -> str:
         if place.startswith("file:"):  # and nothing in it is escaped

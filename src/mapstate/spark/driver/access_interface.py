@@ -23,9 +23,7 @@ def has_ended() -> UsageError:
     )
 
 
-def filters_in(plan: str) -> tuple[str, ...]:
-    """The digests of all ends behind which a plan, as text, leaves files out."""
-    return tuple(dict.fromkeys(re.findall(f"{FILTER_NAME}([0-9a-f]{{16}})", plan)))
+FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")
 
 
 class QueryRun(NamedTuple):
@@ -77,7 +75,7 @@ class Access(Protocol):
         """In the order of the offsets, None for another source; the same in all of a run. Empty if nobody can tell."""
 
     def filters(self) -> tuple[str, ...]:
-        """See `filters_in`, of the plan of the query that calls; the same in all of a run."""
+        """What `FILTER` finds in the plan of the query that calls; the same in all of a run."""
 
     def text(self, place: str) -> str:
         """A file of the checkpoint. Raises whatever Python or Spark raises."""

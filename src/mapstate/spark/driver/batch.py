@@ -29,7 +29,7 @@ from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames
-from mapstate.spark.driver.job import StreamPlan, specs_of
+from mapstate.spark.driver.job import Branch, StreamPlan, specs_of
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.repeats import emit_again, emit_fired_again, emit_nothing
@@ -145,8 +145,7 @@ class BatchDriver:
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
             batch.calls.ledgers = ledgers
-            kinds = {spec.type for spec in specs_of(self._plan.branches)}
-            batch.calls.may_roll_back = kinds == {"opaque"}  # those that follow have to go back, too
+            batch.calls.branches = self._plan.branches
         if self._quarantine is not None:
             self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
@@ -354,14 +353,14 @@ class _Calls:
     """The calls of one run for the same states, one at a time, whichever thread and whichever object makes them.
 
     ``in_parts``  the batch for which two calls came, and the first was not made again: the run's calls are refused
-    ``ledgers``   those that a call has opened last; ``may_roll_back`` if all states and their followers are opaque
+    ``ledgers``   those that a call has opened last, of the states in ``branches``
     """
 
     def __init__(self, *, of_run: bool = False) -> None:
         self._of_run = of_run
         self.in_parts: int | None = None
         self.ledgers: Ledgers | None = None
-        self.may_roll_back = False
+        self.branches: Sequence[Branch] = ()
         self._lock = RLock()
         self._last: int | None = None  # the batch of the last call
         self._failed: tuple[int, str] | None = None  # the first call that failed since one has ended
@@ -395,7 +394,8 @@ class _Calls:
 
     def take_back(self, batch_id: int, policy: RetryPolicy) -> bool:
         """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it."""
-        ledgers, may = self.ledgers, self.may_roll_back
+        ledgers = self.ledgers
+        may = all(spec.type == "opaque" for spec in specs_of(self.branches))  # a follower has to go back, too
         return ledgers is not None and policy.ask(lambda: ledgers.take_back(batch_id, may_roll_back=may))
 
     def had_parts(self, batch: _Batch) -> None:

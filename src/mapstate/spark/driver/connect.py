@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import local_path
-from mapstate.spark.driver.access_interface import QueryRun, SourceLog, filters_in
+from mapstate.spark.driver.access_interface import FILTER, QueryRun, SourceLog
 from mapstate.spark.driver.job import Branch, specs_of
 from mapstate.spark.executor.noted import noted, told_in
 
@@ -45,8 +45,8 @@ _UNKNOWN = (
 class Served(NamedTuple):
     """The query that a worker serves: its checkpoint, the session that has started it, and its sources in order.
 
-    A source that is none of files is None. ``filters`` are those of `filters_in`. A worker unpickles this with the
-    function of its query, once, and knows from then on.
+    A source that is none of files is None. ``filters`` are what `FILTER` finds in the stream's plan. A worker unpickles
+    this with the function of its query, once, and knows from then on.
     """
 
     checkpoint: str
@@ -236,7 +236,9 @@ class ServedQuery:
                 )
         place = str(checkpoint).rstrip("/")
         plan = _analyzed(df)
-        return cls(function, Served(place, df.sparkSession.session_id, sources_of(plan, place), filters_in(plan)))
+        return cls(
+            function, Served(place, df.sparkSession.session_id, sources_of(plan, place), tuple(FILTER.findall(plan)))
+        )
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
