@@ -139,7 +139,7 @@ def test_two_drivers_on_two_checkpoints_at_once(url, spark, visits, tmp_path, ta
     wait_for((tmp_path / "stall").exists, "the first driver's task")
     with pytest.raises(StreamingQueryException, match="StateOwnershipError"):
         count(visits, spark, url).start(tmp_path / "second", trigger={"availableNow": True}).awaitTermination(120)
-    adopting = count(visits, spark, url, on_new_owner="adopt")
+    adopting = count(visits, spark, url, on_new_owner="adopt_unchecked")
     adopting.start(tmp_path / "second", trigger={"availableNow": True}).awaitTermination(120)
     assert contents(url) == visits.truth()
     (tmp_path / "go").touch()

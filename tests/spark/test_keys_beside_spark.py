@@ -187,7 +187,7 @@ def test_two_rows_have_one_key_exactly_where_spark_has_them_in_one_group(spark, 
     ):
         if way == "small":
             monkeypatch.setattr(driver_state, "SMALL_IN_A_ROW", 0)
-        job = stream.groupBy(*beside.keys).persistentAggregate(opaque(store, way, **options), n=count)
+        job = stream.groupBy(*beside.keys).persistentAggregate(opaque(store, way, repeat="allowed", **options), n=count)
         emitted: list[Any] = []
         job.newValuesStream().foreachBatch(lambda values, _, emitted=emitted: emitted.append(values.toArrow()))
         job(beside.rows, 0)
