@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -93,9 +93,10 @@ class BatchDriver:
         finally:
             if calls.in_parts == batch_id and not access.is_over():
                 # The others may have had one part each, and no second one will tell.
-                for (run_id, _), other in list(_calls_of.get(run.query_id, {}).items()):
-                    if run_id == run.run_id and other is not calls:
-                        other.had_parts(batch)
+                with ExitStack() as every:  # also where a store fails for one of them
+                    for (run_id, _), other in list(_calls_of.get(run.query_id, {}).items()):
+                        if run_id == run.run_id and other is not calls:
+                            every.callback(other.had_parts, batch)
 
     def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
         for state in self._states:
