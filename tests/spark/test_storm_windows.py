@@ -27,7 +27,7 @@ class Storm:
         windows = stream.window(
             TWENTY_BY_TEN, timestampField="ts", lag=f"{lag} milliseconds" if lag else 0, startTime="1 millisecond"
         )
-        self.windows = windows.persistentAggregate(opaque(self.url, "windows"), rows=Sum("bit"))
+        self.windows = windows.persistentAggregate(opaque(self.url, "windows", repeat="allowed"), rows=Sum("bit"))
         self.windows.firedWindowsStream().foreachBatch(self._take)
 
     def _take(self, rows, _):
@@ -151,7 +151,8 @@ class StormByClock:
         config = SlidingDurationWindow.of(f"{length} milliseconds", f"{slide} milliseconds")
         start = f"{(1 - length) % slide} milliseconds"  # so that windows end at each multiple of the slide
         windows = stream.window(config, startTime=start)
-        self.windows = windows.persistentAggregate(opaque(self.url, "windows"), rows=Collect("row", most=100))
+        spec = opaque(self.url, "windows", repeat="allowed")
+        self.windows = windows.persistentAggregate(spec, rows=Collect("row", most=100))
         self.windows.firedWindowsStream().foreachBatch(self._take)
 
     def _take(self, rows, _):

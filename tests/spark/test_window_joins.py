@@ -120,11 +120,12 @@ class Site:
         stream = self.topology.newStream("both", self.frame([]))
         options: Any = {"timestampField": "at", "lag": LAG, "inputs": {"side": SIDES}}
         windows = stream.tumblingWindow(LENGTH, **options).groupBy("ad")
-        both = windows.persistentAggregate(opaque(url, "both"), **kept(most))
-        both.lateStream().persistentAggregate(opaque(url, "late"), rows=Count())
+        spec = partial(opaque, url, repeat="allowed")
+        both = windows.persistentAggregate(spec("both"), **kept(most))
+        both.lateStream().persistentAggregate(spec("late"), rows=Count())
         for how in HOWS:
             pairs = both.firedWindowsStream().transform(partial(joined, how=how))
-            pairs.groupBy("window_end", "ad", "view", "click").persistentAggregate(opaque(url, how), rows=Count())
+            pairs.groupBy("window_end", "ad", "view", "click").persistentAggregate(spec(how), rows=Count())
             pairs.foreachBatch(partial(self._take, how))
 
     def _take(self, how: str, rows: DataFrame, _: int) -> None:
