@@ -191,7 +191,7 @@ def test_what_cannot_be_followed_is_refused(spark, url, orders, tmp_path):
     orders.count(spark, url, changes=None)
     with pytest.raises(PySparkException, match="changes=1000"):
         Copy(spark, url, tmp_path).catch_up()
-    for wrong in ({"asOf": "page"}, {"startingFrom": "yesterday"}):
+    for wrong in ({"asOf": "page"}, {"keys": "[]"}, {"startingFrom": "yesterday"}):
         with pytest.raises(PySparkException, match=next(iter(wrong))):
             Copy(spark, url, tmp_path, **wrong).catch_up()
     with pytest.raises(PySparkException, match="readStream"):

@@ -6,14 +6,13 @@ once for each query or micro-batch; the reads on executors, once for each partit
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from importlib import import_module
-from itertools import product
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import convert
+from msgspec import MsgspecError, convert, json
 from msgspec.structs import asdict
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -26,6 +25,7 @@ from mapstate.capabilities import Snapshots
 from mapstate.errors import (
     ConfigurationError,
     KeyEncodingError,
+    StaleBatchError,
     StoreUnavailableError,
     UnknownColumnError,
     UsageError,
@@ -35,25 +35,17 @@ from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
 from mapstate.reader.changes import Position
+from mapstate.reader.forms import JsonKeys
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
 from mapstate.spark.executor.arrow import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
 
 _PAGE = 2_000  # keys of a request, and of an Arrow batch
 _MOST_PARTITIONS = 8
 _KEYS_EACH = 100_000  # of a partition, if the user names no number
-_MOST_LOOKED_UP = 50_000  # keys; beyond them the state is scanned
-_LOOKED_UP: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "boolean": (bool,),
-    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), (int,)),
-    "date": (dt.date,),
-}
-"""The types of key columns whose equality filters become keys, and the types of their values."""
 
 
 class MapStateDataSource(DataSource):
@@ -95,7 +87,7 @@ class MapStateDataSource(DataSource):
 class Part(InputPartition):
     """What one task reads: some keys, or a part of the scan.
 
-    ``ledger`` is that of the plan, None for any batch; ``txid`` the oldest ledger from which a stream reads.
+    ``ledger`` is that of the plan, None for the one that the task finds; ``txid`` the oldest from which a stream reads.
     """
 
     def __init__(self, ledger: bytes | None, part: str, keys: Sequence[Key] | None, txid: int = -1) -> None:
@@ -106,31 +98,29 @@ class Part(InputPartition):
 
 
 class StateScan(DataSourceReader):
-    """The plan of one query: which keys, which columns, as of which batch."""
+    """The plan of a DataFrame: which keys, which columns, as of which batch.
+
+    Spark keeps it for every query of that DataFrame or view, and tells a task nothing that tells these apart. So a task
+    that begins after another commit cannot know whether its query was planned before that.
+    """
 
     def __init__(self, source: _Source, schema: StructType) -> None:
         self._source = source
         self._schema = schema
         self._ledger = source.ledger()
-        self._keys: list[Key] | None = None
-        self.pushFilters = _PushedFilters(self)  # type: ignore[method-assign]
         source.check_columns(self._ledger, schema)
         if source.starting_from is not None:
             raise ConfigurationError("startingFrom is an option of readStream. Nothing was read.")
 
-    def look_up(self, filters: Sequence[Filter]) -> Sequence[Filter]:
-        """Read only the keys that can pass the filters, where these name them. Spark applies all filters again."""
-        if self._ledger.windows is None:
-            self._keys = keys_of(self._ledger, filters)
-        return filters
-
     def partitions(self) -> list[Part]:
-        """The tasks, all as of one batch unless ``asOf`` is "page"."""
+        """The tasks, as of the batch of now unless ``asOf`` says otherwise."""
         source, ledger = self._source, self._ledger
+        keys = source.keys_of(ledger)
+        if source.as_of == "scan":
+            return [Part(None, "", keys)]
         planned = None if source.as_of == "page" else encode_ledger(ledger)
-        if self._keys is not None:
-            pages = range(0, len(self._keys), _PAGE)
-            return [Part(planned, "", self._keys[at : at + _PAGE]) for at in pages] or [Part(planned, "", [])]
+        if keys is not None:
+            return [Part(planned, "", some) for some in source.divided(keys)] or [Part(planned, "", [])]
         with closing(source.reader(None)) as reader:
             return [Part(planned, part, None) for part in reader.parts(source.tasks(ledger.keys_held()))]
 
@@ -138,12 +128,24 @@ class StateScan(DataSourceReader):
         """The rows of one task. Errors as of `StateReader.scan`; StaleBatchError where the planned batch is gone."""
         assert isinstance(partition, Part)  # noqa: S101  for the type checker
         source = self._source
-        as_of = None if partition.ledger is None else decode_ledger(partition.ledger, source.state)
+        planned = None if partition.ledger is None else decode_ledger(partition.ledger, source.state)
         shape = arrow_schema(self._schema)
-        fields = results_of(self._ledger.fields, source.aggregators())
-        columns = Columns(self._ledger.keys, fields, self._schema.fieldNames())
-        with closing(source.reader(as_of)) as reader:
-            found = reader.part(partition.value, _PAGE) if partition.keys is None else [reader.found(partition.keys)]
+        with closing(source.reader(source.ledger() if source.as_of == "scan" else planned)) as reader:
+            ledger = reader.ledger()
+            if planned is not None and planned.contents() != ledger.contents():
+                raise StaleBatchError(
+                    f"state {source.state!r} has gone on since Spark planned this read, and Spark keeps that plan for "
+                    "each query of a DataFrame or a view. Nothing was read. Load it anew for each query; or take asOf "
+                    "= scan, where each scan is one task and as of its own start."
+                )
+            source.check_columns(ledger, self._schema)
+            columns = Columns(ledger.keys, results_of(ledger.fields, source.aggregators()), self._schema.fieldNames())
+            found: Iterable[tuple[Any, list[Key], list[Any]]]
+            if partition.keys is not None:
+                found = map(reader.found, pages_of(partition.keys))
+            else:
+                parts = reader.parts(1) if source.as_of == "scan" else [partition.value]
+                found = chain.from_iterable(reader.part(part, _PAGE) for part in parts)
             for now, keys, values in found:
                 batch = columns.batch(keys, now, values)
                 yield batch if batch.schema == shape else batch.cast(shape)
@@ -158,6 +160,8 @@ class StateChanges(DataSourceStreamReader):
         source.check_columns(source.ledger(), schema)
         if source.as_of is not None:
             raise ConfigurationError("asOf is an option of read, not of readStream. Nothing was read.")
+        if source.keys is not None:
+            raise ConfigurationError("keys is an option of read, not of readStream. Nothing was read.")
 
     def initialOffset(self) -> dict[str, int]:
         """Where a new query begins: before the state, or with ``startingFrom`` "now" after it."""
@@ -179,8 +183,7 @@ class StateChanges(DataSourceStreamReader):
                 tasks = source.tasks(reader.ledger().keys_held())
                 return [Part(None, part, None, until.txid) for part in reader.parts(tasks)]
             keys = reader.changed_keys(since, until)
-        each = max(_PAGE, -(-len(keys) // source.tasks(len(keys))))
-        return [Part(None, "", keys[at : at + each], until.txid) for at in range(0, len(keys), each)]
+        return [Part(None, "", some, until.txid) for some in source.divided(keys)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, as of the end of the micro-batch or a later commit; nulls for a key that is gone."""
@@ -200,8 +203,7 @@ class StateChanges(DataSourceStreamReader):
                 for now, keys, values in reader.part(partition.value, _PAGE):
                     yield columns.batch(keys, now, values).cast(shape)
                 return
-            for at in range(0, len(partition.keys), _PAGE):
-                asked = partition.keys[at : at + _PAGE]
+            for asked in pages_of(partition.keys):
                 now, keys, values = reader.found(asked)
                 yield columns.batch(keys, now, values).cast(shape)
                 there = set(keys)
@@ -214,50 +216,9 @@ class StateChanges(DataSourceStreamReader):
             return reader.position()
 
 
-class _PushedFilters:
-    """`StateScan.look_up`, for Spark to call where ``spark.sql.python.filterPushdown.enabled`` is set.
-
-    Where it is not, Spark refuses a reader with a ``pushFilters`` of its own, instead of leaving that alone. It knows
-    its own by ``__func__``.
-    """
-
-    __func__ = property(lambda _: getattr(DataSourceReader, "pushFilters", None))  # PySpark 4.0 has none
-
-    def __init__(self, scan: StateScan) -> None:
-        self._scan = scan
-
-    def __call__(self, filters: Sequence[Filter]) -> Sequence[Filter]:
-        return self._scan.look_up(filters)
-
-
-def keys_of(ledger: LedgerRecord, filters: Sequence[Filter]) -> list[Key] | None:
-    """The keys that can pass all of the filters; None where they are not named, or too many."""
-    from pyspark.sql.datasource import EqualNullSafe, EqualTo, In
-
-    named: dict[str, list[Any]] = {}
-    for one in filters:
-        if isinstance(one, EqualTo | EqualNullSafe | In) and len(one.attribute) == 1:
-            values = list(dict.fromkeys(one.value if isinstance(one, In) else [one.value]))
-            name = one.attribute[0]
-            if name not in named or len(values) < len(named[name]):
-                named[name] = values
-    columns, count = [], 1
-    for field in ledger.keys:
-        kinds = _LOOKED_UP.get(field.type, ())
-        values = named.get(field.name, [])
-        if field.name not in named or not all(type(value) in kinds for value in values):
-            return None
-        columns.append(values)
-        count *= len(values)
-    if count > _MOST_LOOKED_UP or not columns:
-        return None
-    keys = list(product(*columns))
-    codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
-    try:
-        codec.encode_all(keys)
-    except KeyEncodingError:  # the scan finds nothing, and says so in Spark's way
-        return None
-    return keys
+def pages_of(keys: Sequence[Key], size: int = _PAGE) -> list[Sequence[Key]]:
+    """The keys, at most ``size`` at a time."""
+    return [keys[at : at + size] for at in range(0, len(keys), size)]
 
 
 class _Source(NamedTuple):
@@ -269,27 +230,38 @@ class _Source(NamedTuple):
     partitions: int | None
     own: str
     starting_from: str | None
+    keys: str | None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> _Source:
         """Those of the user; Spark ignores the case of their names. Raises ConfigurationError."""
         given = {name.lower(): value for name, value in options.items()}
-        unknown = given.keys() - {"url", "state", "numpartitions", "asof", "aggregators", "startingfrom", "path"}
+        unknown = given.keys() - {
+            "url",
+            "state",
+            "numpartitions",
+            "asof",
+            "aggregators",
+            "startingfrom",
+            "keys",
+            "path",
+        }
         if unknown or not given.get("url") or not given.get("state"):
             wrong = f"{min(unknown)!r} is no option" if unknown else 'option("url", ...) and option("state", ...) lack'
             raise ConfigurationError(
                 f"{wrong}. A read of mapstate takes url and state, and may take numPartitions, aggregators, "
-                "asOf (read) and startingFrom (readStream). Nothing was read."
+                "asOf and keys (read) and startingFrom (readStream). Nothing was read."
             )
         number = given.get("numpartitions")
         if number is not None and not (number.isascii() and number.isdigit() and 0 < int(number) <= 10_000):
             raise ConfigurationError(f"numPartitions is a number from 1 to 10000, not {number!r}. Nothing was read.")
-        for name, most in (("asOf", ("batch", "page")), ("startingFrom", ("state", "now"))):
+        for name, most in (("asOf", ("batch", "scan", "page")), ("startingFrom", ("state", "now"))):
             if given.get(name.lower()) not in (None, *most):
-                one, other = most
                 raise ConfigurationError(
-                    f"{name} is {one!r} or {other!r}, not {given[name.lower()]!r}. Nothing was read."
+                    f"{name} is {' or '.join(map(repr, most))}, not {given[name.lower()]!r}. Nothing was read."
                 )
+        if number not in (None, "1") and given.get("asof") == "scan":
+            raise ConfigurationError(f"asOf = scan is one task, and numPartitions says {number}. Nothing was read.")
         return cls(
             url=given["url"],
             state=given["state"],
@@ -297,6 +269,7 @@ class _Source(NamedTuple):
             partitions=None if number is None else int(number),
             own=given.get("aggregators", ""),
             starting_from=given.get("startingfrom"),
+            keys=given.get("keys"),
         )
 
     def __repr__(self) -> str:
@@ -336,6 +309,23 @@ class _Source(NamedTuple):
         """How many tasks share some keys, None for unknown ones: as many as the user says, or one per 100,000."""
         most = _MOST_PARTITIONS if keys is None else min(_MOST_PARTITIONS, 1 + keys // _KEYS_EACH)
         return self.partitions or most
+
+    def divided(self, keys: Sequence[Key]) -> list[Sequence[Key]]:
+        """The keys of each task that looks them up."""
+        return pages_of(keys, max(_PAGE, -(-len(keys) // self.tasks(len(keys)))))
+
+    def keys_of(self, ledger: LedgerRecord) -> list[Key] | None:
+        """The keys of the option, each once; None for all of the state. Raises ConfigurationError."""
+        if self.keys is None:
+            return None
+        codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+        try:
+            asked = json.encode({"keys": json.decode(self.keys, type=list[Any])})
+            return list(codec.decode_all(list(dict.fromkeys(codec.encode_all(JsonKeys(ledger.keys).decode(asked))))))
+        except (MsgspecError, UsageError, KeyEncodingError) as error:
+            raise ConfigurationError(
+                f"keys is a JSON list of keys, as in a POST to mapstate serve, and this one is none: {error}"
+            ) from error
 
     def check_columns(self, ledger: LedgerRecord, schema: StructType) -> None:
         """Raises UnknownColumnError and ConfigurationError where the state has no such columns."""
