@@ -26,7 +26,7 @@ from mapstate.backends import resolve
 from mapstate.errors import LedgerError, MapStateError, StateNotFoundError
 from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import rollback as rolled_back
+from mapstate.protocol.ways_back import rollback as rolled_back
 from mapstate.testing import Begins, Commits, Fail, FaultyBackend
 
 __all__ = ["EVENTS", "FailureError", "Query", "RefusedError", "Run", "World"]

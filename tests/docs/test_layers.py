@@ -29,6 +29,7 @@ LAYERS = [
     ("capabilities", "event_loop", "protocol.changes", "windows"),
     ("protocol.ledger_record",),
     ("protocol.plans", "protocol.refusals"),
+    ("protocol.ways_back",),
     ("protocol.transitions",),
     ("protocol.control", "protocol.following", "protocol.joint", "protocol.opening", "protocol.upkeep"),
     ("batch_report",),

@@ -20,7 +20,6 @@ from windowed import Row, Windowed
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.batch_report import BatchReport
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.cli.files import FORMATS
@@ -33,10 +32,11 @@ from mapstate.operations.drop import drop
 from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
 from mapstate.operations.window_findings import window_findings
-from mapstate.protocol import transitions, upkeep
+from mapstate.protocol import upkeep, ways_back
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER, Input, fired_panes
+from mapstate.spark.driver.repeats import report_of
 
 SECOND = 1_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -359,7 +359,7 @@ def test_a_window_behind_a_watermark_that_was_put_back_is_not_final_where_the_ba
     assert [apart.final_mark(), job.record.final_mark()] == [60, 90]
     for to in (40, 75):
         back = upkeep.advance(apart, to, "", back_at=0)
-        assert back.final_mark() == min(to, 60) == transitions.rollback(back).final_mark()
+        assert back.final_mark() == min(to, 60) == ways_back.rollback(back).final_mark()
 
 
 def test_a_watermark_is_put_back_with_nothing_in_flight_or_by_taking_over(url):
@@ -402,7 +402,7 @@ def test_the_doctor_says_that_a_clock_jumped_that_rows_are_late_and_what_moved_n
     job.commit((msgspec.structs.replace(attempted, windows=done), *rest))
     clock, *_ = window_findings(job.record, EPOCH + dt.timedelta(seconds=95))
     assert "jumped by 3600 s" in clock.found
-    report = BatchReport.of_commit(attempted)
+    report = report_of(attempted)
     late = msgspec.structs.replace(report, rows=10, rows_late=6)
     by_subject = {one.subject: one for one in window_findings(job.record, reports=[late, report])}
     assert (by_subject["late rows"].severity, by_subject["late rows"].found) == (

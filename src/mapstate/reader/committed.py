@@ -18,7 +18,8 @@ from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import without_gone
-from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
+from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import (
     check_page_size,
     decode_ledger,
