@@ -164,7 +164,7 @@ class Startable:
 
     def start(
         self,
-        checkpointLocation: str | None = None,
+        checkpointLocation: str | None = "",
         *,
         trigger: str | Mapping[str, Any] | None = None,
         queryName: str | None = None,
@@ -173,11 +173,14 @@ class Startable:
     ) -> StreamingQuery:
         """Starts the streaming query of the whole stream. Driver.
 
-        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger
+        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger. None is for a
+                                query that is started once: without one Spark begins anew at each start, and the state
+                                is another query's by then
         ``trigger``             an interval, "10 seconds"; or as DataStreamWriter.trigger has it, {"availableNow": True}
         ``queryName``, ``outputMode``, ``options``  as DataStreamWriter has them
 
-        Raises UsageError for a DataFrame that is not streaming, and for a state if rows would be totals: a streaming
+        Raises UsageError for a DataFrame that is not streaming, for a state without a checkpoint, unless it is None or
+        of the ``options`` or Spark's settings, and for a state if rows would be totals: a streaming
         aggregation with another ``outputMode`` than "append". Raises CheckpointError for a local checkpoint that was
         never begun, because its driver died before that.
         """

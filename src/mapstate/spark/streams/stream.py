@@ -153,7 +153,7 @@ class Stream(Rows[PersistentAggregate]):
 
     def start(
         self,
-        checkpointLocation: str | None = None,
+        checkpointLocation: str | None = "",
         *,
         trigger: str | Mapping[str, Any] | None = None,
         queryName: str | None = None,

@@ -96,7 +96,7 @@ class Topology:
 
     def start(
         self,
-        checkpointLocation: str | None = None,
+        checkpointLocation: str | None = "",
         *,
         trigger: str | Mapping[str, Any] | None = None,
         queryName: str | None = None,
