@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from fuzz.generate import INGREDIENTS, random_job
+from fuzz.habits import State
 from fuzz.mutants import MUTANTS
+from fuzz.rows import Row
+from fuzz.run import play
+from fuzz.steps import AddFiles, Event, Job, Start
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis]
 
@@ -35,6 +39,13 @@ def test_a_seed_makes_the_same_job_and_some_job_has_each_ingredient():
     made = [random_job(seed, redis=True) for seed in range(300)]
     assert made == [random_job(seed, redis=True) for seed in range(300)]
     assert set().union(*(used for _, used in made)) == set(INGREDIENTS)
+
+
+def test_a_run_that_calls_no_state_is_judged_by_the_next_that_does(spark):
+    file, lost = AddFiles(((Row((("s", "a"),), 1, 5),),)), Event("the copy of the store is put back")
+    played = play(spark, Job(0, "sqlite", (State("state0"),), (file, Start(), lost, Start())))
+    assert played.verdict == "right", played
+    assert played.log.index("no state was called: a file comes, so that one is") < len(played.log) - 1, played.log
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
