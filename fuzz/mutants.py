@@ -64,7 +64,7 @@ def _calls_not_counted(_of: Any) -> Any:
 
 
 def _part_kept(_take_back: Any) -> Any:
-    return lambda _ledgers, _batch_id: True
+    return lambda _ledgers, _batch_id, **_named: True
 
 
 def _mark_not_checked(begin: Any) -> Any:
