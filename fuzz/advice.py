@@ -105,7 +105,9 @@ def _reset_and_replay(world: World, query: Query) -> None:
         world.by_hand, world.expired = [], 0
 
 
-def _plain_function(_: World, query: Query) -> None:
+def _plain_function(world: World, query: Query) -> None:
+    if query.kept_frames:  # rows that a function keeps for a later batch are lost with its run
+        _reset_and_replay(world, query)
     query.changes |= {"parts": 1, "threads": "", "through": "", "group": "", "around": "", "gathers": False}
 
 
