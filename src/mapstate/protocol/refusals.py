@@ -91,8 +91,9 @@ def part_in_flight(ledger: LedgerRecord, attempt: InFlight) -> IncompleteBatchEr
 def _in_parts(ledger: LedgerRecord, has: str, **facts: int | None) -> IncompleteBatchError:
     return IncompleteBatchError(
         f"state {ledger.state!r} {has}: the function gave it in parts, or it came again with more rows. Nothing was "
-        "written. Reset the state and replay the source, or restore store and checkpoint from before; on_gap='accept', "
-        "in one run, goes on without the rest. See docs/operating.md#each-refusal-and-what-to-do",
+        "written. Union the parts, then reset the state and replay the source, or restore store and checkpoint from "
+        "before; on_gap='accept', in one run, goes on without the rest. See "
+        "docs/operating.md#each-refusal-and-what-to-do",
         state=ledger.state,
         **facts,
     )
