@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ADVICE", "Advice", "settle"]
 
 UNION, WRAP = "union the parts", "with_empty_batches, and mapstate rewind"
+UNION_AND_RESET = "union the parts, reset and replay"
 OF_ITS_SESSION = "toArrow() and createDataFrame of its session"
 MOST_ADVICE = 6
 """Pieces of advice that one start may need."""
@@ -38,6 +39,11 @@ class Advice(NamedTuple):
 
 def _united(_: World, query: Query) -> None:
     query.changes |= {"parts": 1, "united": False}
+
+
+def _united_and_reset(world: World, query: Query) -> None:
+    _united(world, query)
+    _reset_and_replay(world, query)
 
 
 def _wrapped(world: World, query: Query) -> None:
@@ -99,11 +105,14 @@ def _reset_and_replay(world: World, query: Query) -> None:
         world.by_hand, world.expired = [], 0
 
 
-def _plain_function(_: World, query: Query) -> None:
+def _plain_function(world: World, query: Query) -> None:
+    if query.kept_frames:  # rows that a function keeps for a later batch are lost with its run
+        _reset_and_replay(world, query)
     query.changes |= {"parts": 1, "threads": "", "through": "", "group": "", "around": "", "gathers": False}
 
 
 ADVICE = [
+    Advice(UNION_AND_RESET, "Union the parts, then reset", _united_and_reset),
     Advice(UNION, "Union the parts", _united),
     Advice(
         WRAP,
@@ -148,6 +157,7 @@ def settle(world: World, step: Start) -> None:
     from fuzz.world import FailureError
 
     followed: dict[tuple[Query, object, str], str] = {}
+    has_come = False  # what is wrong in a state that was not called is for the next call to say
     for count in range(MOST_ADVICE):
         failed = world.start(step)
         if failed is None:
@@ -155,7 +165,15 @@ def settle(world: World, step: Start) -> None:
             world.counted = len(world.files)
             for query in world.queries:
                 query.options = {}
-            world.check()
+            try:
+                world.check()
+            except FailureError:
+                if has_come or all(query.was_called for query in world.queries):
+                    raise
+                has_come = True
+                world.note("no state was called: a file comes, so that one is")
+                world.add_file_for_all(2 if step.habit.gathers else 1)
+                continue
             return
         query, error = failed
         world.note(_told(error))
@@ -199,7 +217,7 @@ def _advised(world: World, query: Query, error: Exception, chance: random.Random
         return "start again"
     text = str(error)
     possible = [one for one in ADVICE if re.search(one.pattern, text) and one.is_possible(world, query)]
-    if any(one.name in (UNION, WRAP) for one in possible):
+    if any(one.name in (UNION_AND_RESET, UNION, WRAP) for one in possible):
         possible = possible[:1]  # the code is repaired first, whatever else is said
     chance.shuffle(possible)
     for advice in possible:

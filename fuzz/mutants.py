@@ -64,7 +64,7 @@ def _calls_not_counted(_of: Any) -> Any:
 
 
 def _part_kept(_take_back: Any) -> Any:
-    return lambda _ledgers, _batch_id: True
+    return lambda _ledgers, _batch_id, **_named: True
 
 
 def _mark_not_checked(begin: Any) -> Any:
@@ -132,7 +132,7 @@ def _null_as_no_text(_around_nulls: Any) -> Any:
     return as_empty
 
 
-_BATCH = "mapstate.spark.driver.batch"
+_BATCH, _REPEATS = "mapstate.spark.driver.batch", "mapstate.spark.driver.repeats"
 _TRANSITIONS, _OPENING = "mapstate.protocol.transitions", "mapstate.protocol.opening"
 
 MUTANTS = [
@@ -157,8 +157,9 @@ MUTANTS = [
         "Ledgers.begin",
         _gaps_of_a_run_accepted,
     ),
-    Mutant("adopt compares nothing", "mapstate.protocol.ledgers", "check_start", _always(None)),
-    Mutant("a number by hand that counts is skipped", _BATCH, "BatchDriver._check_repeat_by_hand", _always(None)),
+    Mutant("adopt compares nothing", "mapstate.protocol.following", "check_start", _always(None)),
+    Mutant("a number by hand that counts is skipped", _REPEATS, "Repeat.check_by_hand", _always(None)),
+    Mutant("the rows of a batch that comes again are not counted", _REPEATS, "Repeat.has_more", _always(False)),
     Mutant(
         "a null struct is a struct of nulls", "mapstate.spark.streams.key_columns", "_fields_of", _null_struct_of_nulls
     ),

@@ -158,7 +158,7 @@ class _Fuzzer:
         print(f"     again: scripts/run python -m fuzz --only {job.seed}\n", flush=True)
 
     def mutants(self) -> int:
-        """Play jobs under each mutant until one is not right that is so without it; the number of mutants not found."""
+        """Play jobs under each mutant until one fails that does not without it; the number of mutants not found."""
         not_found = 0
         for mutant in MUTANTS:
             if self.options.mutant in mutant.name:
@@ -171,7 +171,7 @@ class _Fuzzer:
         for count, job in enumerate(self.made(), 1):
             with mutant.applied():
                 played = self.play(job)
-            if played.verdict != "right" and self.play(job).verdict == "right":
+            if played.failed and not self.play(job).failed:
                 return f"seed {job.seed}, after {count} jobs: {played.message[:200]}"
         return None
 

@@ -19,14 +19,14 @@ from typing import Any
 
 from fuzz.habits import Built, DiedError, State, build, run_habit
 from fuzz.killed import kill
-from fuzz.rows import SCHEMA, Row, equal_key, plain, write_file
+from fuzz.rows import COLUMNS, SCHEMA, Row, equal_key, plain, write_file
 from fuzz.steps import Break, Dies, Job, Start
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.errors import LedgerError, MapStateError, StateNotFoundError
 from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.transitions import rollback as rolled_back
+from mapstate.protocol.ways_back import rollback as rolled_back
 from mapstate.testing import Begins, Commits, Fail, FaultyBackend
 
 __all__ = ["EVENTS", "FailureError", "Query", "RefusedError", "Run", "World"]
@@ -80,6 +80,7 @@ class Query:
         self.starts_at: str | None = None  # the offsets behind which its source starts
         self.inexact = False  # a non-transactional state may count a row twice after a failed attempt
         self.kept_frames: dict[int, Any] = {}
+        self.was_called = False  # a state of it, in the last run
         self.leaves_out: bool = False  # its function makes no call for some batches
         self.by_fields = False  # it groups by the fields of a struct: one that is null is one of nulls then
 
@@ -175,6 +176,14 @@ class World:
         write_file(self.sources[number % len(self.sources)], number, rows)
         self.files.append(rows)
 
+    def add_file_for_all(self, count: int) -> None:
+        """As many files with a row that every function gives to its states, and no window calls late."""
+        value = {name: next(one for one in values if one is not None) for name, (_, _, values) in COLUMNS.items()}
+        columns = sorted({column for state in self.job.states for column in state.keys})
+        latest = max((row.t for file in self.files for row in file), default=0)
+        for _ in range(count * len(self.sources)):
+            self.add_file((Row(tuple((name, value[name]) for name in columns), latest, 9),))
+
     # What runs
 
     def start(self, step: Start) -> tuple[Query, Exception] | None:
@@ -197,6 +206,7 @@ class World:
     def _start(self, query: Query, step: Start) -> tuple[Run, Any]:
         run = Run()
         habit = replace(step.habit, **query.changes)
+        query.was_called = False
         query.leaves_out = habit.early or habit.gathers or self.job.gives == "rows where v > 3, if there is one"
         fault = step.fault if query is self.queries[0] else None
         backend = self._backend(fault, killed=step.killed)
@@ -206,6 +216,10 @@ class World:
             if isinstance(fault, Dies) and (moment, run.batches - 1) == (fault.moment, fault.batch) and not run.died:
                 run.died = True
                 raise DiedError(moment)
+
+        def between() -> None:
+            query.was_called = True
+            die("between the calls")
 
         def built() -> Built:
             stop = partial(die, "downstream") if isinstance(fault, Dies) and fault.moment == "downstream" else None
@@ -217,6 +231,7 @@ class World:
 
         def each_batch(frame: Any, batch_id: int) -> None:
             run.batches += 1
+            query.was_called |= habit.wrapped
             die("before the calls")
             run_habit(
                 habit,
@@ -226,7 +241,7 @@ class World:
                 batch_id,
                 spark=self.spark,
                 kept_frames=query.kept_frames,
-                between=lambda: die("between the calls"),
+                between=between,
                 report=run.errors.append,
             )
             die("after the calls")

@@ -14,7 +14,7 @@ import msgspec
 
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.protocol import plans, transitions
+from mapstate.protocol import plans, transitions, ways_back
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
 from mapstate.protocol.plans import BatchPlan
 from mapstate.reader.changes import Position
@@ -359,7 +359,7 @@ class _CountsAnewBehindAnother(TogetherProtocol):
         last = ledger.last_commit
         if last is not None and plans.is_replanned(ledger, batch, plan):
             forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
-            back = transitions.rollback(forgotten)
+            back = ways_back.rollback(forgotten)
             ledger = msgspec.structs.replace(back, next_txid=ledger.next_txid)
         return super().begun(ledger, session, batch, nonce, plan)
 
@@ -472,6 +472,13 @@ class _MindsTheFirstFailure(PartsProtocol):
         return before or call
 
 
+class _CountsNoRowsOfAReplay(PartsProtocol):
+    """What comes again with the same plan is taken for what counts."""
+
+    def has_more(self, ledger: int, rows: int) -> bool:
+        return False
+
+
 class _TakesNoPartBack(PartsProtocol):
     takes_back = False
 
@@ -500,7 +507,7 @@ class _TakesBackOverALaterAttempt(PartsProtocol):
 
     def one_taken_back(self, ledger: LedgerRecord, session: str, batch: int, *, can: bool) -> LedgerRecord:
         last = ledger.last_commit
-        if last is None or not transitions.counts(ledger, batch):
+        if last is None or not ways_back.counts(ledger, batch):
             return super().one_taken_back(ledger, session, batch, can=can)
         forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
         back = super().one_taken_back(forgotten, session, batch, can=True)
@@ -522,7 +529,7 @@ class _MarksNoAttempt(PartsProtocol):
     """A transactional attempt of a part is begun again, and skips the keys that the part has written."""
 
     def one_taken_back(self, ledger: LedgerRecord, session: str, batch: int, *, can: bool) -> LedgerRecord:
-        if transitions.counts(ledger, batch):
+        if ways_back.counts(ledger, batch):
             return super().one_taken_back(ledger, session, batch, can=can)
         return ledger
 
@@ -834,6 +841,7 @@ MUTANTS: tuple[Mutant, ...] = (
         Parts(name="the second batch in parts", drivers=(_SWALLOWS._replace(since=1),), failures=2),
         "the second part of batch 1 alone",
     ),
+    Mutant("the rows of a replay are not counted", _CountsNoRowsOfAReplay, _IN_PARTS, "nobody noticed"),
     Mutant("no part is taken back", _TakesNoPartBack, _IN_PARTS, _AS_IF_WHOLE),
     Mutant(
         "a part is taken back in one store",

@@ -1,9 +1,9 @@
 """A foreachBatch function that gives a batch in parts: one key to a state, in one store or in several.
 
 A batch has two rows, each a part of it. A function gives both in one call, or one after the other. Whoever gives a
-second part in one run has to notice, and then what counts of the batch is taken back or marked. What has to be true is
-that no part counts as the whole batch from then on. Of a batch that was in parts before anybody could notice, the model
-says nothing.
+second part in one run has to notice, and so has whoever brings a batch that counts with more rows than count of it.
+Then what counts of the batch is taken back or marked. What has to be true is that no part counts as the whole batch
+from then on.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mapstate.errors import MapStateError
-from mapstate.protocol import transitions
+from mapstate.protocol import ways_back
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.transitions import check_session
 from mapstate.schema import StateType
 from model.protocol import ModelAttempt, Record, Refused
 from model.together import TogetherProtocol
@@ -96,6 +97,7 @@ class _Driver(NamedTuple):
     ``last``      the batch of the run's last call, and ``failed``: that call, if it raised
     ``in_parts``  the batch that it has given in parts; ``refuses``: so the run's calls are refused; ``is_told``: what
                   counts of that batch was taken back or marked
+    ``recounts``  it takes back a batch that counts with fewer rows than it brings, to begin it anew
     ``raised``    a call for the batch has raised; for the audit
     """
 
@@ -114,6 +116,7 @@ class _Driver(NamedTuple):
     refuses: bool = False
     is_told: bool = False
     can: bool = True
+    recounts: bool = False
     raised: bool = False
 
     def gone(self) -> _Driver:
@@ -149,6 +152,11 @@ class PartsProtocol(TogetherProtocol):
     takes_back = True
     takes_back_in_all_stores = True
 
+    def has_more(self, ledger: int, rows: int) -> bool:
+        """Whether more rows come with a batch than the last commit counts, and nobody has said so."""
+        last = self.ledger(ledger).last_commit
+        return last is not None and not last.is_part and rows > last.rows
+
     def is_part(self, last: int, failed: tuple[int, int] | None, call: tuple[int, int]) -> bool:
         """Whether a call for (batch, rows) gives a part: the run's last call was for the batch, and is not made again.
 
@@ -161,8 +169,8 @@ class PartsProtocol(TogetherProtocol):
         return call
 
     def can_roll_back(self, ledgers: Sequence[int], batch: int) -> bool:
-        """See `transitions.can_roll_back`: of all states that count the batch."""
-        return transitions.can_all_roll_back([self.ledger(one) for one in ledgers], batch)
+        """See `ways_back.can_roll_back`: of all states that count the batch."""
+        return ways_back.can_all_roll_back([self.ledger(one) for one in ledgers], batch)
 
     def taken_back(self, ledgers: Sequence[int], session: int, batch: int, *, can: bool) -> list[int] | Refused:
         """See `Ledgers.take_back`: in the states of one store."""
@@ -174,8 +182,9 @@ class PartsProtocol(TogetherProtocol):
         return [self.number(one) for one in after]
 
     def one_taken_back(self, ledger: LedgerRecord, session: str, batch: int, *, can: bool) -> LedgerRecord:
-        """See `transitions.take_back`."""
-        return transitions.take_back(ledger, session, batch, can_roll_back=can)
+        """See `ways_back.take_back`."""
+        check_session(ledger, session)
+        return ways_back.take_back(ledger, batch, can_roll_back=can)
 
     def is_marked(self, ledger: int) -> bool:
         """Whether the last commit says that it is a part."""
@@ -274,12 +283,12 @@ class PartsSteps:
 
     def _said(self, state: _State, at: int, batch: int) -> _State:
         """The audit of a driver that has noticed, and is done: unless another has the state, it could have said so."""
-        if any(not one or self.protocol.ledger(one).session != f"s{at}" for one in state.ledgers):
+        if not all(one and self._is_held(one, at) for one in state.ledgers):
             return state
         return state._replace(held=tuple(_noticed(one, batch, 2) for one in state.held))
 
     def _back(self, state: _State, at: int, driver: _Driver) -> _State:
-        batch = driver.in_parts
+        batch = driver.batch if driver.recounts else driver.in_parts
         assert batch is not None
         can = self.protocol.can_roll_back(state.ledgers, batch)
         return state.with_driver(at, driver._replace(phase="back", at=0, known=(), can=can))
@@ -351,14 +360,18 @@ class PartsSteps:
         if driver.at < len(self._groups):
             yield label, after.with_driver(at, driver)
             return
+        rows = self._function(at).of(batch)[driver.part].bit_count()
         is_part = driver.in_parts == batch and not driver.has_opened
+        counts_already = all(attempt is None for attempt in attempts)
         driver = driver._replace(has_opened=True)
         if is_part:  # it has never opened in this run, and has to know what counts
             yield (*label, "which is a part"), self._back(after, at, driver)
-        elif all(attempt is None for attempt in attempts):
-            if not self.protocol.minds_what_counts_already:
-                driver = driver._replace(last=-1)
-            yield (*label, "which counts already"), after.with_driver(at, driver._replace(phase="downstream", at=0))
+        elif counts_already and any(self.protocol.has_more(one, rows) for one in ledgers):
+            yield (*label, "with more rows than count"), self._back(after, at, driver._replace(recounts=True))
+        elif counts_already:
+            last = driver.last if self.protocol.minds_what_counts_already else -1
+            driver = driver._replace(phase="downstream", at=0, last=last)
+            yield (*label, "which counts already"), after.with_driver(at, driver)
         else:
             if any(is_noticed for one in held for _, rows, is_noticed in one if rows != _ALL):
                 raise ViolationError(f"an attempt counts on a part of a batch: {held}")
@@ -389,10 +402,11 @@ class PartsSteps:
     def _commit(self, state: _State, at: int, driver: _Driver) -> Iterator[tuple[Label, _State]]:
         label: Label = (f"driver {at}", "commits batch", driver.batch, "in store", driver.at)
         ledgers, held, flight = list(state.ledgers), list(state.held), list(state.flight)
+        rows = self._function(at).of(driver.batch)[driver.part].bit_count()
         for one in self._groups[driver.at]:
             attempt = driver.attempts[one]
             assert attempt is not None
-            answer = self.protocol.commit(ledgers[one], at, 0, driver.batch, attempt.txid)
+            answer = self.protocol.commit(ledgers[one], at, 0, driver.batch, attempt.txid, rows=rows)
             if isinstance(answer, Refused):
                 yield (*label, answer.error), self._raised(state, at, driver)
                 return
@@ -411,7 +425,7 @@ class PartsSteps:
 
     def _take_back(self, state: _State, at: int, driver: _Driver) -> Iterator[tuple[Label, _State]]:
         """See `Ledgers.take_back`: one write per store."""
-        group, batch = self._groups[driver.at], driver.in_parts
+        group, batch = self._groups[driver.at], driver.batch if driver.recounts else driver.in_parts
         assert batch is not None
         label: Label = (f"driver {at}", "takes back batch", batch, "in store", driver.at)
         found = [state.ledgers[one] for one in group]
@@ -439,19 +453,38 @@ class PartsSteps:
         if driver.at + 1 < len(self._groups):
             yield label, now.with_driver(at, driver._replace(at=driver.at + 1))
             return
+        if driver.recounts:
+            now = now._replace(held=tuple(_noticed(one, batch, 2) for one in held))
+            again = driver._replace(phase="begin", at=0, attempts=(), known=(), recounts=False)
+            yield label, now.with_driver(at, again)
+            return
         ledgers = [self.protocol.give_up(one, at) for one in ledgers]
         done = now._replace(ledgers=tuple(ledgers), held=tuple(_noticed(one, batch, 2) for one in held))
         yield label, self._raised(done, at, driver._replace(refuses=True, is_told=True))
 
     def _spark_commits(self, state: _State, at: int, driver: _Driver) -> tuple[Label, _State]:
         batch = driver.batch
-        if len(self._function(at).of(batch)) > 1 and not driver.raised:
-            for held in state.held:
-                if any(of == batch and rows != _ALL for of, rows, _ in held):
+        if not driver.raised:
+            in_parts = len(self._function(at).of(batch)) > 1
+            for ledger, held in zip(state.ledgers, state.held, strict=True):
+                if self._is_short(ledger, held, batch) and (in_parts or self._is_held(ledger, at)):
                     raise ViolationError(f"Spark goes on after a part of batch {batch} that nobody noticed: {held}")
         idle = driver._replace(phase="call", batch=batch + 1, part=0, tried=0, raised=False)
         after = state._replace(commits=max(state.commits, batch + 1))
         return (f"driver {at}", "Spark's own commit of batch", batch), after.with_driver(at, idle)
+
+    def _is_held(self, ledger: int, at: int) -> bool:
+        return self.protocol.ledger(ledger).session == f"s{at}"
+
+    def _is_short(self, ledger: int, held: tuple[tuple[int, int, int], ...], batch: int) -> bool:
+        """Whether a state counts a part of a batch, and could know it.
+
+        It cannot of a transactional attempt: a driver died after it had written a part, and the next one, with all
+        rows, found the keys done.
+        """
+        last = self.protocol.ledger(ledger).last_commit
+        counted = None if last is None or last.batch_id != batch else last.rows
+        return any(of == batch and rows != _ALL and counted in (None, rows.bit_count()) for of, rows, _ in held)
 
     def _vacuum(self, state: _State) -> Iterator[tuple[Label, _State]]:
         """A vacuum of one state, from its begin to its end. It needs all states to have the last batch of this one."""

@@ -17,7 +17,7 @@ import msgspec
 from mapstate.capabilities import FenceToken
 from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
-from mapstate.protocol import transitions, upkeep
+from mapstate.protocol import transitions, upkeep, ways_back
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.plans import BatchPlan
@@ -124,10 +124,10 @@ class Protocol:
         return transitions.begin(ledger, session, batch, nonce=nonce, plan=plan)
 
     def commit(
-        self, ledger: int, session: int, query: int, batch: int, txid: int, offsets: str | None = None
+        self, ledger: int, session: int, query: int, batch: int, txid: int, offsets: str | None = None, rows: int = 0
     ) -> int | Refused:
         """The ledger after a commit: the same number where it had been said before."""
-        done = Commit(batch_id=batch, txid=txid, owner=f"q{query}", offsets=offsets)
+        done = Commit(batch_id=batch, txid=txid, owner=f"q{query}", offsets=offsets, rows=rows)
         return self._changed(lambda: self.committed(self.ledger(ledger), f"s{session}", done))
 
     def committed(self, ledger: LedgerRecord, session: str, done: Commit) -> LedgerRecord:
@@ -135,12 +135,12 @@ class Protocol:
         return transitions.commit(ledger, session, done)
 
     def give_up(self, ledger: int, session: int) -> int:
-        """See `transitions.give_up`."""
-        return self.number(transitions.give_up(self.ledger(ledger), f"s{session}"))
+        """See `ways_back.give_up`."""
+        return self.number(ways_back.give_up(self.ledger(ledger), f"s{session}"))
 
     def rollback(self, ledger: int) -> int | Refused:
-        """See `transitions.rollback`."""
-        return self._changed(lambda: transitions.rollback(self.ledger(ledger)))
+        """See `ways_back.rollback`."""
+        return self._changed(lambda: ways_back.rollback(self.ledger(ledger)))
 
     def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
         """See `upkeep.begin_vacuum`."""

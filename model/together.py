@@ -15,7 +15,7 @@ from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.protocol import following, joint
 from mapstate.protocol.ledger_record import AlreadyCommitted, LedgerRecord, OpenRequest
-from mapstate.protocol.plans import BatchPlan, check_start
+from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnNewOwner, StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.world import Drivers, Label, ViolationError, with_item
@@ -151,14 +151,14 @@ class TogetherProtocol(Protocol):
         return out
 
     def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
-        """See `joint.reconcile` and `joint.check_adopted`."""
+        """See `joint.reconcile` and `following.check_adopted`."""
         even = joint.reconcile(ledgers, sessions, batch)
-        joint.check_adopted(even, ["refuse"] * len(even))
+        following.check_adopted(even, ["refuse"] * len(even))
         return even
 
     def check_start(self, ledger: LedgerRecord, batch: int, plan: BatchPlan | None) -> None:
-        """See `plans.check_start`."""
-        check_start(ledger, batch, plan, "refuse")
+        """See `following.check_start`."""
+        following.check_start(ledger, batch, plan, "refuse")
 
     def check_following(self, ledgers: Sequence[int], batch: int, plan: BatchPlan | None) -> Refused | None:
         """See `following.check_follower`: of each state and the one that follows it."""

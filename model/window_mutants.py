@@ -10,7 +10,7 @@ import msgspec
 
 from mapstate.keys import INDEX
 from mapstate.maps.serialized import writer_of
-from mapstate.protocol import pane_index, transitions, upkeep
+from mapstate.protocol import pane_index, transitions, upkeep, ways_back
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.pane_index import PanePages, Slice, index_keys, key_pages, store_key
 from mapstate.protocol.records import CommitView
@@ -236,7 +236,7 @@ class _TheHighestMarkEver(WindowRules):
     """A rollback leaves the watermark where it was."""
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        right = transitions.rollback
+        right = ways_back.rollback
 
         def keeps(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
             after, last = right(ledger, txid), ledger.last_windows()
@@ -247,7 +247,7 @@ class _TheHighestMarkEver(WindowRules):
 
         from mapstate.protocol import joint
 
-        return [(transitions, "rollback", keeps), (joint, "rollback", keeps)]
+        return [(module, "rollback", keeps) for module in (ways_back, transitions, joint)]
 
 
 class _AdvancesOnce(WindowRules):

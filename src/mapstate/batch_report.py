@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from mapstate.protocol.ledger_record import Commit
-
 MOST_REPORTS = 100
 """The number of a state's last reports that its store keeps."""
 
@@ -49,23 +47,6 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     rows_between: int = 0
     watermark: int | None = None
     offsets_passed: int | None = None
-
-    @classmethod
-    def of_commit(cls, commit: Commit) -> BatchReport:
-        """The report of a batch that an earlier run committed: ``attempt`` is 0, and there are no times."""
-        return cls(
-            batch_id=commit.batch_id,
-            txid=commit.txid,
-            attempt=0,
-            rows=commit.rows,
-            keys_read=0,
-            keys_cached=0,
-            keys_written=commit.keys,
-            keys_skipped=0,
-            milliseconds=0,
-            at=commit.at,
-            **({} if commit.windows is None else commit.windows.reported()),
-        )
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

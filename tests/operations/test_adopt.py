@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.batch_report import BatchReport, encode_report
+from mapstate.batch_report import encode_report
 from mapstate.cli.commands import app
 from mapstate.errors import (
     ConfigurationError,
@@ -31,6 +31,7 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, Commit, OpenRequest, clock_txid
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.spark.driver.repeats import report_of
 
 pytestmark = pytest.mark.redis
 
@@ -267,7 +268,7 @@ class Reported(Job):
         super().batch(**values)
         done = self.ledger.record.last_commit
         if report:
-            self.store.keep_report(encode_report(BatchReport.of_commit(done)), 100)
+            self.store.keep_report(encode_report(report_of(done)), 100)
 
     def taken_back(self) -> None:
         self.ledger.rollback()
@@ -353,7 +354,7 @@ def test_a_transactional_attempt_that_was_cut_short_cannot_be_taken_back(redis_u
     attempt = job.ledger.begin(0)
     store.writer(attempt.token).multi_put(["a"], [b"[%d,1]" % attempt.txid])
     job.ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
-    store.keep_report(encode_report(BatchReport.of_commit(job.ledger.record.last_commit)), 100)
+    store.keep_report(encode_report(report_of(job.ledger.record.last_commit)), 100)
     whole = job.ledger.record
     attempt = job.ledger.begin(1)
     store.writer(attempt.token).multi_put(["a"], [b"[%d,2]" % attempt.txid])
@@ -376,7 +377,7 @@ def test_a_non_transactional_state_with_a_failed_attempt_gets_a_ledger_that_can_
         store.writer(attempt.token).multi_put(["a"], [b"%d" % batch_id])
         done = Commit(batch_id=batch_id, txid=attempt.txid, owner="q", at="2026-11-22T10:00:00+00:00")
         job.ledger.commit(done)
-        store.keep_report(encode_report(BatchReport.of_commit(done)), 100)
+        store.keep_report(encode_report(report_of(done)), 100)
     lose_ledger(redis_url, redis_server)
     adopt_lost(redis_url, type="non-transactional")
     assert contents(redis_url) == {"a": 2}

@@ -12,11 +12,12 @@ from openings import opening
 
 from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import IncompleteBatchError, ReplannedBatchError, RollbackError
-from mapstate.protocol import transitions
+from mapstate.protocol import ways_back
+from mapstate.protocol.following import digest_of_files
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, encode_ledger, now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.plans import BatchPlan, digest_of_files
+from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.stored_ledger import decode_ledger
 
 FILES = {"logOffset": 7, "source": "FileStreamSource[file:/in]", "newest": 17, "paths": ["file:/in/a"]}
@@ -233,5 +234,5 @@ def test_nothing_is_taken_back_over_a_later_attempt():
     opaque = msgspec.structs.replace(record, type="opaque")
     later = msgspec.structs.replace(opaque, next_txid=opaque.next_txid + 1)
     with pytest.raises(RollbackError):
-        transitions.take_back(later, later.session, 1, can_roll_back=True)
-    assert transitions.take_back(opaque, opaque.session, 0, can_roll_back=True) is opaque  # another batch
+        ways_back.take_back(later, 1, can_roll_back=True)
+    assert ways_back.take_back(opaque, 0, can_roll_back=True) is opaque  # another batch

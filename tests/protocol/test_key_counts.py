@@ -29,9 +29,10 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
-from mapstate.protocol.transitions import begin, commit, rollback
+from mapstate.protocol.transitions import begin, commit
 from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
 from mapstate.protocol.upkeep import recount as recounted
+from mapstate.protocol.ways_back import rollback
 from mapstate.schema import Field, KeyField
 
 # The arithmetic, as of the ledger alone

@@ -16,7 +16,7 @@ from windowed import Row, Windowed
 from mapstate import open_reader
 from mapstate.errors import CorruptLedgerError, StoreLostError, WindowGoneError
 from mapstate.keys import is_index_key
-from mapstate.protocol import ledger_record, pane_index, stored_ledger, transitions, windows
+from mapstate.protocol import ledger_record, pane_index, stored_ledger, ways_back, windows
 from mapstate.protocol.held_ledger import HeldLedger, change_all
 from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.pane_index import PanePages
@@ -184,7 +184,7 @@ def test_a_batch_that_is_rolled_back_leaves_the_panes_as_they_were(url, monkeypa
         job.batch(*(Row(180 * at, "ann", 1) for at in range(10, 3000, 7)))
         held = HeldLedger(job.store, "s")
         held.load()
-        change_all([held], lambda before: [(transitions.rollback(before[0]), None)])
+        change_all([held], lambda before: [(ways_back.rollback(before[0]), None)])
         job.committed.pop()
         job = job.restarted()
         assert read_ledger(job.store, "s").windows.height > 0

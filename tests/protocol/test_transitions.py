@@ -26,8 +26,9 @@ from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import decode_ledger
-from mapstate.protocol.transitions import begin, commit, give_up, rollback
+from mapstate.protocol.transitions import begin, commit
 from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
+from mapstate.protocol.ways_back import give_up, rollback
 from mapstate.schema import Field, KeyField
 
 START = 1000

@@ -24,6 +24,7 @@ from mapstate.backends import resolve
 from mapstate.batch_report import encode_report
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.keys import KeyCodec
+from mapstate.operations.drop import drop
 from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
@@ -309,6 +310,21 @@ def test_a_scan_gives_all_keys_page_by_page_and_goes_on_from_a_cursor(url):
         assert requests > 10
         chosen = lines_of(client.get("/states/s/scan?columns=bytes&limit=1"))
         assert chosen[1]["value"] == {"bytes": right[chosen[1]["key"]["k"]]["bytes"]}
+
+
+def test_a_cursor_is_of_one_state_as_it_is_now(url, monkeypatch):
+    """Another state's scan went on behind it, and so did that of the same state, made anew: keys were left out."""
+    for name in ("s", "other"):
+        made_of_one_batch(url, name, (KeyField("k", "string"),), VISITS, {f"u{at:03d}": (at, at) for at in range(500)})
+    with client_of(url) as client:
+        cursor = lines_of(client.get("/states/s/scan?limit=10"))[-1]["cursor"]
+        assert lines_of(client.get("/states/s/scan", params={"cursor": cursor}))[-1]["is_end"]
+        refused = problem(client.get("/states/other/scan", params={"cursor": cursor}), 400)
+        assert "no cursor of state 'other'" in refused
+        drop(url, "s")
+        monkeypatch.setattr("states.START", 2000)  # time has passed
+        made_of_one_batch(url, "s", (KeyField("k", "string"),), VISITS, {f"w{at:03d}": (at, at) for at in range(500)})
+        problem(client.get("/states/s/scan", params={"cursor": cursor}), 400)
 
 
 @pytest.mark.redis

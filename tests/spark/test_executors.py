@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 import venv
@@ -133,3 +134,27 @@ def test_a_task_of_another_version_writes_nothing(spark, visits, tmp_path, monke
     with open_reader(url, "visits") as reader:
         assert reader.ledger().last_commit is None
         assert dict(reader.scan()) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_workers_of_a_local_master_are_of_the_drivers_python_unless_another_is_named(named, visits, tmp_path):
+    """In a virtual environment that is not activated, as in an IDE or a cron job, python3 is another Python."""
+    visits.put("0", ROWS)
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho this is another Python >&2\nexit 9\n")
+    other.chmod(0o755)
+    environment = os.environ | {"PATH": f"{other.parent}:{os.environ['PATH']}"}
+    environment.pop("PYSPARK_DRIVER_PYTHON", None)
+    environment.pop("PYSPARK_PYTHON", None)
+    if named:
+        environment["PYSPARK_PYTHON"] = str(other)
+    url = f"sqlite:///{tmp_path}/state.db"
+    options = {"url": url, "input": str(visits.input), "checkpoint": str(visits.checkpoint), "master": "local[2]"}
+    done = run_job(options, env=environment)
+    assert (done.returncode != 0) == named, done.stderr[-3000:]
+    if named:
+        assert "this is another Python" in done.stderr
+    else:
+        assert contents(url, "visits") == visits.truth()

@@ -492,7 +492,7 @@ def test_a_part_that_cannot_be_taken_back_is_named_by_the_next_start(spec_of, ur
         run(spark, given, in_parts(lambda: job))
     assert ledger(url).last_commit.is_part
     for _ in range(2):
-        with pytest.raises(IncompleteBatchError, match=r"only a part of batch 0, 2 rows"):
+        with pytest.raises(IncompleteBatchError, match=r"only a part of batch 0, 2 rows.*Union the parts, then reset"):
             run(spark, given, counts_of(spark, given, spec_of(url)))
     run(spark, given, counts_of(spark, given, spec_of(url, on_gap="accept")))  # goes on without the rest
     kept = {("a",): {"visits": 3, "bytes": 10}, ("b",): {"visits": 2, "bytes": 13}}
@@ -503,24 +503,87 @@ def test_a_part_that_cannot_be_taken_back_is_named_by_the_next_start(spec_of, ur
         assert contents(url, "visits") == given.truth()
 
 
-def test_a_batch_whose_first_part_a_killed_driver_committed_is_taken_back(url, spark, given):
-    """The driver died between the two parts; the next run gives the parts again."""
-    job = counts_of(spark, given, opaque(url))
-
-    class Killed(BaseException):
-        pass
-
-    def half(rows: DataFrame, batch_id: int) -> None:
+def dies_behind_the_first_part(job: Any) -> Function:
+    def function(rows: DataFrame, batch_id: int) -> None:
         job(rows.where(PARTS[0]), batch_id)
         raise RuntimeError("the driver dies")
 
+    return function
+
+
+def test_a_batch_whose_first_part_a_killed_driver_committed_is_taken_back(url, spark, given):
+    """The driver died between the two parts; the next run gives the parts again."""
     with pytest.raises(RuntimeError):
-        run(spark, given, half)
+        run(spark, given, dies_behind_the_first_part(counts_of(spark, given, opaque(url))))
     assert contents(url, "visits") == {("a",): {"visits": 2, "bytes": 4}}
     anew = in_parts(lambda: counts_of(spark, given, opaque(url)))
     with pytest.raises(UsageError, match="taken back"):
         run(spark, given, anew)
     run(spark, given, counts_of(spark, given, opaque(url)))
+    assert contents(url, "visits") == given.truth()
+
+
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_a_whole_batch_of_which_a_killed_driver_committed_a_part_is_counted_anew(url, spark, given, is_filtered):
+    """The driver died between the two parts, and the program was changed to the union before it had raised."""
+
+    def job() -> Any:
+        stream = newStream("visits", given.stream(spark))
+        stream = stream.transform(lambda rows: rows.where("bytes > 0")) if is_filtered else stream
+        return stream.groupBy("user_id").persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes"))
+
+    with pytest.raises(RuntimeError):
+        run(spark, given, dies_behind_the_first_part(job()))
+    txid = ledger(url).last_commit.txid
+    finished: list[Any] = []
+    run(spark, given, job().on_batch(finished.append))
+    assert contents(url, "visits") == given.truth()
+    assert finished[0].batch_id == 0
+    assert finished[0].txid > txid
+
+
+@pytest.mark.parametrize("spec_of", [transactional, non_transactional])
+def test_a_part_that_a_killed_driver_committed_is_named_where_it_cannot_be_taken_back(spec_of, url, spark, given):
+    with pytest.raises(RuntimeError):
+        run(spark, given, dies_behind_the_first_part(counts_of(spark, given, spec_of(url))))
+    for _ in range(2):
+        with pytest.raises(IncompleteBatchError, match=r"only a part of batch 0, 2 rows .* came again with more rows"):
+            run(spark, given, counts_of(spark, given, spec_of(url)))
+    run(spark, given, counts_of(spark, given, spec_of(url, on_gap="accept")))  # goes on without the rest
+    kept = {("a",): {"visits": 3, "bytes": 10}, ("b",): {"visits": 2, "bytes": 13}}
+    assert contents(url, "visits") == given.truth() | kept
+
+
+def test_windows_that_may_have_fired_are_not_counted_anew_but_named(url, spark, given):
+    """What was final stays final."""
+
+    def job() -> Any:
+        windows = newStream("visits", given.stream(spark)).tumblingWindow(2, timestampField="bytes")
+        return windows.groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
+
+    with pytest.raises(RuntimeError):
+        run(spark, given, dies_behind_the_first_part(job()))
+    with pytest.raises(IncompleteBatchError, match="only a part of batch 0"):
+        run(spark, given, job())
+
+
+def test_a_batch_that_comes_again_with_fewer_rows_counts_as_it_did(url, spark, given):
+    """A source may lose rows that were counted; those that count did come."""
+
+    def dies(rows: DataFrame, batch_id: int) -> None:
+        counts_of(spark, given, opaque(url))(rows, batch_id)
+        raise RuntimeError("the driver dies")
+
+    with pytest.raises(RuntimeError):
+        run(spark, given, dies)
+    job, seen = counts_of(spark, given, opaque(url)), []
+
+    def less(rows: DataFrame, batch_id: int) -> None:
+        seen.append(batch_id)
+        job(rows.where(PARTS[0]) if batch_id == 0 else rows, batch_id)
+
+    run(spark, given, less)
+    assert seen[0] == 0
     assert contents(url, "visits") == given.truth()
 
 

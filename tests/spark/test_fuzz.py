@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from fuzz.generate import INGREDIENTS, random_job
+from fuzz.habits import Habit, State
 from fuzz.mutants import MUTANTS
+from fuzz.rows import Row
+from fuzz.run import play
+from fuzz.steps import AddFiles, Event, Job, Start
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis]
 
@@ -35,6 +39,21 @@ def test_a_seed_makes_the_same_job_and_some_job_has_each_ingredient():
     made = [random_job(seed, redis=True) for seed in range(300)]
     assert made == [random_job(seed, redis=True) for seed in range(300)]
     assert set().union(*(used for _, used in made)) == set(INGREDIENTS)
+
+
+def test_a_run_that_calls_no_state_is_judged_by_the_next_that_does(spark):
+    file, lost = AddFiles(((Row((("s", "a"),), 1, 5),),)), Event("the copy of the store is put back")
+    played = play(spark, Job(0, "sqlite", (State("state0"),), (file, Start(), lost, Start())))
+    assert played.verdict == "right", played
+    assert played.log.index("no state was called: a file comes, so that one is") < len(played.log) - 1, played.log
+
+
+def test_rows_that_a_function_kept_for_a_run_that_failed_are_no_loss_of_the_state(spark):
+    """The second run has counted the first batch as an empty one, and the function has kept its rows."""
+    rows = [Row((("u", value),), 1, 5) for value in ({"id": 1, "name": "a"}, None, None, None)]
+    files = AddFiles(tuple((row,) for row in rows))
+    played = play(spark, Job(0, "memory", (State("state0", keys=("u",)),), (files, Start(Habit(gathers=True)))))
+    assert played.verdict == "right", played
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])

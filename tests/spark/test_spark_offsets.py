@@ -363,7 +363,7 @@ def a_state(spark: Any, url: str, name: str, ends: Any) -> Any:
 
 def known_to_kafka(monkeypatch: pytest.MonkeyPatch, *bounds: Any) -> None:
     texts = [None if each is None else tuple(map(json.dumps, each)) for each in bounds]
-    monkeypatch.setattr(uncounted_files, "kafka_bounds", lambda _: texts)
+    monkeypatch.setattr(uncounted_files, "_kafka_bounds", lambda _: texts)
 
 
 def test_a_start_is_the_later_of_what_was_counted_and_what_is_there(url, spark, monkeypatch, caplog):

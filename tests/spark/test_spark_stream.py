@@ -782,3 +782,19 @@ def test_a_worker_does_not_search_what_it_has_imported_for_garbage_after_each_ta
     asked = spark.range(2).mapInArrow(kept_out, "objects bigint")
     wait_for(lambda: any(row.objects > 10_000 for row in asked.collect()), "the worker that had the batch")
     assert gc.get_freeze_count() < 1_000, "this process is its user's"
+
+
+def test_a_state_is_not_started_without_a_checkpoint_unless_somebody_says_so(spark, visits, tmp_path):
+    """Its second start would be another query's, and refused."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    visits.put("0", [("a", 1)])
+    stream = newStream("visits", visits.stream(spark)).groupBy("user_id")
+    counts = stream.persistentAggregate(opaque(url), visits=Count())
+    with pytest.raises(errors.UsageError, match=r"needs a checkpointLocation: .* Nothing was started"):
+        counts.start(trigger=AVAILABLE)
+    assert not (tmp_path / "state.db").exists()
+    finish(counts.start(options={"checkpointLocation": str(visits.checkpoint)}, trigger=AVAILABLE))
+    assert contents(url, "visits") == {("a",): {"visits": 1}}
+    other = stream.persistentAggregate(opaque(url, "once"), visits=Count())
+    finish(other.start(checkpointLocation=None, trigger=AVAILABLE))
+    assert contents(url, "once") == {("a",): {"visits": 1}}

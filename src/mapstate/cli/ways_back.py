@@ -10,12 +10,11 @@ import typer
 from mapstate.backends import resolve
 from mapstate.capabilities import close_if_possible
 from mapstate.cli.arguments import AsJson, State, Url, Yes, store_url
-from mapstate.cli.forms import emit
-from mapstate.cli.show import confirm, say
+from mapstate.cli.show import confirm, emit, say
 from mapstate.errors import UsageError
 from mapstate.operations.checkpoint import Rewound
 from mapstate.operations.checkpoint import rewind as rewind_checkpoint
-from mapstate.protocol import transitions
+from mapstate.protocol import ways_back
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.spec import check_state_name
@@ -27,7 +26,7 @@ def rollback(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson
     store: Any = resolve(store_url(url)).open(check_state_name(state))
     try:
         record = read_ledger(store, state)
-        transitions.rollback(record)  # refuses before anybody is asked
+        ways_back.rollback(record)  # refuses before anybody is asked
         last = record.last_commit
         assert last is not None  # noqa: S101  rollback refuses a ledger without one
         batch = f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count."

@@ -26,7 +26,7 @@ from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import CodecWithIndex
-from mapstate.protocol.records import newer_than_ledger, newer_txids
+from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.reader.committed import CommittedReads

@@ -28,7 +28,8 @@ from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import CodecWithIndex, without_gone
-from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
+from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 from mapstate.spec import check_state_name

@@ -1,14 +1,18 @@
-"""The ledger's rules for a state and one that follows its new values. Pure, as `mapstate.protocol.transitions`."""
+"""The rules for where a start goes on: behind another state's new values, or another query's batches. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mapstate.errors import MissingBatchesError
 from mapstate.protocol.joint import batch_of
-from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.plans import BatchPlan, check_replanned, is_overtaken, is_replanned
-from mapstate.schema import OnNewOwner
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.plans import BatchPlan, by_partition, digest_of, is_replanned
+from mapstate.protocol.refusals import starts_elsewhere
+from mapstate.protocol.ways_back import check_replanned, is_overtaken
+from mapstate.schema import OnGap, OnNewOwner
 
 
 def check_follower(
@@ -76,3 +80,87 @@ def check_follower(
             "from its checkpoint. on_gap='accept' for the follower, in one run, goes on without the missing batches."
         )
     return plan and plan._replace(upstream_txid=None)
+
+
+def check_start(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None, on_gap: OnGap) -> None:
+    """Refuse a new owner's first batch unless each source starts where the last owner's last batch ended.
+
+    Sources and partitions that the last owner did not have may start anywhere, and with ``on_gap="accept"`` partitions
+    may start later. What cannot be compared is refused.
+    """
+    last = ledger.last_commit
+    if last is None or not ledger.is_adopted or batch_id < ledger.owners[ledger.owner]:
+        return
+    ends = _entries(last.offsets)
+    starts = None if plan is None else _entries(plan.start)
+    if plan is None or ends is None or starts is None:
+        raise starts_elsewhere(ledger, last, batch_id, None if plan is None else plan.start, "cannot be compared")
+    if len(starts) < len(ends):
+        raise starts_elsewhere(ledger, last, batch_id, plan.start, "has other sources")
+    for end, start in zip(ends, starts, strict=False):
+        how = _how_it_starts(end, start, plan.filters)
+        if how is not None and not (how == _LATER and on_gap == "accept"):
+            raise starts_elsewhere(ledger, last, batch_id, plan.start, how)
+
+
+_LATER = "starts later, so rows would be lost"
+
+
+def _how_it_starts(end: Any, start: Any, filters: tuple[str, ...]) -> str | None:
+    """How a source's start differs from its end in the ledger; None if it is the same place."""
+    if isinstance(end, dict) and "newest" in end:
+        return (
+            None if start is None and digest_of_files(end) in filters else "reads its files without files_not_counted"
+        )
+    is_of_a_log = isinstance(end, dict) and "logOffset" in end  # in which only its query has numbers
+    if is_of_a_log or (end is None) != (start is None):
+        return "cannot be compared"
+    if end == start:
+        return None
+    ending, starting = by_partition(end), by_partition(start)
+    if ending is None or starting is None or not ending.keys() <= starting.keys():
+        return "starts elsewhere"
+    if any(starting[partition] < number for partition, number in ending.items()):
+        return "starts earlier, so rows would count twice"
+    return None if all(starting[partition] == number for partition, number in ending.items()) else _LATER
+
+
+def digest_of_files(end: Mapping[str, Any]) -> str:
+    """Of a file source's end in a ledger: which of its files are counted."""
+    return digest_of(json.dumps([end["newest"], sorted(end["paths"])]))
+
+
+def _entries(offsets: str | None) -> list[Any] | None:
+    try:
+        entries = None if offsets is None else json.loads(offsets)
+    except ValueError:
+        return None
+    return entries if isinstance(entries, list) else None
+
+
+def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> None:
+    """Refuse states of one topology that hold different batches of the query that kept them before.
+
+    Call it after `reconcile` and before `begin`. States of different queries cannot be compared. Raises
+    MissingBatchesError, unless ``on_gap`` of the state that lacks batches is "accept".
+    """
+    for behind, on_gap in zip(ledgers, on_gaps, strict=True):
+        last = behind.last_commit
+        if last is None or last.owner == behind.owner or on_gap == "accept":
+            continue
+        for ahead in ledgers:
+            if ahead.last_commit is not None and ahead.last_commit.owner == last.owner:
+                _check_no_further(ahead, ahead.last_commit, behind, last)
+
+
+def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord, last: Commit) -> None:
+    if newest.batch_id > last.batch_id:
+        raise MissingBatchesError(
+            f"state {behind.state!r} counts batches of query {last.owner} up to batch {last.batch_id}, and state "
+            f"{ahead.state!r} of the same topology up to batch {newest.batch_id}: adopted like this they would differ "
+            "for ever. Nothing was written. Restore both from one moment, or run that query once more from its "
+            f"checkpoint. on_gap='accept' for {behind.state!r}, in one run, goes on without the missing batches.",
+            state=behind.state,
+            found=newest.batch_id + 1,
+            expected=last.batch_id + 1,
+        )

@@ -14,7 +14,6 @@ from mapstate.errors import (
     FencedError,
     MissingBatchesError,
     StaleBatchError,
-    StoreLostError,
     StoreRestartedError,
     StoreUnavailableError,
 )
@@ -22,7 +21,7 @@ from mapstate.protocol import transitions
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import Attempt, InFlight, LedgerRecord, OpenRequest, encode_ledger
 from mapstate.protocol.opening import open_ledger, what_remains
-from mapstate.protocol.refusals import missing_batches
+from mapstate.protocol.refusals import lost_store, missing_batches
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
 
 T = TypeVar("T")
@@ -196,20 +195,7 @@ class HeldLedger:
 
     def raise_lost(self) -> NoReturn:
         """Raises StoreLostError, with the advice that fits: with records, or without any."""
-        if self._has_records():
-            raise StoreLostError(
-                f"the ledger of state {self.state!r} is gone, and its records are there: the key was deleted, evicted "
-                "or expired. Nothing was written and nothing is counted on. Give the records a ledger with mapstate "
-                "adopt, or restore both from one backup. See docs/operating.md#a-lost-ledger",
-                state=self.state,
-            )
-        raise StoreLostError(
-            f"the ledger of state {self.state!r} is gone, and so are its records: the store was flushed, restarted "
-            "empty or replaced, or the state was dropped. Nothing was written and nothing is counted on. Restore the "
-            "store from a copy and rewind the checkpoint to it (mapstate rewind); without a copy, start over with a "
-            "new checkpoint. See docs/operating.md#a-store-that-was-emptied",
-            state=self.state,
-        )
+        raise lost_store(self.state, has_records=self._has_records())
 
     def _has_records(self) -> bool:
         """May read all keys of the store, so at most once per incarnation of a state."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mapstate.errors import MissingBatchesError, RollbackError
+from mapstate.errors import RollbackError
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
-from mapstate.protocol.transitions import check_session, rollback
-from mapstate.schema import OnGap
+from mapstate.protocol.transitions import check_session
+from mapstate.protocol.ways_back import rollback
 
 _NEVER = 1 << 63  # above all batch ids
 
@@ -64,34 +64,6 @@ def _rolled_back(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord]) -> Ledge
             "new checkpoint. See docs/operating.md#each-refusal-and-what-to-do",
             state=ledger.state,
         ) from error
-
-
-def check_adopted(ledgers: Sequence[LedgerRecord], on_gaps: Sequence[OnGap]) -> None:
-    """Refuse states of one topology that hold different batches of the query that kept them before.
-
-    Call it after `reconcile` and before `begin`. States of different queries cannot be compared. Raises
-    MissingBatchesError, unless ``on_gap`` of the state that lacks batches is "accept".
-    """
-    for behind, on_gap in zip(ledgers, on_gaps, strict=True):
-        last = behind.last_commit
-        if last is None or last.owner == behind.owner or on_gap == "accept":
-            continue
-        for ahead in ledgers:
-            if ahead.last_commit is not None and ahead.last_commit.owner == last.owner:
-                _check_no_further(ahead, ahead.last_commit, behind, last)
-
-
-def _check_no_further(ahead: LedgerRecord, newest: Commit, behind: LedgerRecord, last: Commit) -> None:
-    if newest.batch_id > last.batch_id:
-        raise MissingBatchesError(
-            f"state {behind.state!r} counts batches of query {last.owner} up to batch {last.batch_id}, and state "
-            f"{ahead.state!r} of the same topology up to batch {newest.batch_id}: adopted like this they would differ "
-            "for ever. Nothing was written. Restore both from one moment, or run that query once more from its "
-            f"checkpoint. on_gap='accept' for {behind.state!r}, in one run, goes on without the missing batches.",
-            state=behind.state,
-            found=newest.batch_id + 1,
-            expected=last.batch_id + 1,
-        )
 
 
 def has_last_batch(ledger: LedgerRecord, other: LedgerRecord) -> bool:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mapstate.protocol import transitions, upkeep
+from mapstate.protocol import transitions, upkeep, ways_back
 from mapstate.protocol.held_ledger import HeldLedger, VersionedLedger, change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.plans import BatchPlan
@@ -117,14 +117,14 @@ class Ledger:
         self.held.say_what_fenced()
 
     def give_up(self) -> None:
-        """See `transitions.give_up`."""
-        self._change(lambda before: (transitions.give_up(before, self.held.session), None))
+        """See `ways_back.give_up`."""
+        self._change(lambda before: (ways_back.give_up(before, self.held.session), None))
 
     def rollback(self, txid: int | None = None) -> LedgerRecord:
-        """Take the last batch back, if it is ``txid``; returns the ledger without it. See `transitions.rollback`."""
+        """Take the last batch back, if it is ``txid``; returns the ledger without it. See `ways_back.rollback`."""
 
         def rolled_back(before: LedgerRecord) -> tuple[LedgerRecord, LedgerRecord]:
-            after = transitions.rollback(before, txid)
+            after = ways_back.rollback(before, txid)
             return after, after
 
         return self._change(rolled_back)

@@ -160,6 +160,11 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
             return None
         return self.initial_keys if self.last_commit is None else self.last_commit.keys_held
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether another query than the present owner made the last commit."""
+        return self.last_commit is not None and self.last_commit.owner != self.owner
+
     def with_keys_held(self, held: int | None) -> LedgerRecord:
         """Copy the ledger with another number of keys."""
         if self.last_commit is None:

@@ -21,10 +21,10 @@ import msgspec
 
 from mapstate.capabilities import JointLedgers
 from mapstate.errors import MissingBatchesError
-from mapstate.protocol import joint, transitions
+from mapstate.protocol import following, joint, transitions, ways_back
 from mapstate.protocol.held_ledger import HeldLedger, change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, now
-from mapstate.protocol.plans import BatchPlan, check_start
+from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap
 
@@ -117,10 +117,10 @@ class Ledgers:
         Returns whether nothing is left. What cannot be rolled back in all states, or not in those that follow
         them, is marked, and the next `begin` refuses it.
         """
-        can = may_roll_back and transitions.can_all_roll_back(self.records, batch_id)
+        can = may_roll_back and ways_back.can_all_roll_back(self.records, batch_id)
         for domain in self._domains:
             change_all(self._of(domain), partial(self._taken_back, domain, batch_id, can))
-        return not any(transitions.is_part(record) for record in self.records)
+        return not any(ways_back.is_part(record) for record in self.records)
 
     def say_what_fenced(self) -> None:
         """See `HeldLedger.say_what_fenced`."""
@@ -128,7 +128,7 @@ class Ledgers:
             ledger.say_what_fenced()
 
     def give_up(self) -> None:
-        """See `transitions.give_up`: in all states, one write per commit domain."""
+        """See `ways_back.give_up`: in all states, one write per commit domain."""
         for domain in self._domains:
             change_all(self._of(domain), partial(self._given_up, domain))
 
@@ -167,10 +167,11 @@ class Ledgers:
         for ledger, record in zip(self.ledgers, records, strict=True):
             ledger.check_not_put_back(record, batch_id)
         reconciled = joint.reconcile(records, sessions, batch_id)
-        joint.check_adopted(reconciled, self._on_gaps)
-        for record, on_gap, unchecked in zip(reconciled, self._on_gaps, self._unchecked, strict=True):
-            if not unchecked:
-                check_start(record, batch_id, plan, on_gap)
+        if any(record.is_adopted for record in reconciled):
+            following.check_adopted(reconciled, self._on_gaps)
+            for record, on_gap, unchecked in zip(reconciled, self._on_gaps, self._unchecked, strict=True):
+                if not unchecked:
+                    following.check_start(record, batch_id, plan, on_gap)
         names = nonces or [""] * len(reconciled)
         results = [
             transitions.begin(record, session, batch_id, on_gap, nonce, at=at, plan=plan)
@@ -194,15 +195,14 @@ class Ledgers:
     def _taken_back(
         self, domain: Sequence[int], batch_id: int, can: bool, before: Sequence[Any]
     ) -> list[tuple[LedgerRecord, None]]:
-        can = can and transitions.can_all_roll_back(before, batch_id)  # a vacuum may have begun since
-        return [
-            (transitions.take_back(record, self.ledgers[index].session, batch_id, can_roll_back=can), None)
-            for index, record in zip(domain, before, strict=True)
-        ]
+        can = can and ways_back.can_all_roll_back(before, batch_id)  # a vacuum may have begun since
+        for index, record in zip(domain, before, strict=True):
+            transitions.check_session(record, self.ledgers[index].session)
+        return [(ways_back.take_back(record, batch_id, can_roll_back=can), None) for record in before]
 
     def _given_up(self, domain: Sequence[int], before: Sequence[Any]) -> list[tuple[LedgerRecord, None]]:
         return [
-            (transitions.give_up(record, self.ledgers[index].session), None)
+            (ways_back.give_up(record, self.ledgers[index].session), None)
             for index, record in zip(domain, before, strict=True)
         ]
 

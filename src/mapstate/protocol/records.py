@@ -7,7 +7,7 @@ the ledger says whether a transaction was committed, never the record by itself.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -178,27 +178,4 @@ def stale(found: int, own: int) -> StaleBatchError:
         "an old checkpoint is replayed. Nothing was written. Stop the older driver.",
         found=found,
         own=own,
-    )
-
-
-def newer_txids(keys: Iterable[Any], records: Iterable[Any], newest: int) -> dict[Any, int]:
-    """The keys whose records carry a txid above ``newest``, with that txid. Not for states without txids."""
-    pairs = zip(keys, records, strict=True)
-    return {key: record[0] for key, record in pairs if record is not None and record[0] > newest}
-
-
-def newer_than_ledger(state: str, unknown: Mapping[Any, int], newest: int) -> StaleBatchError:
-    """The error of records with txids that their ledger, read after them, has not given out."""
-    key, txid = next(iter(unknown.items()))
-    more = f" ({len(unknown) - 1} more keys like it)" if len(unknown) > 1 else ""
-    shown = str(key)[:100]
-    return StaleBatchError(
-        f"state {state!r}, key {shown!r}: the record carries txid {txid}, and the ledger has given out none above "
-        f"{newest}{more}. The ledger was restored from an older copy than its records, or another program wrote the "
-        "record. Nothing was written. Restore both from one backup, or delete the record.",
-        state=state,
-        key=str(key),
-        keys=[str(other) for other in unknown],
-        found=txid,
-        newest=newest,
     )

@@ -1,9 +1,12 @@
-"""The errors of batches that come out of order, or with another plan.
+"""The errors of batches that come out of order or with another plan, and of stores that lack what was there.
 
 See `mapstate.protocol.transitions.begin` and `mapstate.protocol.plans`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mapstate.errors import (
     FencedError,
@@ -11,6 +14,7 @@ from mapstate.errors import (
     MissingBatchesError,
     ReplannedBatchError,
     StaleBatchError,
+    StoreLostError,
     cut,
 )
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
@@ -86,9 +90,10 @@ def part_in_flight(ledger: LedgerRecord, attempt: InFlight) -> IncompleteBatchEr
 
 def _in_parts(ledger: LedgerRecord, has: str, **facts: int | None) -> IncompleteBatchError:
     return IncompleteBatchError(
-        f"state {ledger.state!r} {has}: the function gave it in parts. Nothing was written. Reset the state and replay "
-        "the source, or restore store and checkpoint from before; on_gap='accept', in one run, goes on without the "
-        "rest. See docs/operating.md#each-refusal-and-what-to-do",
+        f"state {ledger.state!r} {has}: the function gave it in parts, or it came again with more rows. Nothing was "
+        "written. Union the parts, then reset the state and replay the source, or restore store and checkpoint from "
+        "before; on_gap='accept', in one run, goes on without the rest. See "
+        "docs/operating.md#each-refusal-and-what-to-do",
         state=ledger.state,
         **facts,
     )
@@ -169,3 +174,44 @@ def _range(previous: Commit | None, last: Commit) -> str:
 
 def _cut(offsets: str | None) -> str:
     return "unknown offsets" if offsets is None else cut(offsets)
+
+
+def newer_than_ledger(state: str, unknown: Mapping[Any, int], newest: int) -> StaleBatchError:
+    """The error of records with txids that their ledger, read after them, has not given out."""
+    key, txid = next(iter(unknown.items()))
+    more = f" ({len(unknown) - 1} more keys like it)" if len(unknown) > 1 else ""
+    shown = str(key)[:100]
+    return StaleBatchError(
+        f"state {state!r}, key {shown!r}: the record carries txid {txid}, and the ledger has given out none above "
+        f"{newest}{more}. The ledger was restored from an older copy than its records, or another program wrote the "
+        "record. Nothing was written. Restore both from one backup, or delete the record.",
+        state=state,
+        key=str(key),
+        keys=[str(other) for other in unknown],
+        found=txid,
+        newest=newest,
+    )
+
+
+def newer_txids(keys: Iterable[Any], records: Iterable[Any], newest: int) -> dict[Any, int]:
+    """The keys whose records carry a txid above ``newest``, with that txid. Not for states without txids."""
+    pairs = zip(keys, records, strict=True)
+    return {key: record[0] for key, record in pairs if record is not None and record[0] > newest}
+
+
+def lost_store(state: str, *, has_records: bool) -> StoreLostError:
+    """The error of a ledger that was there, with the advice that fits."""
+    if has_records:
+        return StoreLostError(
+            f"the ledger of state {state!r} is gone, and its records are there: the key was deleted, evicted or "
+            "expired. Nothing was written and nothing is counted on. Give the records a ledger with mapstate adopt, or "
+            "restore both from one backup. See docs/operating.md#a-lost-ledger",
+            state=state,
+        )
+    return StoreLostError(
+        f"the ledger of state {state!r} is gone, and so are its records: the store was flushed, restarted empty or "
+        "replaced, or the state was dropped. Nothing was written and nothing is counted on. Restore the store from a "
+        "copy and rewind the checkpoint to it (mapstate rewind); without a copy, start over with a new checkpoint. See "
+        "docs/operating.md#a-store-that-was-emptied",
+        state=state,
+    )

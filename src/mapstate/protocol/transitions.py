@@ -10,11 +10,9 @@ counterexample: docs/protocol.md lists those that are known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from mapstate.errors import FencedError, RollbackError, UsageError
+from mapstate.errors import FencedError, UsageError
 from mapstate.protocol.ledger_record import (
     DROPPER,
     AlreadyCommitted,
@@ -24,8 +22,9 @@ from mapstate.protocol.ledger_record import (
     LedgerRecord,
     format_of,
 )
-from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, check_replanned, is_replanned
+from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, is_replanned, last_own
 from mapstate.protocol.refusals import missing_batches, part_in_flight, part_of_a_batch, stale_batch
+from mapstate.protocol.ways_back import check_replanned, rollback
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
 
@@ -105,11 +104,10 @@ def begin(
 
 
 def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> AlreadyCommitted:
-    last = ledger.last_commit
-    own = last is not None and last.owner == ledger.owner
-    if batch_id < due - 1 or (own and last is not None and last.batch_id < batch_id):
+    last = last_own(ledger)
+    if batch_id < due - 1 or (last is not None and last.batch_id < batch_id):
         raise stale_batch(ledger, batch_id, due)
-    known = own and last is not None and last.txid >= ledger.floor
+    known = last is not None and last.txid >= ledger.floor
     return AlreadyCommitted(batch_id, last if known else None, ledger.view())
 
 
@@ -163,99 +161,6 @@ def _dead_up_to(ledger: LedgerRecord, txid: int) -> tuple[tuple[int, int], ...]:
     """``dead`` after a commit: every txid between two commits was begun and does not count."""
     low = max(ledger.first_txid, ledger.floor) if ledger.last_txid is None else ledger.last_txid + 1
     return (*ledger.dead, (low, txid - 1)) if low < txid else ledger.dead
-
-
-def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
-    """Take the last batch back: every reader sees the state as before it, at once.
-
-    For opaque states only, one batch, and only while no later attempt has begun. The streaming checkpoint has to be
-    rewound with it. ``txid`` is the expected txid of the last batch; None skips the check. Raises RollbackError.
-    """
-    last = ledger.last_commit
-    if ledger.type != "opaque":
-        raise RollbackError(
-            f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before. Nothing was changed."
-        )
-    if last is None or not can_roll_back(ledger):
-        raise RollbackError(
-            f"state {ledger.state!r} can only be rolled back by one batch, before a later attempt begins: committed is "
-            f"{'nothing' if last is None else f'txid {last.txid}'}, the next txid is {ledger.next_txid}. Records keep "
-            "one value before the current one, and a later attempt may have replaced it. Nothing was changed.",
-            state=ledger.state,
-        )
-    if txid is not None and last.txid != txid:
-        raise RollbackError(
-            f"state {ledger.state!r}: the last batch is {last.batch_id} (txid {last.txid}), not txid {txid}: a batch "
-            "was committed or rolled back meanwhile. Nothing was changed. Stop the query, and look again.",
-            state=ledger.state,
-            found=last.txid,
-            expected=txid,
-        )
-    previous = ledger.previous
-    low = last.last_txid_before
-    if low is None and previous is not None:
-        low = previous.txid  # a ledger may have been written without last_txid_before
-    return msgspec.structs.replace(
-        ledger,
-        last_commit=previous,
-        previous=None,
-        last_txid=low,
-        dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
-        owners=ledger.owners | {last.owner: last.batch_id},
-        changes=None if ledger.changes is None else ledger.changes.rolled_back(last.txid),
-    )
-
-
-def can_roll_back(ledger: LedgerRecord) -> bool:
-    """Whether `rollback` would take the last batch back."""
-    last = ledger.last_commit
-    is_last = last is not None and ledger.in_flight is None and ledger.next_txid == last.txid + 1
-    return ledger.type == "opaque" and is_last
-
-
-def can_all_roll_back(ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
-    """Whether those of some states that count the present owner's batch of this number can be rolled back."""
-    return all(can_roll_back(ledger) for ledger in ledgers if counts(ledger, batch_id))
-
-
-def counts(ledger: LedgerRecord, batch_id: int) -> bool:
-    """Whether the last commit is the present owner's batch of this number."""
-    last = ledger.last_commit
-    return last is not None and (last.owner, last.batch_id) == (ledger.owner, batch_id)
-
-
-def is_part(ledger: LedgerRecord) -> bool:
-    """Whether the last commit, or what is in flight, is marked as a part of its batch."""
-    return any(one is not None and one.is_part for one in (ledger.last_commit, ledger.in_flight))
-
-
-def take_back(ledger: LedgerRecord, session: str, batch_id: int, *, can_roll_back: bool) -> LedgerRecord:
-    """Undo a batch of which a part was committed; if it cannot be rolled back, mark it for the next `begin`.
-
-    A transactional attempt is marked, too: the batch would begin again under its txid, and skip the keys that the part
-    has written. Raises FencedError.
-    """
-    check_session(ledger, session)
-    last, attempt = ledger.last_commit, ledger.in_flight
-    if last is not None and counts(ledger, batch_id):
-        if can_roll_back:
-            return rollback(ledger, last.txid)
-        return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(last, is_part=True))
-    if ledger.type == "transactional" and attempt is not None and attempt.batch_id == batch_id:
-        return msgspec.structs.replace(ledger, in_flight=msgspec.structs.replace(attempt, is_part=True))
-    return ledger
-
-
-def give_up(ledger: LedgerRecord, session: str) -> LedgerRecord:
-    """Leave a failed attempt behind, as a restart would, and close the fence.
-
-    A transactional attempt keeps its txid for the replay. Nothing changes if another driver has opened the state, or
-    nothing is in flight.
-    """
-    attempt = ledger.in_flight
-    if ledger.session != session or attempt is None or attempt.epoch != ledger.epoch:
-        return ledger
-    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1)
 
 
 def after_failed_attempt(ledger: LedgerRecord) -> LedgerRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from hashlib import blake2b
 from threading import RLock
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -18,7 +19,8 @@ from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import without_gone
-from mapstate.protocol.records import CommitView, contains_none, newer_than_ledger, newer_txids
+from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import (
     check_page_size,
     decode_ledger,
@@ -101,12 +103,20 @@ class CommittedReads:
         """List the store's keys from ``cursor`` on, each page with the cursor behind it, None where there is none.
 
         Without a ``cursor``, which may be empty, no page has one.
-        Raises UsageError where the store cannot list its keys, or cannot go on from a cursor.
+        Raises UsageError where the store cannot list its keys, or cannot go on from a cursor, and for a cursor of
+        another state or of another incarnation of this one.
         """
         store = self.store
         check_page_size(page_size)
         if cursor is not None and isinstance(store, ScansFrom):
-            return self._in_turn((records_in(page), behind) for page, behind in store.scan_from(cursor, page_size))
+            mark = _mark_of(self.opened().ledger)
+            if cursor and not cursor.startswith(mark):
+                raise UsageError(
+                    f"this is no cursor of state {self.state!r}, or of before it was reset or made anew: scan from the "
+                    "start. Nothing was read."
+                )
+            listed = store.scan_from(cursor.removeprefix(mark), page_size)
+            return self._in_turn((records_in(page), f"{mark}{behind}") for page, behind in listed)
         if cursor:
             raise UsageError(
                 f"the store of state {self.state!r} cannot go on with a scan: take one from the start. Nothing "
@@ -357,6 +367,11 @@ def _check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey]
 
 def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
     return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer
+
+
+def _mark_of(ledger: LedgerRecord) -> str:
+    """What the cursors of a state begin with. Those of another state, or of another incarnation, begin with another."""
+    return blake2b(f"{ledger.state} {ledger.first_txid} {ledger.floor}".encode(), digest_size=6).hexdigest()
 
 
 def _purged(ledger: LedgerRecord) -> tuple[int, ...]:

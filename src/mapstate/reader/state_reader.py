@@ -263,8 +263,9 @@ class StateReader:
         A cursor is a ``cursor`` of another page of this state, from any process; the scan has what is behind that page.
         Such a scan does not compare the number of keys with the ledger's. A page may be empty.
 
-        Raises the errors of `scan`, UsageError for a text that is no cursor of the store, and StoreUnavailableError
-        where the store has been restarted since, if its cursors end with that: then scan from the start.
+        Raises the errors of `scan`; UsageError for a text that is no cursor of this state, or one from before the state
+        was reset or made anew; and StoreUnavailableError where the store has been restarted since, if its cursors end
+        with that. Then scan from the start.
         """
         return self._pages(page_size, columns, cursor)
 

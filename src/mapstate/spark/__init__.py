@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from mapstate.spark.streams.grouped import GroupedStream
     from mapstate.spark.streams.partition_persist import PartitionPersist
     from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
-    from mapstate.spark.streams.query import with_empty_batches
     from mapstate.spark.streams.stream import Stream, newStream
-    from mapstate.spark.streams.topology import Topology
+    from mapstate.spark.streams.topology import Topology, with_empty_batches
     from mapstate.spark.streams.windows import WindowedAggregate, WindowedStream
 
 __all__ = [
@@ -88,7 +87,7 @@ _HOMES = {
     "Topology": "streams.topology",
     "WindowedAggregate": "streams.windows",
     "WindowedStream": "streams.windows",
-    "with_empty_batches": "streams.query",
+    "with_empty_batches": "streams.topology",
 }
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.errors import UsageError
-from mapstate.spark.driver.access_interface import FILTER, FUNCTION_PAGE, Access, QueryRun, SourceLog, has_ended
+from mapstate.spark.driver.access_interface import FILTER, FUNCTION_PAGE, Access, QueryRun, SourceLog, check_by_hand
 from mapstate.spark.driver.increments import check_plan
 
 if TYPE_CHECKING:
@@ -62,35 +61,6 @@ def configured(batch_df: DataFrame, settings: Mapping[str, str]) -> Iterator[Non
                     _settings[id(session), name] = holders - 1, before
                 else:
                     conf.unset(name) if before is None else conf.set(name, before)
-
-
-def kafka_bounds(frame: DataFrame) -> list[tuple[str, str] | None]:
-    """First and next offset of each partition, as JSON, for each source of a stream; None for one that is not Kafka.
-
-    In the order of the offsets. Raises UsageError under Spark Connect.
-    """
-    if is_connect(frame):
-        raise UsageError(
-            "under Spark Connect there is no JVM here that could ask Kafka for its offsets. Nothing was started. Call "
-            "starting_offsets from classic PySpark. See docs/kafka.md#where-a-new-checkpoint-starts"
-        )
-    session, leaves = frame.sparkSession._jsparkSession, frame._jdf.queryExecution().analyzed().collectLeaves()
-    jvm = frame.sparkSession._jvm
-    _java_class(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)  # of this thread
-
-    def offsets(relation: Any, start: str) -> str:
-        given = {name: value for name, value in relation.extraOptions().items() if not name.startswith("starting")}
-        given |= {"startingoffsets": start, "kafka.isolation.level": "read_uncommitted"}  # as may have been counted
-        options = _java_class(jvm, "org.apache.spark.sql.util.CaseInsensitiveStringMap")(given)
-        with TemporaryDirectory(prefix="mapstate-") as folder:  # in place of a checkpoint
-            stream = relation.table().newScanBuilder(options).build().toMicroBatchStream(Path(folder).as_uri())
-            try:
-                return str(stream.initialOffset().json())
-            finally:
-                stream.stop()
-
-    streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
-    return [(offsets(one, "earliest"), offsets(one, "latest")) if _is_of_kafka(one) else None for one in streams]
 
 
 class _ClassicAccess:
@@ -154,10 +124,10 @@ class _ClassicAccess:
         if place.startswith("file:"):  # and nothing in it is escaped
             return Path(place.removeprefix("file:")).read_text("utf-8")
         jvm = self._context._jvm
-        path = _java_class(jvm, "org.apache.hadoop.fs.Path")(place)
+        path = java_class(jvm, "org.apache.hadoop.fs.Path")(place)
         conf = self._frame.sparkSession._jsparkSession.sessionState().newHadoopConf()
         with closing(path.getFileSystem(conf).open(path)) as stream:
-            return str(_java_class(jvm, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
+            return str(java_class(jvm, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
 
     def initial(self, count: int) -> list[str | None]:  # noqa: ARG002  Spark knows
         sources, found = self._execution.sources(), list[str | None]()
@@ -225,24 +195,14 @@ class _ClassicAccess:
             else:
                 known = next((one for one in running if one.run.query_id == query_id), None)
                 if known is None:
-                    self._check_by_hand(query_id, running)
+                    is_set = self._frame.sparkSession.conf.get(_SET_BY_STREAMS, None) is not None
+                    check_by_hand(is_of_query=query_id is not None or is_set, runs=bool(running))
         if known is not None and query_id not in (None, known.run.query_id):
             raise UsageError(
                 f"a DataFrame of query {known.run.query_id} came to a state in the function of query {query_id}. "
                 f"Nothing was written. Give a state the frames of one query. {FUNCTION_PAGE}"
             )
         return known
-
-    def _check_by_hand(self, query_id: str | None, running: list[_Query]) -> None:
-        """Raises UsageError unless no batch of any query can have brought the frame."""
-        if query_id is not None or self._frame.sparkSession.conf.get(_SET_BY_STREAMS, None) is not None:
-            raise has_ended()
-        if running:
-            raise UsageError(
-                "a streaming query runs, and nothing tells whether this DataFrame is of one of its batches. Nothing "
-                "was written. Make it with the rows.sparkSession of the batch, or call by hand while no query runs. "
-                f"{FUNCTION_PAGE}"
-            )
 
     @property
     def _execution(self) -> Any:
@@ -272,13 +232,9 @@ _SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
 
 
 @lru_cache(maxsize=16)
-def _java_class(jvm: Any, name: str) -> Any:
+def java_class(jvm: Any, name: str) -> Any:
     """A class of the JVM by its whole name, looked up once: each dot is a call to the JVM."""
     return reduce(getattr, name.split("."), jvm)
-
-
-def _is_of_kafka(relation: Any) -> bool:
-    return relation.getClass().getSimpleName() == "StreamingRelationV2" and str(relation.table().name()) == "KafkaTable"
 
 
 def _source_log(source: Any) -> SourceLog | None:

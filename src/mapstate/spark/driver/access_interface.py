@@ -23,6 +23,21 @@ def has_ended() -> UsageError:
     )
 
 
+def check_by_hand(*, is_of_query: bool, runs: bool) -> None:
+    """Raises UsageError unless no batch of any query can have brought a frame that no query is known to have.
+
+    ``is_of_query``  its thread or its session says that it is of one; ``runs``  some query runs
+    """
+    if is_of_query:
+        raise has_ended()
+    if runs:
+        raise UsageError(
+            "a streaming query runs, and nothing tells whether this DataFrame is of one of its batches. Nothing "
+            "was written. Make it with the rows.sparkSession of the batch, or call by hand while no query runs. "
+            f"{FUNCTION_PAGE}"
+        )
+
+
 FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")
 
 

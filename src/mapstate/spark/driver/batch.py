@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from mapstate.batch_report import BatchReport, FinishedBatch, Span
-from mapstate.errors import FencedError, MapStateError, MissingBatchesError, StaleBatchError, StoreError, UsageError
+from mapstate.batch_report import FinishedBatch, Span
+from mapstate.errors import FencedError, MissingBatchesError, UsageError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver.access import access_of
-from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun, has_ended
+from mapstate.spark.driver.access_interface import Access, QueryRun, has_ended
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
@@ -32,7 +32,7 @@ from mapstate.spark.driver.frames import Frames
 from mapstate.spark.driver.job import Branch, StreamPlan, specs_of
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
-from mapstate.spark.driver.repeats import emit_again, emit_fired_again, emit_nothing
+from mapstate.spark.driver.repeats import Repeat, emit_nothing, give_up, in_parts, left_out, swallowed
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 
@@ -88,7 +88,7 @@ class BatchDriver:
                     if run.run_id is not None:
                         self._open = None  # Spark ends a query that raised; the next call is another start
                     if opened is not None and opened[0] == run:  # else it failed before this run opened its ledgers
-                        _give_up(opened[1], error)
+                        give_up(opened[1], error)
                     raise
         finally:
             if calls.in_parts == batch_id and not access.is_over():
@@ -105,9 +105,9 @@ class BatchDriver:
         if batch.calls.in_parts is not None:
             raise self._in_parts(batch, batch.calls.in_parts, upstream_txid)
         ledgers, answers = self._begin(batch, upstream_txid)
-        attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
+        done = [answer for answer in answers if isinstance(answer, AlreadyCommitted)]
+        attempts = self._repeat(batch, ledgers, done) if done else [one for one in answers if isinstance(one, Attempt)]
         if not attempts:
-            self._repeat(batch, ledgers, [done for done in answers if isinstance(done, AlreadyCommitted)])
             return
         with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
             results = self._until_committed(batch, rows, ledgers, attempts)
@@ -259,41 +259,33 @@ class BatchDriver:
             except Exception:  # noqa: BLE001  anybody's code, and the batch counts
                 _log.exception("on_finished failed for batch %d; the batch counts", finished.batch_id)
 
-    def _repeat(self, batch: _Batch, ledgers: Ledgers, done: Sequence[AlreadyCommitted]) -> None:
-        """Spark brings a batch again that counts already: only what follows the commit may have missed it."""
-        batch_id, run = batch.batch_id, batch.run
-        commits = [state_done.commit for state_done in done]
-        if run.run_id is None and self._of_stream:
-            self._check_repeat_by_hand(batch_id)
-        _log.info("batch %d of %s is committed already, nothing is written", batch_id, self._plan.stream)
-        batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
-        each = zip(self._specs, commits, strict=True)
-        reports = {spec.state: BatchReport.of_commit(commit) for spec, commit in each if commit is not None}
-        for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
-            state.set_batch(record, state_done)
-        quarantine = self._quarantine
-        directory = None if quarantine is None else quarantine.kept(batch.df, run.query_id, batch_id, commits)
-        self._finished(FinishedBatch(batch_id=batch_id, states=reports, quarantined=directory, repeated=True))
+    def _repeat(self, batch: _Batch, ledgers: Ledgers, done: Sequence[AlreadyCommitted]) -> list[Attempt]:
+        """Spark brings a batch again that counts already: only what follows the commit may have missed it.
+
+        Returns the attempts that count it anew, where more rows come than count.
+        """
+        repeat = Repeat(self._plan, self._states, ledgers, done, batch.df, batch.batch_id)
+        by_hand = batch.run.run_id is None
+        if by_hand and self._of_stream:
+            repeat.check_by_hand()
+        kept = None if self._quarantine is None else self._quarantine.kept
+        directory = kept and kept(batch.df, batch.run.query_id, batch.batch_id, repeat.commits)
+        repeat.set_batch()
+        if directory is not None or by_hand or not self._of_stream:
+            batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
+        elif repeat.has_more(self._frames, batch.policy.max_attempts):
+            attempts = repeat.begin_anew(batch.calls.take_back, batch.policy, self._planned.plan)
+            if attempts:
+                return attempts
+        _log.info("batch %d of %s is committed already, nothing is written", batch.batch_id, self._plan.stream)
+        self._finished(repeat.finished(directory))
         if directory is not None:  # nothing went downstream, and a function may fail for these rows again
-            emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch_id, done=done)
-            return
-        for state, record, state_done in zip(self._states, ledgers.records, done, strict=True):
-            emit_again(state, batch.df, record, state_done)
-            emit_fired_again(state, batch.df, record, state_done)
+            emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id, done=done)
+            return []
+        repeat.emit()
         if self._plan.behind:
             self._call_behind_alone(batch)
-
-    def _check_repeat_by_hand(self, batch_id: int) -> None:
-        for spec in self._specs:
-            if spec.repeat != "allowed":
-                raise StaleBatchError(
-                    f"state {spec.state!r} counts batch {batch_id} of a call by hand already, and nothing tells "
-                    "whether these are the same rows. Nothing was written. Give other rows the next number; "
-                    "repeat='allowed' skips a batch that counts.",
-                    state=spec.state,
-                    found=batch_id,
-                    expected=batch_id + 1,
-                )
+        return []
 
     def _in_parts(self, batch: _Batch, of: int, upstream_txid: int | None) -> UsageError:
         """The error of batch ``of``, which this run has given in parts. Takes back what counts of it, or marks it."""
@@ -301,15 +293,7 @@ class BatchDriver:
             raise has_ended()
         if batch.calls.ledgers is None and batch.batch_id == of:  # each call before has failed
             self._begin(batch, upstream_txid)
-        is_taken_back = batch.calls.take_back(of, batch.policy)
-        counts = (
-            "was taken back: nothing of the batch counts" if is_taken_back else "counts, and the next start says so"
-        )
-        return UsageError(
-            f"batch {of} was given to the stream {self._plan.stream!r} twice in one run. What came first {counts}. "
-            "Union the parts, or make each a stream of its own, and start again; this run's batches are refused. "
-            f"{FUNCTION_PAGE}"
-        )
+        return in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.policy))
 
     def _call_behind_alone(self, batch: _Batch) -> None:
         with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
@@ -383,9 +367,9 @@ class _Calls:
                 if isinstance(error, MissingBatchesError) and error.facts.get("found") == batch.batch_id:
                     due = error.facts["expected"]
                     if failed is not None and failed[0] == due:
-                        raise _swallowed(error, failed[1]) from error
+                        raise swallowed(error, failed[1]) from error
                     if failed is None and (last == due - 1 or (last is None and self._was_there(batch, due))):
-                        raise _left_out(error) from error
+                        raise left_out(error) from error
                 raise
             self._failed = self._again = None
 
@@ -393,10 +377,12 @@ class _Calls:
         """Whether the run had a batch already, before its first call."""
         return self._of_run and batch.access.first_batch() <= due
 
-    def take_back(self, batch_id: int, policy: RetryPolicy) -> bool:
+    def take_back(self, batch_id: int, policy: RetryPolicy, *, may_roll_back: bool = True) -> bool:
         """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it."""
         ledgers = self.ledgers
-        may = all(spec.type == "opaque" for spec in specs_of(self.branches))  # a follower has to go back, too
+        may = may_roll_back and all(
+            spec.type == "opaque" for spec in specs_of(self.branches)
+        )  # a follower has to go back, too
         return ledgers is not None and policy.ask(lambda: ledgers.take_back(batch_id, may_roll_back=may))
 
     def had_parts(self, batch: _Batch) -> None:
@@ -419,40 +405,6 @@ def _calls_of_run(run: QueryRun, stores: Stores) -> _Calls:
         for other in [each for each in list(known) if each[0] != run.run_id]:
             known.pop(other, None)
     return known.setdefault(key, _Calls(of_run=True))
-
-
-def _left_out(error: MissingBatchesError) -> MissingBatchesError:
-    due, found = error.facts["expected"], error.facts["found"]
-    return MissingBatchesError(
-        f"the foreachBatch function did not call state {error.facts['state']!r} for batches {due} to {found - 1}, and "
-        f"calls it for batch {found}. Nothing was written. Call it for every batch, as with_empty_batches does, and "
-        f"rewind the checkpoint, or start once with on_gap='accept'. {FUNCTION_PAGE}",
-        **error.facts,
-    )
-
-
-def _swallowed(error: MissingBatchesError, name: str) -> MissingBatchesError:
-    due, found = error.facts["expected"], error.facts["found"]
-    return MissingBatchesError(
-        f"the call of state {error.facts['state']!r} for batch {due} failed ({name}), the foreachBatch function went "
-        f"on, and Spark brings batch {found}. Nothing was written. Let the function raise the error, and rewind the "
-        f"checkpoint (mapstate rewind). {FUNCTION_PAGE}",
-        **error.facts,
-    )
-
-
-def _give_up(ledgers: Ledgers, error: BaseException) -> None:
-    """Closes the fences after a batch that failed, as well as the stores let it be done.
-
-    Not where the store itself is the trouble: it would be waited for once more. A fence that moved because a store was
-    emptied or put back is no second driver: then that is raised instead.
-    """
-    if isinstance(error, FencedError):
-        with suppress(StoreError):  # that somebody else took over stays the error
-            ledgers.say_what_fenced()
-    elif isinstance(error, Exception) and not isinstance(error, StoreError):
-        with suppress(MapStateError):
-            ledgers.give_up()
 
 
 def _release(results: Sequence[AttemptResult]) -> None:

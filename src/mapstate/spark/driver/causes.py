@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
+from typing import Any
 
 from mapstate.errors import (
     CorruptRecordError,
     DataError,
     IncompleteBatchError,
+    MapStateError,
     StaleBatchError,
     StoreRestartedError,
     StoreUnavailableError,
+    cut,
 )
 from mapstate.spark.executor.noted import told
 
@@ -57,3 +62,22 @@ def cause_of(error: Exception) -> Cause:
     if isinstance(error, (PySparkException, Py4JError)):
         return Cause.LOST_ATTEMPT
     return Cause.FINAL
+
+
+@contextmanager
+def named_cause(step: Any, stream: str) -> Iterator[None]:
+    """Around one step of a stream. An error of a user's own function is the batch's: the empty stream has passed it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (MapStateError, PySparkException, Py4JError):
+        raise
+    except Exception as error:
+        function = getattr(step, "function", step)
+        name = str(getattr(function, "__name__", type(function).__name__))
+        raise DataError(
+            f"the function {name} in a transform of the stream {stream!r} raised {type(error).__name__}: {cut(error)}",
+            function=name,
+        ) from error

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.errors import ExecutorEnvironmentError, cut
-from mapstate.spark.driver.access import access_of
+from mapstate.spark.driver.access import access_of, is_connect
 from mapstate.spark.driver.job import Branch, Follower
 from mapstate.version import VERSION
 
@@ -22,6 +24,20 @@ _CANNOT_IMPORT = re.compile(
     r"|ImportError: cannot import name '\w+' from 'mapstate[\w.]*'"
     r"|AttributeError: Can't get attribute '\w+' on <module 'mapstate[\w.]*')"
 )
+
+
+def start_workers_as_here(frame: DataFrame) -> None:
+    """With a local master, let Python workers be of the driver's own interpreter. Driver, before a stream is declared.
+
+    Spark takes the ``python3`` of the PATH, which in a virtual environment that is not activated is another one. Not
+    where PYSPARK_PYTHON or spark.pyspark.python names one, and not for functions that were declared before.
+    """
+    if is_connect(frame):
+        return
+    context = frame.sparkSession.sparkContext
+    is_local = re.fullmatch(r"local(\[.*\])?", context.master or "") is not None
+    if is_local and "PYSPARK_PYTHON" not in os.environ and not context.getConf().contains("spark.pyspark.python"):
+        context.pythonExec = sys.executable
 
 
 class _Found(NamedTuple):

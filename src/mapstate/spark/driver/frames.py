@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mapstate.errors import DataError, MapStateError, cut
 from mapstate.spark.driver.access import access_of, configured
-from mapstate.spark.driver.causes import Cause, cause_of
+from mapstate.spark.driver.causes import Cause, cause_of, named_cause
 from mapstate.spark.driver.job import Step, StreamPlan
 
 if TYPE_CHECKING:
@@ -99,7 +98,9 @@ class Frames:
             if not steps:
                 sent = kept, kept.count() if self._is_shared else None
             else:
-                frame = self._after_step(rows(steps[:-1])[0], steps[-1], batch_id)
+                before = rows(steps[:-1])[0]
+                with named_cause(steps[-1], self._plan.stream):
+                    frame = steps[-1](before, batch_id)
                 sent = frame, None
                 if sum(_are_equal(other[: len(steps)], steps) for other in self._steps) > 1:
                     with configured(kept, ONE_DRAW):
@@ -115,23 +116,6 @@ class Frames:
             for release in releases:
                 release()
 
-    def _after_step(self, rows: DataFrame, step: Step, batch_id: int) -> DataFrame:
-        """One step. An error of a user's own function is the batch's: the empty stream has passed it."""
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
-        try:
-            return step(rows, batch_id)
-        except (MapStateError, PySparkException, Py4JError):
-            raise
-        except Exception as error:
-            name = _name_of(step)
-            raise DataError(
-                f"the function {name} in a transform of the stream {self._plan.stream!r} raised "
-                f"{type(error).__name__}: {cut(error)}",
-                function=name,
-            ) from error
-
 
 def _are_equal(some: tuple[Step, ...], others: tuple[Step, ...]) -> bool:
     """Whether the steps are the same: computed once then. A user's function may compare in any way."""
@@ -139,8 +123,3 @@ def _are_equal(some: tuple[Step, ...], others: tuple[Step, ...]) -> bool:
         return bool(some == others)
     except Exception:  # noqa: BLE001  anybody's code
         return False
-
-
-def _name_of(step: Any) -> str:
-    function = getattr(step, "function", step)
-    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,17 +1,32 @@
-"""What follows the commit of a batch that brings nothing new: one that counts already, or that was set aside."""
+"""What only trouble runs: batches that come again or were set aside, calls without a whole batch, the end of a run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mapstate.aggregators.fields import Fields
-from mapstate.errors import IncompleteBatchError
-from mapstate.protocol.ledger_record import AlreadyCommitted, LedgerRecord
-from mapstate.spark.driver.frames import through
+from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.errors import (
+    FencedError,
+    IncompleteBatchError,
+    MapStateError,
+    MissingBatchesError,
+    StaleBatchError,
+    StoreError,
+    UsageError,
+)
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.plans import BatchPlan
+from mapstate.spark.driver.access_interface import FUNCTION_PAGE
+from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.new_values import new_values_frame, new_values_type, read_back
+from mapstate.spark.driver.retry_policy import RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 
 if TYPE_CHECKING:
@@ -53,7 +68,81 @@ def emit_nothing(
             behind.set_aside(empty, batch_id)
 
 
-def emit_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
+@dataclass(frozen=True)
+class Repeat:
+    """A batch that counts in all states, and comes again. ``df`` has its rows."""
+
+    plan: StreamPlan
+    states: Sequence[StateDriver]
+    ledgers: Ledgers
+    done: Sequence[AlreadyCommitted]
+    df: DataFrame
+    batch_id: int
+
+    @property
+    def commits(self) -> list[Commit | None]:
+        """By state; None where it cannot be told from later ones."""
+        return [state_done.commit for state_done in self.done]
+
+    def check_by_hand(self) -> None:
+        """Raises StaleBatchError unless every state says that a call by hand may bring a batch again."""
+        for spec in (state.spec for state in self.states):
+            if spec.repeat != "allowed":
+                raise StaleBatchError(
+                    f"state {spec.state!r} counts batch {self.batch_id} of a call by hand already, and nothing tells "
+                    "whether these are the same rows. Nothing was written. Give other rows the next number; "
+                    "repeat='allowed' skips a batch that counts.",
+                    state=spec.state,
+                    found=self.batch_id,
+                    expected=self.batch_id + 1,
+                )
+
+    def set_batch(self) -> None:
+        """The states' present batch is this one."""
+        for state, record, state_done in zip(self.states, self.ledgers.records, self.done, strict=True):
+            state.set_batch(record, state_done)
+
+    def begin_anew(self, take_back: Callable[..., bool], policy: RetryPolicy, plan: BatchPlan | None) -> list[Attempt]:
+        """Takes back or marks what counts, and begins the batch anew. Raises IncompleteBatchError behind a mark.
+
+        Empty where ``on_gap`` accepts the mark.
+        """
+        take_back(self.batch_id, policy, may_roll_back=self._may_roll_back)
+        answers = policy.ask(lambda: self.ledgers.begin(self.batch_id, plan))
+        return [attempt for attempt in answers if isinstance(attempt, Attempt)]
+
+    def has_more(self, frames: Frames, max_attempts: int) -> bool:
+        """Whether more rows come than count: a driver died between two parts of the batch, or the code is another.
+
+        Counts the rows of each branch. Fewer rows do not matter: those that count did come.
+        """
+        with frames.evaluated(self.df, max_attempts) as rows, frames.of_branches(rows, self.batch_id) as sent:
+            found = [frame.count() if known is None else known for frame, known in sent]
+        return any(
+            done is not None and not done.is_part and rows_now > done.rows
+            for done, rows_now in zip(self.commits, found, strict=True)
+        )
+
+    @property
+    def _may_roll_back(self) -> bool:
+        """Not where windows have fired that were final, or where a batch counts as empty that was set aside."""
+        windows = any(record.windows is not None for record in self.ledgers.records)
+        return not windows and all(done is None or done.rows > 0 for done in self.commits)
+
+    def finished(self, quarantined: str | None) -> FinishedBatch:
+        """What `on_finished` gets."""
+        each = zip(self.states, self.commits, strict=True)
+        reports = {state.spec.state: report_of(done) for state, done in each if done is not None}
+        return FinishedBatch(batch_id=self.batch_id, states=reports, quarantined=quarantined, repeated=True)
+
+    def emit(self) -> None:
+        """Emits what a crash may have kept from it: new values and windows fired. Raises IncompleteBatchError."""
+        for state, record, state_done in zip(self.states, self.ledgers.records, self.done, strict=True):
+            _emit_again(state, self.df, record, state_done)
+            _emit_fired_again(state, self.df, record, state_done)
+
+
+def _emit_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
     """Emits the new values of a batch that counts already: a crash may have come before they were emitted.
 
     ``df`` has the rows of the batch. Raises IncompleteBatchError where a follower needs all of them and some are
@@ -76,7 +165,7 @@ def emit_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: Al
     state.emit(new_values, done.batch_id)
 
 
-def emit_fired_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
+def _emit_fired_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
     """Passes on the windows that a batch has fired that counts already. Raises IncompleteBatchError."""
     if done.commit is None and state.branch.fired:
         windows = f"the windows that batch {done.batch_id} fired {_FORGOTTEN}"
@@ -84,6 +173,23 @@ def emit_fired_again(state: StateDriver, df: DataFrame, record: LedgerRecord, do
             raise _incomplete(state, done, windows)
         _log.warning("state %s: %s", state.spec.state, windows)
     state.emit_fired(df, record, done.commit, done.batch_id)
+
+
+def report_of(commit: Commit) -> BatchReport:
+    """The report of a batch that an earlier run committed: ``attempt`` is 0, and there are no times."""
+    return BatchReport(
+        batch_id=commit.batch_id,
+        txid=commit.txid,
+        attempt=0,
+        rows=commit.rows,
+        keys_read=0,
+        keys_cached=0,
+        keys_written=commit.keys,
+        keys_skipped=0,
+        milliseconds=0,
+        at=commit.at,
+        **({} if commit.windows is None else commit.windows.reported()),
+    )
 
 
 _FORGOTTEN = "cannot be told from later ones any more: another query has committed since, or the state was reset"
@@ -109,3 +215,49 @@ def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> Incomp
         state=state.spec.state,
         batch_id=done.batch_id,
     )
+
+
+def in_parts(stream: str, of: int, *, is_taken_back: bool) -> UsageError:
+    """The error of a run that has given batch ``of`` in parts."""
+    counts = "was taken back: nothing of the batch counts" if is_taken_back else "counts, and the next start says so"
+    return UsageError(
+        f"batch {of} was given to the stream {stream!r} twice in one run. What came first {counts}. Union the parts, "
+        "or make each a stream of its own, and start again; this run's batches are refused. "
+        f"{FUNCTION_PAGE}"
+    )
+
+
+def left_out(error: MissingBatchesError) -> MissingBatchesError:
+    """The error of a run whose function has made no call for batches."""
+    due, found = error.facts["expected"], error.facts["found"]
+    return MissingBatchesError(
+        f"the foreachBatch function did not call state {error.facts['state']!r} for batches {due} to {found - 1}, and "
+        f"calls it for batch {found}. Nothing was written. Call it for every batch, as with_empty_batches does, and "
+        f"rewind the checkpoint, or start once with on_gap='accept'. {FUNCTION_PAGE}",
+        **error.facts,
+    )
+
+
+def swallowed(error: MissingBatchesError, name: str) -> MissingBatchesError:
+    """The error of a run whose function went on after a call that raised the error ``name``."""
+    due, found = error.facts["expected"], error.facts["found"]
+    return MissingBatchesError(
+        f"the call of state {error.facts['state']!r} for batch {due} failed ({name}), the foreachBatch function went "
+        f"on, and Spark brings batch {found}. Nothing was written. Let the function raise the error, and rewind the "
+        f"checkpoint (mapstate rewind). {FUNCTION_PAGE}",
+        **error.facts,
+    )
+
+
+def give_up(ledgers: Ledgers, error: BaseException) -> None:
+    """Closes the fences after a batch that failed, as well as the stores let it be done.
+
+    Not where the store itself is the trouble: it would be waited for once more. A fence that moved because a store was
+    emptied or put back is no second driver: then that is raised instead.
+    """
+    if isinstance(error, FencedError):
+        with suppress(StoreError):  # that somebody else took over stays the error
+            ledgers.say_what_fenced()
+    elif isinstance(error, Exception) and not isinstance(error, StoreError):
+        with suppress(MapStateError):
+            ledgers.give_up()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.errors import UsageError, cut
-from mapstate.protocol.plans import by_partition, digest_of_files
+from mapstate.protocol.following import digest_of_files
+from mapstate.protocol.plans import by_partition
 from mapstate.reader import open_reader
-from mapstate.spark.driver.access import kafka_bounds
+from mapstate.spark.driver.access import is_connect, java_class
 from mapstate.spark.driver.access_interface import FILTER_NAME
 from mapstate.spark.driver.offsets import NO_HOST
 from mapstate.spec import StateSpec
@@ -34,7 +37,7 @@ class Start(NamedTuple):
 
 def starting_offsets(df: DataFrame, specs: Sequence[StateSpec]) -> list[Start | None]:
     """See `PersistentAggregate.starting_offsets`, of a stream and its states."""
-    bounds, ends = kafka_bounds(df), [_ends(spec) for spec in specs]
+    bounds, ends = _kafka_bounds(df), [_ends(spec) for spec in specs]
     fits = len(ends[0]) == len(bounds) and all(
         end is not None or not bound for end, bound in zip(ends[0], bounds, strict=False)
     )
@@ -99,3 +102,36 @@ def files_not_counted(offsets: str | None, source: int = 0) -> Column:
     name = F.lit(FILTER_NAME + digest_of_files(entry))  # by which a query that adopts the state is known to have it
     condition: Column = name.isNotNull() & ((time > entry["newest"]) | ((time == entry["newest"]) & fresh))
     return condition
+
+
+def _kafka_bounds(frame: DataFrame) -> list[tuple[str, str] | None]:
+    """First and next offset of each partition, as JSON, for each source of a stream; None for one that is not Kafka.
+
+    In the order of the offsets. Raises UsageError under Spark Connect.
+    """
+    if is_connect(frame):
+        raise UsageError(
+            "under Spark Connect there is no JVM here that could ask Kafka for its offsets. Nothing was started. Call "
+            "starting_offsets from classic PySpark. See docs/kafka.md#where-a-new-checkpoint-starts"
+        )
+    session, leaves = frame.sparkSession._jsparkSession, frame._jdf.queryExecution().analyzed().collectLeaves()
+    jvm = frame.sparkSession._jvm
+    java_class(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)  # of this thread
+
+    def offsets(relation: Any, start: str) -> str:
+        given = {name: value for name, value in relation.extraOptions().items() if not name.startswith("starting")}
+        given |= {"startingoffsets": start, "kafka.isolation.level": "read_uncommitted"}  # as may have been counted
+        options = java_class(jvm, "org.apache.spark.sql.util.CaseInsensitiveStringMap")(given)
+        with TemporaryDirectory(prefix="mapstate-") as folder:  # in place of a checkpoint
+            stream = relation.table().newScanBuilder(options).build().toMicroBatchStream(Path(folder).as_uri())
+            try:
+                return str(stream.initialOffset().json())
+            finally:
+                stream.stop()
+
+    streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
+    return [(offsets(one, "earliest"), offsets(one, "latest")) if _is_of_kafka(one) else None for one in streams]
+
+
+def _is_of_kafka(relation: Any) -> bool:
+    return relation.getClass().getSimpleName() == "StreamingRelationV2" and str(relation.table().name()) == "KafkaTable"

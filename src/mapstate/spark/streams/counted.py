@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
@@ -16,8 +17,9 @@ from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.results import check_joined
 from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
 from mapstate.schema import Field
-from mapstate.spark.driver.job import Downstream, Follower, Job, Step
-from mapstate.spark.driver.ordered_rows import OrderedState
+from mapstate.spark.driver.apply import Grouping
+from mapstate.spark.driver.job import Branch, Downstream, Follower, Job, Step
+from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
 from mapstate.spark.streams.chained_aggregate import SteppedRows
@@ -174,3 +176,26 @@ class _Fired:
         rows = frame.select(*map(column_of, self.keys), F.inline(f"{WINDOWS}.fired"))
         others: list[Any] = [name for name in rows.columns if name not in (*self.keys, *EDGES)]
         return rows.select(*map(column_of, [*EDGES, *self.keys, *others]))
+
+
+class OrderedGrouping(Grouping):
+    """Sorts the raw rows of each key by some of their columns. ``order`` are places of columns."""
+
+    def __init__(self, *settings: Any, order: Sequence[int]) -> None:
+        from pyspark.sql import functions as F
+
+        super().__init__(*settings)
+        self._order = [F.col(f"value{at}") for at in order]
+
+    def of(self, batch_df: DataFrame) -> DataFrame:
+        """See `Grouping.of`."""
+        return super().of(batch_df).sortWithinPartitions(*self.places, *self._order)
+
+
+class OrderedState(StateDriver):
+    """A state whose job has an ``order``."""
+
+    def __init__(self, branch: Branch) -> None:
+        super().__init__(branch)
+        columns = list(branch.job.columns)
+        self.make_grouping = partial(OrderedGrouping, order=[columns.index(name) for name in branch.job.order])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import MapStateError, UsageError
 from mapstate.spark.driver.access import is_connect
@@ -164,7 +164,7 @@ class Startable:
 
     def start(
         self,
-        checkpointLocation: str | None = None,
+        checkpointLocation: str | None = "",
         *,
         trigger: str | Mapping[str, Any] | None = None,
         queryName: str | None = None,
@@ -173,11 +173,14 @@ class Startable:
     ) -> StreamingQuery:
         """Starts the streaming query of the whole stream. Driver.
 
-        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger
+        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger. None is for a
+                                query that is started once: without one Spark begins anew at each start, and the state
+                                is another query's by then
         ``trigger``             an interval, "10 seconds"; or as DataStreamWriter.trigger has it, {"availableNow": True}
         ``queryName``, ``outputMode``, ``options``  as DataStreamWriter has them
 
-        Raises UsageError for a DataFrame that is not streaming, and for a state if rows would be totals: a streaming
+        Raises UsageError for a DataFrame that is not streaming, for a state without a checkpoint, unless it is None or
+        of the ``options`` or Spark's settings, and for a state if rows would be totals: a streaming
         aggregation with another ``outputMode`` than "append". Raises CheckpointError for a local checkpoint that was
         never begun, because its driver died before that.
         """
@@ -195,42 +198,3 @@ class Startable:
         )
         query.served = started if is_connect(query.df) else None
         return started
-
-
-class Fed(Protocol):
-    """A state, a stream or a topology: something of one query."""
-
-    @property
-    def query(self) -> Query:
-        """The query that feeds it."""
-
-
-def with_empty_batches(function: Callable[[DataFrame, int], object], *parts: Fed) -> Callable[[DataFrame, int], None]:
-    """A foreachBatch function that gives each stream an empty batch wherever ``function`` has not called it.
-
-    For a job that calls a state for some batches only. Each batch is then in the state's ledger, and a batch that a
-    store has lost is not taken for one that was left out. Driver, once per batch: two small writes for an empty one.
-
-    Args:
-        function: The job's own, as ``writeStream.foreachBatch`` takes it. It calls some of ``parts``, or none.
-        parts: States or streams, as `persistentAggregate` returns them, or topologies of one stream.
-
-    Returns:
-        A function for ``writeStream.foreachBatch``. It also raises the error of a call that ``function`` has swallowed.
-
-    Not guaranteed: rows that ``function`` keeps for a later batch are lost with the driver.
-
-    """
-    queries = list(dict.fromkeys(part.query for part in parts))
-
-    def with_all(rows: DataFrame, batch_id: int) -> None:
-        for query in queries:
-            query.last_call = None
-        function(rows, batch_id)
-        for query in queries:
-            if query.last_call is None:
-                query(rows.sparkSession.createDataFrame([], query.df.schema), batch_id)
-            elif query.last_call[1] is not None:
-                raise query.last_call[1]
-
-    return with_all

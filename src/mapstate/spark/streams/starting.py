@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
+_SETTING = "spark.sql.streaming.checkpointLocation"
+
+
 def start_query(
     function: Callable[[DataFrame, int], None],
     df: DataFrame,
@@ -31,11 +34,18 @@ def start_query(
         raise UsageError("this DataFrame is no stream: read it with spark.readStream")
     if branches and outputMode.lower() != "append":
         access_of(df).check_increments(outputMode)
+    place = checkpointLocation or options.get("checkpointLocation")
     called: Any = function
     if is_connect(df):  # which pickles it
         from mapstate.spark.driver.connect import ServedQuery
 
-        called = ServedQuery.of(function, df, branches, checkpointLocation or options.get("checkpointLocation"))
+        called = ServedQuery.of(function, df, branches, place)
+    elif branches and checkpointLocation == "" and place is None and df.sparkSession.conf.get(_SETTING, None) is None:
+        raise UsageError(
+            "start needs a checkpointLocation: without one Spark begins anew at each start, and the second start is "
+            "refused, because the state is the first one's. Nothing was started. checkpointLocation=None is for a "
+            "query that is started once"
+        )
     writer = df.writeStream.foreachBatch(called).outputMode(outputMode)
     if trigger is not None:
         if not isinstance(trigger, (str, Mapping)):
@@ -45,7 +55,7 @@ def start_query(
         writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
     if queryName is not None:
         writer = writer.queryName(queryName)
-    if checkpointLocation is not None:
+    if checkpointLocation:
         check_first_offsets(str(checkpointLocation))
         writer = writer.option("checkpointLocation", str(checkpointLocation))
     return writer.options(**options).start()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, overload
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.spark.driver.changes import driver_of
+from mapstate.spark.driver.executors import start_workers_as_here
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Job, Step
 from mapstate.spark.interfaces import StateFactory, StateUpdater
@@ -54,6 +55,7 @@ def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
     check_state_name(name)
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"newStream takes a DataFrame, not a {type(df).__module__}.{type(df).__name__}")
+    start_workers_as_here(df)
     return Stream(name, with_ticks(df) if ticks else df)
 
 
@@ -151,7 +153,7 @@ class Stream(Rows[PersistentAggregate]):
 
     def start(
         self,
-        checkpointLocation: str | None = None,
+        checkpointLocation: str | None = "",
         *,
         trigger: str | Mapping[str, Any] | None = None,
         queryName: str | None = None,

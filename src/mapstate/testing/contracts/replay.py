@@ -190,6 +190,8 @@ class ReplayContract(BackendContract):
             assert list(reader.pages_as_of(7, cursor=pages[-1].cursor or "")) == []
             for cursor in ("x", "-1", "1e3", "999999999999999999999-", "end", "\0"):
                 with pytest.raises(UsageError, match="cursor"):
+                    list(store.scan_from(cursor, 7))
+                with pytest.raises(UsageError, match="no cursor of state"):
                     list(reader.pages_as_of(7, cursor=cursor))
 
     @needs("scan")

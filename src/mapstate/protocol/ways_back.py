@@ -1,0 +1,142 @@
+"""The ledger's rules for a batch that is taken back. Pure, as `mapstate.protocol.transitions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mapstate.errors import RollbackError
+from mapstate.protocol.ledger_record import LedgerRecord, PlanDigest
+from mapstate.protocol.plans import BatchPlan, last_own, may_be_equal, plan_of
+from mapstate.protocol.refusals import overtaken, replanned_batch
+
+
+def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
+    """Take the last batch back: every reader sees the state as before it, at once.
+
+    For opaque states only, one batch, and only while no later attempt has begun. The streaming checkpoint has to be
+    rewound with it. ``txid`` is the expected txid of the last batch; None skips the check. Raises RollbackError.
+    """
+    last = ledger.last_commit
+    if ledger.type != "opaque":
+        raise RollbackError(
+            f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before. Nothing was changed."
+        )
+    if last is None or not can_roll_back(ledger):
+        raise RollbackError(
+            f"state {ledger.state!r} can only be rolled back by one batch, before a later attempt begins: committed is "
+            f"{'nothing' if last is None else f'txid {last.txid}'}, the next txid is {ledger.next_txid}. Records keep "
+            "one value before the current one, and a later attempt may have replaced it. Nothing was changed.",
+            state=ledger.state,
+        )
+    if txid is not None and last.txid != txid:
+        raise RollbackError(
+            f"state {ledger.state!r}: the last batch is {last.batch_id} (txid {last.txid}), not txid {txid}: a batch "
+            "was committed or rolled back meanwhile. Nothing was changed. Stop the query, and look again.",
+            state=ledger.state,
+            found=last.txid,
+            expected=txid,
+        )
+    previous = ledger.previous
+    low = last.last_txid_before
+    if low is None and previous is not None:
+        low = previous.txid  # a ledger may have been written without last_txid_before
+    return msgspec.structs.replace(
+        ledger,
+        last_commit=previous,
+        previous=None,
+        last_txid=low,
+        dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
+        owners=ledger.owners | {last.owner: last.batch_id},
+        changes=None if ledger.changes is None else ledger.changes.rolled_back(last.txid),
+    )
+
+
+def can_roll_back(ledger: LedgerRecord) -> bool:
+    """Whether `rollback` would take the last batch back."""
+    last = ledger.last_commit
+    is_last = last is not None and ledger.in_flight is None and ledger.next_txid == last.txid + 1
+    return ledger.type == "opaque" and is_last
+
+
+def can_all_roll_back(ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
+    """Whether those of some states that count the present owner's batch of this number can be rolled back."""
+    return all(can_roll_back(ledger) for ledger in ledgers if counts(ledger, batch_id))
+
+
+def counts(ledger: LedgerRecord, batch_id: int) -> bool:
+    """Whether the last commit is the present owner's batch of this number."""
+    last = ledger.last_commit
+    return last is not None and (last.owner, last.batch_id) == (ledger.owner, batch_id)
+
+
+def is_part(ledger: LedgerRecord) -> bool:
+    """Whether the last commit, or what is in flight, is marked as a part of its batch."""
+    return any(one is not None and one.is_part for one in (ledger.last_commit, ledger.in_flight))
+
+
+def take_back(ledger: LedgerRecord, batch_id: int, *, can_roll_back: bool) -> LedgerRecord:
+    """Undo a batch of which a part was committed; if it cannot be rolled back, mark it for the next `begin`.
+
+    A transactional attempt is marked, too: the batch would begin again under its txid, and skip the keys that the part
+    has written.
+    """
+    last, attempt = ledger.last_commit, ledger.in_flight
+    if last is not None and counts(ledger, batch_id):
+        if can_roll_back:
+            return rollback(ledger, last.txid)
+        return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(last, is_part=True))
+    if ledger.type == "transactional" and attempt is not None and attempt.batch_id == batch_id:
+        return msgspec.structs.replace(ledger, in_flight=msgspec.structs.replace(attempt, is_part=True))
+    return ledger
+
+
+def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+    """Check that the committed batch can be rolled back and counted anew under the present plan.
+
+    Both plans have to start at the same offsets, so that one replaces the other. The state has to be opaque, and no
+    later attempt may have begun: only then do the records still hold the values before the batch.
+
+    Raises:
+        ReplannedBatchError: The batch cannot be counted anew.
+        FencedError: The state has counted a later upstream commit. A late driver brings the earlier one.
+
+    """
+    last = last_own(ledger)
+    if plan is None or last is None:
+        return
+    known = plan_of(last, ledger.previous)
+    if is_overtaken(known, plan.upstream_txid):
+        raise overtaken(ledger, batch_id, plan.upstream_txid)
+    if ledger.type != "opaque":
+        why = f"the state is {ledger.type}, and only opaque records keep the value before"
+    elif known is None or not _start_together(known, plan.digest()):
+        why = "the plans do not start at the same offsets"
+    elif ledger.in_flight is not None or ledger.next_txid != last.txid + 1:
+        why = "a later attempt has begun and may have replaced the values before it"
+    else:
+        return
+    raise replanned_batch(ledger, last, batch_id, plan.offsets, why)
+
+
+def _start_together(known: PlanDigest, present: PlanDigest) -> bool:
+    return known.start == present.start and may_be_equal(known.previous, present.previous)
+
+
+def give_up(ledger: LedgerRecord, session: str) -> LedgerRecord:
+    """Leave a failed attempt behind, as a restart would, and close the fence.
+
+    A transactional attempt keeps its txid for the replay. Nothing changes if another driver has opened the state, or
+    nothing is in flight.
+    """
+    attempt = ledger.in_flight
+    if ledger.session != session or attempt is None or attempt.epoch != ledger.epoch:
+        return ledger
+    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1)
+
+
+def is_overtaken(known: PlanDigest | None, upstream_txid: int | None) -> bool:
+    """Whether a plan counts the upstream commit ``upstream_txid`` or a later one."""
+    counted = None if known is None else known.upstream_txid
+    return counted is not None and upstream_txid is not None and upstream_txid <= counted

@@ -1,0 +1,55 @@
+"""What somebody gets who depends on the package: its source, its versions, its extras."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mapstate.version import VERSION
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.slow
+def test_the_source_that_is_released_builds_and_passes_its_tests(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(tmp_path / f"mapstate-{VERSION}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / f"mapstate-{VERSION}"
+    for name in ("LICENSE", "REUSE.toml", "SECURITY.md", "Makefile", "constraints.txt", "scripts/run"):
+        assert (source / name).is_file(), name
+    asked = "import mapstate, sys; sys.exit(not mapstate.__file__.startswith(sys.argv[1]))"
+    environment = os.environ | {"PYTHONPATH": str(source / "src"), "PYTHONSAFEPATH": ""}
+    subprocess.run([sys.executable, "-c", asked, str(source)], env=environment, check=True)
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/protocol/test_transitions.py"]
+    ran = subprocess.run(tests, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    wheel = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(wheel, cwd=source, check=True, capture_output=True)
+    assert (tmp_path / f"mapstate-{VERSION}-py3-none-any.whl").is_file()
+
+
+def test_the_version_is_one_wherever_it_is_written():
+    assert re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == VERSION
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_who_installs_all_gets_no_tools_for_tests():
+    extras = PROJECT["optional-dependencies"]
+    taken = re.findall(r"\[(.*)\]", extras["all"][0])[0].split(",")
+    assert not [one for name in taken for one in extras[name] if re.match(r"pytest|testcontainers|hypothesis", one)]
+
+
+def test_each_python_that_the_matrix_tests_is_a_classifier():
+    matrix = re.findall(r"3\.1\d", (ROOT / "docs" / "versions.md").read_text().split("\n\n")[1])
+    named = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    assert set(named) == set(matrix)
