@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fuzz.habits import THROUGH, Gives, Habit, State
 from fuzz.rows import KEYS, Row, random_rows
-from fuzz.steps import AddFiles, Break, ByHand, Dies, Event, Job, Start, Step
+from fuzz.steps import AddFiles, Break, ByHand, Dies, Event, Job, Start, Step, Trips
 
 __all__ = ["INGREDIENTS", "random_job"]
 
@@ -60,6 +61,7 @@ class _Generator:
         self.ttl = self.often(0.08, "ttl") and self.redis
         self.gathers = not self.ttl and self.often(0.05, "left out")
         special = self.ttl or self.gathers
+        self.trips = not special and self.often(0.06, "left out")
         gives: Gives = "every row"
         if not special and self.often(0.25):
             gives = "rows where v > 3, if there is one" if self.often(0.4, "left out") else "rows where v > 3"
@@ -75,7 +77,7 @@ class _Generator:
         steps = [*self.first(), *self.files(), self.start()]
         for _ in range(0 if self.gathers else self.pick(0, 0, 1, 1, 1, 2)):
             steps += self.event()
-        daily = self.often(0.3) and not (windowed or special)
+        daily = self.often(0.3) and not (windowed or special or self.trips)
         queries = 2 if not self.ttl and self.often(0.05) else 1
         return Job(self.seed, store, self.states, tuple(steps), together, gives, sources, queries, daily)
 
@@ -92,9 +94,10 @@ class _Generator:
         return State(f"state{at}", kind, keys, window, lag, followed)  # type: ignore[arg-type]
 
     def files(self) -> list[Step]:
-        """Some files, as many as a function needs that gathers two batches."""
+        """Some files, as many as a function needs that gathers two batches, or trips between two."""
         made: list[tuple[Row, ...]] = []
-        for _ in range(self.pick(2, 4) if self.gathers else self.pick(1, 1, 2)):
+        counts = (2, 4) if self.gathers else (3, 4) if self.trips else (1, 1, 2, 3)
+        for _ in range(self.pick(*counts)):
             self.number += 1
             made.append(() if self.often(0.05) else random_rows(self.chance, self.columns, 8 * self.number, 4))
         return [AddFiles(tuple(made))]
@@ -122,13 +125,16 @@ class _Generator:
     def start(self, *, can_fail: bool = True) -> Start:
         """A run, with a fault in a third of them."""
         options: dict[str, Any] = {}
-        fault: Break | Dies | None = None
+        fault: Break | Dies | Trips | None = None
         if can_fail and not self.gathers and self.often(0.35):
             batch = self.pick(0, 0, 1, 2)
             moments = ("before the calls", "between the calls", "after the calls", "downstream")
             fault = Dies(self.pick(*moments), batch)  # type: ignore[arg-type]
             if self.often(0.5):
-                fault = Break(self.pick("begin", "write", "commit"), batch, self.often(0.5))
+                moment: Any = self.pick("begin", "write", "commit")
+                fault = Break(moment, batch, self.often(0.5), lasts=moment != "write" and self.often(0.4))
+        if can_fail and self.trips:
+            fault = Trips(self.pick(0, 1, 1))
         if self.often(0.04):
             options["apply_on"] = "executors" if self.store != "memory" else "auto"
         if self.often(0.1) and not isinstance(fault, Break):
@@ -139,7 +145,10 @@ class _Generator:
             options["on_new_owner"] = "adopt"
         options = {name: value for name, value in options.items() if name != "lag" or self.has_windows}
         killed = self.often(0.2) and self.kills and isinstance(fault, Break) and self.store != "memory"
-        return Start(self.habit(), tuple(options.items()), fault, killed)
+        habit = self.habit()
+        if isinstance(fault, Break) and fault.lasts and self.often(0.5, "swallow"):
+            habit = replace(habit, around="swallow")  # the run goes on after a batch that failed
+        return Start(habit, tuple(options.items()), fault, killed)
 
     @property
     def has_windows(self) -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "Job",
     "Start",
     "Step",
+    "Trips",
 ]
 
 
@@ -40,11 +41,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Break:
-    """The store fails once, at ``moment`` of the n-th batch of a run, before or ``after`` it did what it was asked."""
+    """The store fails at ``moment`` of the n-th batch of a run, before or ``after`` it did what it was asked.
+
+    Once, or whenever the batch asks if it ``lasts``: no begin or commit of it is answered then.
+    """
 
     moment: Literal["begin", "write", "commit"]
     batch: int
     after: bool = False
+    lasts: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,13 @@ class Dies:
     """The driver dies in the n-th batch of a run."""
 
     moment: Literal["before the calls", "between the calls", "after the calls", "downstream"]
+    batch: int
+
+
+@dataclass(frozen=True)
+class Trips:
+    """The function's own code fails in the n-th batch of a run before it calls a state; it logs that and goes on."""
+
     batch: int
 
 
@@ -78,7 +90,7 @@ class Start(Step):
 
     habit: Habit = field(default_factory=Habit)
     options: tuple[tuple[str, Any], ...] = ()
-    fault: Break | Dies | None = None
+    fault: Break | Dies | Trips | None = None
     killed: bool = False
 
     def do(self, world: World) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from fuzz.habits import Built, DiedError, State, build, run_habit
 from fuzz.killed import kill
 from fuzz.rows import COLUMNS, SCHEMA, Row, equal_key, plain, write_file
-from fuzz.steps import Break, Dies, Job, Start
+from fuzz.steps import Break, Dies, Job, Start, Trips
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.errors import LedgerError, MapStateError, StateNotFoundError
@@ -80,7 +80,7 @@ class Query:
         self.starts_at: str | None = None  # the offsets behind which its source starts
         self.inexact = False  # a non-transactional state may count a row twice after a failed attempt
         self.kept_frames: dict[int, Any] = {}
-        self.was_called = False  # a state of it, in the last run
+        self.was_called = False  # a state of it, for the last batch of the last run
         self.leaves_out: bool = False  # its function makes no call for some batches
         self.by_fields = False  # it groups by the fields of a struct: one that is null is one of nulls then
 
@@ -207,8 +207,9 @@ class World:
         run = Run()
         habit = replace(step.habit, **query.changes)
         query.was_called = False
-        query.leaves_out = habit.early or habit.gathers or self.job.gives == "rows where v > 3, if there is one"
         fault = step.fault if query is self.queries[0] else None
+        gives_some = self.job.gives == "rows where v > 3, if there is one"
+        query.leaves_out = habit.early or habit.gathers or gives_some or isinstance(fault, Trips)
         backend = self._backend(fault, killed=step.killed)
         options = {"apply_on": "driver", "patience": 0.5} | dict(step.options) | query.options
 
@@ -231,8 +232,10 @@ class World:
 
         def each_batch(frame: Any, batch_id: int) -> None:
             run.batches += 1
-            query.was_called |= habit.wrapped
+            query.was_called = habit.wrapped  # then the wrapper calls a state, if the function does not
             die("before the calls")
+            if isinstance(fault, Trips) and run.batches - 1 == fault.batch and not habit.wrapped:
+                return
             run_habit(
                 habit,
                 self.job.gives,
@@ -292,7 +295,7 @@ class World:
             first = first.union(other)
         return first
 
-    def _backend(self, fault: Break | Dies | None, *, killed: bool) -> Any:
+    def _backend(self, fault: Break | Dies | Trips | None, *, killed: bool) -> Any:
         backend = resolve(self.url)
         if not isinstance(fault, Break):
             return backend
@@ -306,7 +309,8 @@ class World:
         offsets = self.queries[0].checkpoint / "commits"
         done = [int(path.name) for path in offsets.iterdir() if path.name.isdecimal()] if offsets.is_dir() else []
         where = (Begins if fault.moment == "begin" else Commits)(max(done, default=-1) + 1 + fault.batch)
-        each = [made(method=method, where=where, after=fault.after, name="once") for method in ("swap", "swap_all")]
+        given = {"where": where, "after": fault.after, "name": "once", "times": None if fault.lasts else 1}
+        each = [made(method=method, **given) for method in ("swap", "swap_all")]
         return FaultyBackend(backend, str(marks), tuple(each))
 
     @contextmanager
