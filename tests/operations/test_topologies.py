@@ -160,6 +160,48 @@ def test_a_driver_that_does_not_answer(tmp_path, monkeypatch):
     assert (line[:3], line[5]) == (["site", "INACTIVE", "here, process 7"], "s")
 
 
+def test_a_driver_that_ends_without_obeying_leaves_the_removal_to_the_command(tmp_path, monkeypatch):
+    """As one whose Spark has gone."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    submitted(url)
+
+    def release(_: float) -> None:
+        with Control(url, "site") as own:
+            own.change(lambda record: rules.release(record, "site", "site"))
+
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=time.monotonic, sleep=release))
+    assert run("kill", url, "site") == (0, "site is REMOVED\n", "")
+
+
+def test_a_store_that_does_not_answer_makes_no_driver_dead(tmp_path, monkeypatch):
+    """What a look takes does not count: the driver could not beat either."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    submitted(url)
+    clock = [0.0]
+    read = Control.read
+
+    def slow(own: Control) -> ControlRecord | None:
+        clock[0] += 20
+        return read(own)
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(Control, "read", slow)
+    code, _, error = run("kill", "--wait", "300", url, "site")
+    assert (code, "not obeyed" in error) == (1, True)
+    monkeypatch.setattr(Control, "read", read)
+    code, printed, error = run("kill", url, "site")
+    assert (code, printed) == (0, "site is REMOVED\n")
+    assert "the driver of site on here, process 7, is dead" in error
+    submitted(url)
+    code, printed, error = run("deactivate", url, "site")
+    assert (code, printed) == (0, "site is INACTIVE, and no driver runs it: the next one that starts obeys.\n")
+    assert "is dead" in error
+    assert control.topology(url, "site").driver is None
+
+
 def test_several_are_killed_in_one_command(tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     for name in ("a", "c"):
@@ -229,6 +271,8 @@ def test_the_unit_starts_the_job_again_after_a_failure_only():
     unit.read(ROOT / "examples" / "deploy" / "site.service")
     service = unit["Service"]
     assert (service["Restart"], service["KillMode"]) == ("on-failure", "control-group")
+    _, caught = (ROOT / "examples" / "site_job.py").read_text().split("    except NotAliveError as error:\n")
+    assert f"sys.exit({service['RestartPreventExitStatus']})" in caught
     assert Path(service["ExecStart"].split()[3]).name in {path.name for path in (ROOT / "examples").iterdir()}
     assert int(service["RestartSec"]) * int(unit["Unit"]["StartLimitBurst"]) < int(
         unit["Unit"]["StartLimitIntervalSec"]

@@ -49,6 +49,9 @@ EVENTS: dict[str, Any] = {
     "deactivate": lambda one: control.deactivate(one, "site", LATER),
     "rebalance": lambda one: control.rebalance(one, "site", 7),
     "kill": lambda one: control.kill(one, "site", 5.0, LATER),
+    "bury": lambda one: control.bury(one, "site", driver("a"), LATER),
+    "bury none": lambda one: control.bury(one, "site", None, LATER),
+    "bury too late": lambda one: control.bury(one, "site", driver("a", beat=-1), LATER),
     "beat": lambda one: control.beat(one, "site", "a", LATER),
     "obey": lambda one: control.obey(one, "site", "a", 3),
     "remove": lambda one: control.remove(one, "site", "a", LATER),
@@ -62,11 +65,14 @@ TABLE = """
                    none      ACTIVE    INACTIVE  KILLED    ACTIVE a. INACT. a. KILLED a. REMOVED
 submit             ACTIVE    ALIVE     ALIVE     ALIVE     ACTIVE    INACTIVE  KILLED    ACTIVE
 submit inactive    INACTIVE  ALIVE     ALIVE     ALIVE     ACTIVE    INACTIVE  KILLED    INACTIVE
-take over          ACTIVE    ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  KILLED    ACTIVE
+take over          ACTIVE    ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  KILLED    NOT
 activate           NOT       ACTIVE    ACTIVE    USAGE     ACTIVE    ACTIVE    USAGE     NOT
 deactivate         NOT       INACTIVE  INACTIVE  USAGE     INACTIVE  INACTIVE  USAGE     NOT
 rebalance          NOT       ACTIVE    INACTIVE  USAGE     ACTIVE    INACTIVE  USAGE     NOT
 kill               NOT       KILLED    KILLED    KILLED    REMOVED   REMOVED   REMOVED   NOT
+bury               NOT       ACTIVE    INACTIVE  REMOVED   ACTIVE    INACTIVE  KILLED    REMOVED
+bury none          NOT       ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  REMOVED   REMOVED
+bury too late      NOT       ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  KILLED    REMOVED
 beat               FENCED    ACTIVE    INACTIVE  KILLED    FENCED    FENCED    FENCED    FENCED
 obey               FENCED    ACTIVE    INACTIVE  KILLED    FENCED    FENCED    FENCED    FENCED
 remove             FENCED    USAGE     USAGE     REMOVED   FENCED    FENCED    FENCED    REMOVED
@@ -96,8 +102,17 @@ def test_each_event_on_each_status(event, before, expected):
     assert decode_control(encode_control(after), "site") == after
     assert after == found or after.revision > (0 if found is None else found.revision)
     if found is not None and (after.status, after.partitions) != (found.status, found.partitions):
-        is_of_driver = event in ("remove", "submit", "submit inactive", "take over")
+        is_of_driver = event in ("remove", "bury", "bury none", "submit", "submit inactive", "take over")
         assert after.command == found.command + (not is_of_driver)
+
+
+def test_a_driver_that_is_buried_is_none():
+    """The next one need not wait, and the one that was buried is fenced."""
+    buried = EVENTS["bury"](record("ACTIVE"))
+    assert buried.driver is None
+    assert EVENTS["bury too late"](record("ACTIVE")) == record("ACTIVE")
+    with pytest.raises(FencedError, match="taken for dead"):
+        EVENTS["beat"](buried)
 
 
 def test_every_event_has_its_line():

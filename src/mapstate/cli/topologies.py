@@ -122,7 +122,13 @@ def kill(
 
 def _say_obeyed(name: str, done: Obeyed, *, as_json: bool) -> None:
     """Print what became of a command. Exit with 1 if a driver that runs has not obeyed it."""
-    record = done.record
+    record, dead = done.record, done.dead
+    if dead is not None:
+        say(
+            f"mapstate: the driver of {name} on {dead.host}, process {dead.pid}, is dead: it beat last at {dead.at}, "
+            f"not for {dead.silence:g} seconds from the command on. A supervisor may start the job again.",
+            err=True,
+        )
     if as_json:
         fields = {"status": record.status, "partitions": record.partitions, "is_obeyed": done.is_obeyed}
         emit({"topology": name, **fields})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from mapstate.backends import resolve
@@ -15,7 +16,7 @@ from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken, ListsStates, close_if_possible
 from mapstate.errors import CorruptRecordError, NotAliveError, UsageError
 from mapstate.protocol import control
-from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, decode_control, is_control
+from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, DriverRecord, decode_control, is_control
 from mapstate.protocol.ledger_record import now
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.spec import check_state_name
@@ -67,11 +68,32 @@ class Control:
         return (None, None) if stored is None else (decode_control(stored[0], self.topology), stored[1])
 
 
+class Watch:
+    """Whether a driver is dead: it does not beat for its ``silence``, counted in the pauses between two looks.
+
+    The time of a look does not count: a store that does not answer hears no beat.
+    """
+
+    def __init__(self, record: ControlRecord) -> None:
+        self._driver = record.driver
+        self._paused = 0.0
+
+    def dead(self, record: ControlRecord, pause: float) -> DriverRecord | None:
+        """The driver, if it is dead by the record as it is ``pause`` seconds after the look before."""
+        self._paused = self._paused + pause if record.driver == self._driver else 0.0
+        self._driver = record.driver
+        return None if self._driver is None or self._paused < self._driver.silence else self._driver
+
+
 class Obeyed(NamedTuple):
-    """``is_obeyed`` is False if no driver has obeyed the command in time. It stays in ``record`` all the same."""
+    """``is_obeyed`` is False if no driver has obeyed the command in time. It stays in ``record`` all the same.
+
+    ``dead`` is the driver that was found dead meanwhile, and is no more in ``record``.
+    """
 
     record: ControlRecord
     is_obeyed: bool
+    dead: DriverRecord | None = None
 
 
 class ListedTopology(NamedTuple):
@@ -111,7 +133,7 @@ def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeou
     """End a topology. No further batch begins; the one under way has ``wait`` seconds, and is then given up.
 
     A batch that is given up does not count, and whoever goes on from the checkpoint gets its rows. States and
-    checkpoints stay. Obeyed means REMOVED; ``timeout`` seconds are added to ``wait``.
+    checkpoints stay. Obeyed means REMOVED, by the driver or for a dead one; ``timeout`` seconds are added to ``wait``.
 
     Raises:
         NotAliveError: There is no such topology, or it was removed.
@@ -159,9 +181,13 @@ def _command(backend_or_url: Backend | str, name: str, event: Event, timeout: fl
     with Control(backend_or_url, name) as own:
         record = own.change(event)
         command, end = record.command, time.monotonic() + timeout
-        while record.obeyed < command:
-            if record.driver is None or time.monotonic() > end:
-                return Obeyed(record, is_obeyed=False)
+        watch, dead = Watch(record), None
+        while record.obeyed < command and record.driver is not None and time.monotonic() <= end:
             time.sleep(_POLL_SECONDS)
             record = own.read() or record
-        return Obeyed(record, is_obeyed=True)
+            dead = watch.dead(record, _POLL_SECONDS)
+            if dead is not None:
+                record = own.change(partial(control.bury, topology=name, dead=dead, at=now()))
+        if record.status == "KILLED" and record.driver is None:  # it has ended without obeying
+            record = own.change(partial(control.bury, topology=name, dead=None, at=now()))
+        return Obeyed(record, record.obeyed >= command, None if record.driver else dead)

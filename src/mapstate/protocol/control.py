@@ -98,8 +98,11 @@ def submit(
 
     Raises:
         AlreadyAliveError: Another driver runs it.
+        NotAliveError: It was removed while this driver waited for the silence of that one.
 
     """
+    if record is not None and record.status == "REMOVED" and silent is not None:
+        raise killed_before(topology)
     if record is None or record.status == "REMOVED":
         numbers = {} if record is None else {"revision": record.revision, "command": record.command}
         status: Status = "ACTIVE" if active else "INACTIVE"
@@ -113,6 +116,15 @@ def submit(
             topology=topology,
         )
     return _next(record, driver=driver, states=states)
+
+
+def killed_before(topology: str) -> NotAliveError:
+    """The error of a start that finds a kill under way: an end with 0 would pass for a run."""
+    return NotAliveError(
+        f"topology {topology!r} was killed before this start could run it. It is removed now, and nothing was run. "
+        "Start the job once more to submit it anew.",
+        topology=topology,
+    )
 
 
 def activate(record: ControlRecord | None, topology: str, at: str) -> ControlRecord:
@@ -145,6 +157,19 @@ def kill(record: ControlRecord | None, topology: str, wait: float, at: str) -> C
     record = _present(record, topology)
     killed = _next(record, status="KILLED", since=at, wait=wait, command=record.command + 1)
     return _removed(killed, at) if record.driver is None else killed
+
+
+def bury(record: ControlRecord | None, topology: str, dead: DriverRecord | None, at: str) -> ControlRecord:
+    """No driver runs it: this one has not beaten for its ``silence``, or None was left. A killed topology is REMOVED.
+
+    Nothing, where the driver has beaten since, or another one has taken over. Raises NotAliveError.
+    """
+    if record is not None and record.status == "REMOVED":
+        return record  # by another command
+    record = _present(record, topology)
+    if record.driver != dead:
+        return record
+    return _removed(record, at) if record.status == "KILLED" else _next(record, driver=None)
 
 
 def beat(record: ControlRecord | None, topology: str, session: str, at: str) -> ControlRecord:
@@ -212,8 +237,8 @@ def _own(record: ControlRecord | None, topology: str, session: str) -> tuple[Con
     if record is None or driver is None or driver.session != session:
         now = "none" if driver is None else f"the one on {driver.host}, process {driver.pid}"
         raise FencedError(
-            f"this driver of topology {topology!r} has been taken over: its driver is now {now}. The queries of this "
-            "one are stopped.",
+            f"this driver of topology {topology!r} has been taken over, or was silent and taken for dead: its driver "
+            f"is now {now}. The queries of this one are stopped.",
             topology=topology,
         )
     return record, driver

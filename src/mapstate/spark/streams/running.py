@@ -113,6 +113,7 @@ class Running:
         """Runs until the topology is killed, its queries end, or one of them fails."""
         with self._control:
             record = self._submitted(active=active)
+            is_killed = record.status == "KILLED"
             try:
                 while not self._step(record):
                     threading.Event().wait(self._poll)
@@ -123,6 +124,8 @@ class Running:
                         self._end_queries()
                 finally:
                     self._release()
+            if is_killed:
+                raise control.killed_before(self._topology)
 
     @contextmanager
     def _around(self, batch_df: DataFrame) -> Iterator[None]:
