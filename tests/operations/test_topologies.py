@@ -144,7 +144,8 @@ def test_the_commands(tmp_path):
     (found,) = json.loads(run("list", url, "--json")[1])
     assert (found["topology"], found["record"]["partitions"], found["problem"]) == ("site", 7, None)
     code, printed, _ = run("kill", url, "site", "--json")
-    assert json.loads(printed) == {"topology": "site", "status": "REMOVED", "partitions": None, "is_obeyed": True}
+    fields = {"status": "REMOVED", "partitions": None, "is_obeyed": True, "is_superseded": False}
+    assert json.loads(printed) == {"topology": "site", **fields}
 
 
 def test_a_driver_that_does_not_answer(tmp_path, monkeypatch):
@@ -158,6 +159,36 @@ def test_a_driver_that_does_not_answer(tmp_path, monkeypatch):
     assert control.topology(url, "site").status == "INACTIVE"
     line = run("list", url)[1].splitlines()[1].split("\t")
     assert (line[:3], line[5]) == (["site", "INACTIVE", "here, process 7"], "s")
+
+
+@pytest.mark.parametrize(
+    ("words", "later", "says"),
+    [
+        (["deactivate"], lambda one: rules.activate(one, "site", AT), "site is ACTIVE in"),
+        (["deactivate"], lambda one: rules.kill(one, "site", 0, AT), "site is KILLED in"),
+        (["rebalance", "-n", "7"], lambda one: rules.rebalance(one, "site", 5), "site is ACTIVE with 5 partitions in"),
+    ],
+    ids=["activate", "kill", "rebalance"],
+)
+def test_a_command_whose_place_another_took_is_superseded(words, later, says, tmp_path, monkeypatch):
+    """Also where the driver obeys the later one before this one looks."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    for obeys in (False, True):
+        submitted(url)
+
+        def change(_: float, obeys: bool = obeys) -> None:
+            with Control(url, "site") as own:
+                number = own.change(later).command
+                if obeys:
+                    own.change(lambda record: rules.obey(record, "site", "site", number))
+
+        monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=time.monotonic, sleep=change))
+        code, printed, error = run(*words[:1], url, "site", *words[1:])
+        assert (code, printed) == (1, "")
+        assert f"superseded by a later command: {says}" in error
+        with Control(url, "site") as own:
+            own.change(lambda record: rules.release(record, "site", "site"))
+            own.change(lambda record: rules.kill(record, "site", 0, AT))
 
 
 def test_a_driver_that_ends_without_obeying_leaves_the_removal_to_the_command(tmp_path, monkeypatch):

@@ -131,12 +131,16 @@ def _say_obeyed(name: str, done: Obeyed, *, as_json: bool) -> None:
         )
     if as_json:
         fields = {"status": record.status, "partitions": record.partitions, "is_obeyed": done.is_obeyed}
-        emit({"topology": name, **fields})
+        emit({"topology": name, **fields, "is_superseded": done.is_superseded})
     elif done.is_obeyed:
         partitions = "" if record.partitions is None else f", {record.partitions} partitions"
         say(f"{name} is {record.status}{partitions}")
-    elif record.driver is None:
+    elif record.driver is None and not done.is_superseded:
         say(f"{name} is {record.status}, and no driver runs it: the next one that starts obeys.")
+    if done.is_superseded:
+        partitions = "" if record.partitions is None else f" with {record.partitions} partitions"
+        say(f"mapstate: superseded by a later command: {name} is {record.status}{partitions} in the record.", err=True)
+        raise typer.Exit(1)
     if not done.is_obeyed and record.driver is not None:
         say(
             f"mapstate: not obeyed. {name} is {record.status} in the record, and its driver on {record.driver.host}, "

@@ -88,12 +88,14 @@ class Watch:
 class Obeyed(NamedTuple):
     """``is_obeyed`` is False if no driver has obeyed the command in time. It stays in ``record`` all the same.
 
-    ``dead`` is the driver that was found dead meanwhile, and is no more in ``record``.
+    ``dead`` is the driver that was found dead meanwhile, and is no more in ``record``. ``is_superseded``: a later
+    command took the place of this one, whether it was obeyed before or not.
     """
 
     record: ControlRecord
     is_obeyed: bool
     dead: DriverRecord | None = None
+    is_superseded: bool = False
 
 
 class ListedTopology(NamedTuple):
@@ -113,7 +115,9 @@ def activate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_
         StoreError: The store failed.
 
     """
-    return _command(backend_or_url, name, lambda record: control.activate(record, name, now()), timeout)
+    return _command(
+        backend_or_url, name, lambda record: control.activate(record, name, now()), timeout, status="ACTIVE"
+    )
 
 
 def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -121,12 +125,14 @@ def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBE
 
     Raises the errors of `activate`.
     """
-    return _command(backend_or_url, name, lambda record: control.deactivate(record, name, now()), timeout)
+    event: Event = partial(control.deactivate, topology=name, at=now())
+    return _command(backend_or_url, name, event, timeout, status="INACTIVE")
 
 
 def rebalance(backend_or_url: Backend | str, name: str, *, partitions: int, timeout: float = OBEY_SECONDS) -> Obeyed:
     """Spread batches over so many partitions, from the next one on. Raises the errors of `activate`."""
-    return _command(backend_or_url, name, lambda record: control.rebalance(record, name, partitions), timeout)
+    event: Event = partial(control.rebalance, topology=name, partitions=partitions)
+    return _command(backend_or_url, name, event, timeout, partitions=partitions)
 
 
 def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -177,12 +183,17 @@ def _listed(name: str, data: bytes) -> ListedTopology:
         return ListedTopology(name, None, error.message)
 
 
-def _command(backend_or_url: Backend | str, name: str, event: Event, timeout: float) -> Obeyed:
+def _command(backend_or_url: Backend | str, name: str, event: Event, timeout: float, **asked: Any) -> Obeyed:
+    """Change the record, and wait. ``asked`` is what it says from then on, until another command says otherwise."""
+
+    def is_superseded() -> bool:
+        return any(getattr(record, field) != value for field, value in asked.items())
+
     with Control(backend_or_url, name) as own:
         record = own.change(event)
         command, end = record.command, time.monotonic() + timeout
         watch, dead = Watch(record), None
-        while record.obeyed < command and record.driver is not None and time.monotonic() <= end:
+        while record.obeyed < command and record.driver and not is_superseded() and time.monotonic() <= end:
             time.sleep(_POLL_SECONDS)
             record = own.read() or record
             dead = watch.dead(record, _POLL_SECONDS)
@@ -190,4 +201,5 @@ def _command(backend_or_url: Backend | str, name: str, event: Event, timeout: fl
                 record = own.change(partial(control.bury, topology=name, dead=dead, at=now()))
         if record.status == "KILLED" and record.driver is None:  # it has ended without obeying
             record = own.change(partial(control.bury, topology=name, dead=None, at=now()))
-        return Obeyed(record, record.obeyed >= command, None if record.driver else dead)
+        is_obeyed = record.obeyed >= command and not is_superseded()
+        return Obeyed(record, is_obeyed, None if record.driver else dead, is_superseded())
