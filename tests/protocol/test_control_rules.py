@@ -42,9 +42,7 @@ RECORDS = {
 EVENTS: dict[str, Any] = {
     "submit": lambda one: control.submit(one, "site", driver("b"), ("visits",), active=True, at=LATER),
     "submit inactive": lambda one: control.submit(one, "site", driver("b"), ("visits",), active=False, at=LATER),
-    "take over": lambda one: control.submit(
-        one, "site", driver("b"), ("visits",), active=True, at=LATER, silent=("a", 0)
-    ),
+    "take over": lambda one: control.submit(one, "site", driver("b"), ("visits",), active=True, at=LATER, dead=RUNNING),
     "activate": lambda one: control.activate(one, "site", LATER),
     "deactivate": lambda one: control.deactivate(one, "site", LATER),
     "rebalance": lambda one: control.rebalance(one, "site", 7),
@@ -138,11 +136,9 @@ def test_a_kill_may_wait_anew_and_counts_from_then():
 
 def test_only_a_driver_that_is_silent_since_the_same_beat_is_taken_over():
     with pytest.raises(AlreadyAliveError):
-        control.submit(
-            record("ACTIVE", driver(beat=1)), "site", driver("b"), (), active=True, at=LATER, silent=("a", 0)
-        )
+        control.submit(record("ACTIVE", driver(beat=1)), "site", driver("b"), (), active=True, at=LATER, dead=RUNNING)
     with pytest.raises(AlreadyAliveError):
-        control.submit(record("ACTIVE", driver("c")), "site", driver("b"), (), active=True, at=LATER, silent=("a", 0))
+        control.submit(record("ACTIVE", driver("c")), "site", driver("b"), (), active=True, at=LATER, dead=RUNNING)
 
 
 def test_what_was_removed_is_submitted_anew_without_its_past():

@@ -317,8 +317,7 @@ def test_a_driver_that_was_taken_over_stops(run: Run):
         def take(record: Any) -> Any:
             driver = record.driver
             other = msgspec.structs.replace(driver, session="other")
-            silent = driver.session, driver.beat
-            return rules.submit(record, "site", other, (), active=True, at=record.since, silent=silent)
+            return rules.submit(record, "site", other, (), active=True, at=record.since, dead=driver)
 
         own.change(take)
         thread.join(60)

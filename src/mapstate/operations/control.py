@@ -25,6 +25,7 @@ OBEY_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 Event = Callable[[ControlRecord | None], ControlRecord]
+Rule = Callable[..., ControlRecord]
 
 
 class Control:
@@ -69,14 +70,10 @@ class Control:
 
 
 class Watch:
-    """Whether a driver is dead: it does not beat for its ``silence``, counted in the pauses between two looks.
-
-    The time of a look does not count: a store that does not answer hears no beat.
-    """
+    """Whether a driver is dead: no beat for its ``silence``. The time of a look does not count: the store may hang."""
 
     def __init__(self, record: ControlRecord) -> None:
-        self._driver = record.driver
-        self._paused = 0.0
+        self._driver, self._paused = record.driver, 0.0
 
     def dead(self, record: ControlRecord, pause: float) -> DriverRecord | None:
         """The driver, if it is dead by the record as it is ``pause`` seconds after the look before."""
@@ -88,8 +85,7 @@ class Watch:
 class Obeyed(NamedTuple):
     """``is_obeyed`` is False if no driver has obeyed the command in time. It stays in ``record`` all the same.
 
-    ``dead`` is the driver that was found dead meanwhile, and is no more in ``record``. ``is_superseded``: a later
-    command took the place of this one, whether it was obeyed before or not.
+    ``dead`` was the driver, and was found dead. ``is_superseded``: a later command says otherwise.
     """
 
     record: ControlRecord
@@ -115,9 +111,7 @@ def activate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_
         StoreError: The store failed.
 
     """
-    return _command(
-        backend_or_url, name, lambda record: control.activate(record, name, now()), timeout, status="ACTIVE"
-    )
+    return _command(backend_or_url, name, timeout, {"status": "ACTIVE"}, control.activate, at=now())
 
 
 def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -125,14 +119,13 @@ def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBE
 
     Raises the errors of `activate`.
     """
-    event: Event = partial(control.deactivate, topology=name, at=now())
-    return _command(backend_or_url, name, event, timeout, status="INACTIVE")
+    return _command(backend_or_url, name, timeout, {"status": "INACTIVE"}, control.deactivate, at=now())
 
 
 def rebalance(backend_or_url: Backend | str, name: str, *, partitions: int, timeout: float = OBEY_SECONDS) -> Obeyed:
     """Spread batches over so many partitions, from the next one on. Raises the errors of `activate`."""
-    event: Event = partial(control.rebalance, topology=name, partitions=partitions)
-    return _command(backend_or_url, name, event, timeout, partitions=partitions)
+    asked = {"partitions": partitions}
+    return _command(backend_or_url, name, timeout, asked, control.rebalance, partitions=partitions)
 
 
 def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -147,7 +140,7 @@ def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeou
         StoreError: The store failed.
 
     """
-    return _command(backend_or_url, name, lambda record: control.kill(record, name, wait, now()), wait + timeout)
+    return _command(backend_or_url, name, wait + timeout, {}, control.kill, wait=wait, at=now())
 
 
 def topology(backend_or_url: Backend | str, name: str) -> ControlRecord:
@@ -183,23 +176,20 @@ def _listed(name: str, data: bytes) -> ListedTopology:
         return ListedTopology(name, None, error.message)
 
 
-def _command(backend_or_url: Backend | str, name: str, event: Event, timeout: float, **asked: Any) -> Obeyed:
-    """Change the record, and wait. ``asked`` is what it says from then on, until another command says otherwise."""
-
-    def is_superseded() -> bool:
-        return any(getattr(record, field) != value for field, value in asked.items())
-
+def _command(
+    backend_or_url: Backend | str, name: str, timeout: float, asked: dict[str, Any], rule: Rule, **values: Any
+) -> Obeyed:
+    """Change the record by a rule, and wait. It says what was ``asked`` until a later command says otherwise."""
     with Control(backend_or_url, name) as own:
-        record = own.change(event)
-        command, end = record.command, time.monotonic() + timeout
+        record = own.change(partial(rule, topology=name, **values))
+        command, end, is_superseded = record.command, time.monotonic() + timeout, False
         watch, dead = Watch(record), None
-        while record.obeyed < command and record.driver and not is_superseded() and time.monotonic() <= end:
+        while record.obeyed < command and record.driver and not is_superseded and time.monotonic() <= end:
             time.sleep(_POLL_SECONDS)
             record = own.read() or record
             dead = watch.dead(record, _POLL_SECONDS)
-            if dead is not None:
+            if dead is not None or (record.driver is None and record.status == "KILLED"):  # it ended without obeying
                 record = own.change(partial(control.bury, topology=name, dead=dead, at=now()))
-        if record.status == "KILLED" and record.driver is None:  # it has ended without obeying
-            record = own.change(partial(control.bury, topology=name, dead=None, at=now()))
-        is_obeyed = record.obeyed >= command and not is_superseded()
-        return Obeyed(record, is_obeyed, None if record.driver else dead, is_superseded())
+            is_superseded = any(getattr(record, field) != value for field, value in asked.items())
+        is_obeyed = record.obeyed >= command and not is_superseded
+        return Obeyed(record, is_obeyed, None if record.driver else dead, is_superseded)

@@ -81,7 +81,7 @@ def submit(
     *,
     active: bool,
     at: str,
-    silent: tuple[str, int] | None = None,
+    dead: DriverRecord | None = None,
 ) -> ControlRecord:
     """A driver takes the topology: a new one, or one whose driver has ended or fallen silent.
 
@@ -94,14 +94,14 @@ def submit(
         states: The names of the states.
         active: The status of a new topology.
         at: The present time.
-        silent: The session and the beat of a driver that has not beaten for its ``silence``.
+        dead: A driver that was found here, and has not beaten for its ``silence`` since.
 
     Raises:
         AlreadyAliveError: Another driver runs it.
-        NotAliveError: It was removed while this driver waited for the silence of that one.
+        NotAliveError: It was removed meanwhile.
 
     """
-    if record is not None and record.status == "REMOVED" and silent is not None:
+    if record is not None and record.status == "REMOVED" and dead is not None:
         raise killed_before(topology)
     if record is None or record.status == "REMOVED":
         numbers = {} if record is None else {"revision": record.revision, "command": record.command}
@@ -109,7 +109,7 @@ def submit(
         new = ControlRecord(topology=topology, status=status, since=at, states=states, driver=driver, **numbers)
         return _next(new, obeyed=new.command)
     running = record.driver
-    if running is not None and (running.session, running.beat) != silent:
+    if running is not None and running != dead:
         raise AlreadyAliveError(
             f"topology {topology!r} runs already, since {running.started} on {running.host} as process {running.pid}. "
             "Nothing was started. Stop it by mapstate kill, or give this one another name.",
@@ -119,7 +119,7 @@ def submit(
 
 
 def killed_before(topology: str) -> NotAliveError:
-    """The error of a start that finds a kill under way: an end with 0 would pass for a run."""
+    """The error of a start that finds a kill under way."""
     return NotAliveError(
         f"topology {topology!r} was killed before this start could run it. It is removed now, and nothing was run. "
         "Start the job once more to submit it anew.",
