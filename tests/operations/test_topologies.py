@@ -50,9 +50,11 @@ def url(request: Any, tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}" if request.param == "memory" else f"sqlite:///{tmp_path}/state.db"
 
 
-def submitted(url: Any, name: str = "site", states: tuple[str, ...] = ("s",), **changes: Any) -> ControlRecord:
-    """A topology whose driver says nothing."""
-    driver = DriverRecord(session=name, host="here", pid=7, started=AT, at=AT, silence=10.0)
+def submitted(
+    url: Any, name: str = "site", states: tuple[str, ...] = ("s",), silence: float = 3600.0, **changes: Any
+) -> ControlRecord:
+    """A topology whose driver says nothing; not for long enough to be dead."""
+    driver = DriverRecord(session=name, host="here", pid=7, started=AT, at=AT, silence=silence)
     with Control(url, name) as own:
         made = own.change(lambda record: rules.submit(record, name, driver, states, active=True, at=AT))
         return own.change(lambda record: msgspec.structs.replace(made, **changes)) if changes else made
@@ -164,9 +166,9 @@ def test_a_driver_that_does_not_answer(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "later", "says"),
     [
-        (["deactivate"], lambda one: rules.activate(one, "site", AT), "site is ACTIVE in"),
-        (["deactivate"], lambda one: rules.kill(one, "site", 0, AT), "site is KILLED in"),
-        (["rebalance", "-n", "7"], lambda one: rules.rebalance(one, "site", 5), "site is ACTIVE with 5 partitions in"),
+        (["deactivate"], lambda one: rules.activate(one, "site", AT), "site is ACTIVE\n"),
+        (["deactivate"], lambda one: rules.kill(one, "site", 0, AT), "site is KILLED\n"),
+        (["rebalance", "-n", "7"], lambda one: rules.rebalance(one, "site", 5), "site is ACTIVE, 5 partitions\n"),
     ],
     ids=["activate", "kill", "rebalance"],
 )
@@ -207,7 +209,7 @@ def test_a_driver_that_ends_without_obeying_leaves_the_removal_to_the_command(tm
 def test_a_store_that_does_not_answer_makes_no_driver_dead(tmp_path, monkeypatch):
     """What a look takes does not count: the driver could not beat either."""
     url = f"sqlite:///{tmp_path}/state.db"
-    submitted(url)
+    submitted(url, silence=10.0)
     clock = [0.0]
     read = Control.read
 
@@ -225,12 +227,35 @@ def test_a_store_that_does_not_answer_makes_no_driver_dead(tmp_path, monkeypatch
     monkeypatch.setattr(Control, "read", read)
     code, printed, error = run("kill", url, "site")
     assert (code, printed) == (0, "site is REMOVED\n")
-    assert "the driver of site on here, process 7, is dead" in error
-    submitted(url)
+    assert "site's driver on here, process 7, is dead" in error
+    submitted(url, silence=10.0)
     code, printed, error = run("deactivate", url, "site")
     assert (code, printed) == (0, "site is INACTIVE, and no driver runs it: the next one that starts obeys.\n")
     assert "is dead" in error
     assert control.topology(url, "site").driver is None
+
+
+def test_a_dead_driver_is_listed_as_dead_and_one_whose_clock_is_wrong_is_not(tmp_path, monkeypatch):
+    """By its beats: the last one of both is three days old, by this machine's clock."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    Job(url).batch(a=1)
+    for name in ("alive", "dead"):
+        submitted(url, name, silence=10.0)
+
+    def sleep(_: float) -> None:
+        with Control(url, "alive") as own:
+            own.change(lambda record: rules.beat(record, "alive", "alive", AT))
+
+    for module in ("mapstate.operations.control", "mapstate.cli.topologies"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    assert [line.split("\t")[:2] for line in run("list", url)[1].splitlines()[1:3]] == [
+        ["alive", "ACTIVE"],
+        ["dead", "DEAD"],
+    ]
+    assert [one["is_dead"] for one in json.loads(run("list", url, "--json")[1])] == [False, True]
+    for name, words in (("alive", ["ACTIVE"] * 3), ("dead", ["ACTIVE", "ACTIVE", "DEAD"])):
+        lines = run("monitor", url, name, "-i", "4", "--count", "3", "--json")[1].splitlines()
+        assert [json.loads(line)["status"] for line in lines] == words
 
 
 def test_several_are_killed_in_one_command(tmp_path):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken, ListsStates, close_if_possible
-from mapstate.errors import CorruptRecordError, NotAliveError, UsageError
+from mapstate.errors import CorruptRecordError, UsageError
 from mapstate.protocol import control
 from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, DriverRecord, decode_control, is_control
 from mapstate.protocol.ledger_record import now
@@ -25,7 +26,6 @@ OBEY_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 Event = Callable[[ControlRecord | None], ControlRecord]
-Rule = Callable[..., ControlRecord]
 
 
 class Control:
@@ -95,11 +95,12 @@ class Obeyed(NamedTuple):
 
 
 class ListedTopology(NamedTuple):
-    """One topology of a store. ``record`` is None if it cannot be read; ``problem`` says why not, else empty."""
+    """One topology. ``record`` is None if it cannot be read, and ``problem`` says why. ``is_dead``: its driver is."""
 
     name: str
     record: ControlRecord | None
     problem: str = ""
+    is_dead: bool = False
 
 
 def activate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -124,8 +125,7 @@ def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBE
 
 def rebalance(backend_or_url: Backend | str, name: str, *, partitions: int, timeout: float = OBEY_SECONDS) -> Obeyed:
     """Spread batches over so many partitions, from the next one on. Raises the errors of `activate`."""
-    asked = {"partitions": partitions}
-    return _command(backend_or_url, name, timeout, asked, control.rebalance, partitions=partitions)
+    return _command(backend_or_url, name, timeout, {"partitions": partitions}, control.rebalance, partitions=partitions)
 
 
 def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -134,11 +134,7 @@ def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeou
     A batch that is given up does not count, and whoever goes on from the checkpoint gets its rows. States and
     checkpoints stay. Obeyed means REMOVED, by the driver or for a dead one; ``timeout`` seconds are added to ``wait``.
 
-    Raises:
-        NotAliveError: There is no such topology, or it was removed.
-        UsageError: ``wait`` is out of range.
-        StoreError: The store failed.
-
+    Raises the errors of `activate`, and UsageError for a ``wait`` out of range.
     """
     return _command(backend_or_url, name, wait + timeout, {}, control.kill, wait=wait, at=now())
 
@@ -146,38 +142,47 @@ def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeou
 def topology(backend_or_url: Backend | str, name: str) -> ControlRecord:
     """The control record of a topology. Raises NotAliveError, StoreError; CorruptRecordError for any other record."""
     with Control(backend_or_url, name) as own:
-        record = own.read()
-    if record is None or record.status == "REMOVED":
-        raise NotAliveError(f"there is no topology {name!r} here. Check the name and the store.", topology=name)
-    return record
+        return control.present(own.read(), name)
 
 
 def list_topologies(backend_or_url: Backend | str) -> list[ListedTopology]:
     """The topologies of a store, by name, without those that were removed. Reads only.
 
+    Waits for a beat of each driver: a second, or the ten of a dead one; of none that may be silent for more than 30.
     Raises UsageError if the store cannot list, and StoreError.
     """
     backend = resolve(backend_or_url)
     if not isinstance(backend, ListsStates):
         raise UsageError(f"{type(backend).__name__} offers no ListsStates, so it cannot list its topologies.")
     stored = [one for page in backend.states() for one in page]
-    found = [
-        _listed(name.removesuffix(CONTROL_SUFFIX), data)
-        for name, data in stored
-        if name.endswith(CONTROL_SUFFIX) and is_control(data)
-    ]
-    return sorted(one for one in found if one.record is None or one.record.status != "REMOVED")
+    records = [one for one in stored if one[0].endswith(CONTROL_SUFFIX) and is_control(one[1])]
+    with ThreadPoolExecutor(32) as pool:  # which mostly wait
+        found = pool.map(lambda one: _listed(backend, one[0].removesuffix(CONTROL_SUFFIX), one[1]), records)
+        return sorted(one for one in found if one.record is None or one.record.status != "REMOVED")
 
 
-def _listed(name: str, data: bytes) -> ListedTopology:
+def _listed(backend: Backend, name: str, data: bytes) -> ListedTopology:
     try:
-        return ListedTopology(name, decode_control(data, name))
+        record = decode_control(data, name)
     except CorruptRecordError as error:
         return ListedTopology(name, None, error.message)
+    return ListedTopology(name, record, is_dead=_is_dead(backend, record))
+
+
+def _is_dead(backend: Backend, record: ControlRecord) -> bool:
+    """Watches the driver until it beats: a time of another machine's clock proves nothing."""
+    driver, watch = record.driver, Watch(record)
+    if driver is None or driver.silence > OBEY_SECONDS:
+        return False
+    with Control(backend, record.topology) as own:
+        while record.driver == driver and watch.dead(record, _POLL_SECONDS) is None:
+            time.sleep(_POLL_SECONDS)
+            record = own.read() or record
+    return record.driver == driver
 
 
 def _command(
-    backend_or_url: Backend | str, name: str, timeout: float, asked: dict[str, Any], rule: Rule, **values: Any
+    backend_or_url: Backend | str, name: str, timeout: float, asked: dict[str, Any], rule: Any, **values: Any
 ) -> Obeyed:
     """Change the record by a rule, and wait. It says what was ``asked`` until a later command says otherwise."""
     with Control(backend_or_url, name) as own:

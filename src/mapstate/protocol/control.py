@@ -154,21 +154,16 @@ def kill(record: ControlRecord | None, topology: str, wait: float, at: str) -> C
     """
     if not 0 <= wait <= _MOST_WAIT:
         raise UsageError(f"a kill waits for 0 to {_MOST_WAIT:g} seconds, not {wait}. Nothing was written.")
-    record = _present(record, topology)
+    record = present(record, topology)
     killed = _next(record, status="KILLED", since=at, wait=wait, command=record.command + 1)
     return _removed(killed, at) if record.driver is None else killed
 
 
 def bury(record: ControlRecord | None, topology: str, dead: DriverRecord | None, at: str) -> ControlRecord:
-    """No driver runs it: this one has not beaten for its ``silence``, or None was left. A killed topology is REMOVED.
-
-    Nothing, where the driver has beaten since, or another one has taken over. Raises NotAliveError.
-    """
-    if record is not None and record.status == "REMOVED":
-        return record  # by another command
-    record = _present(record, topology)
-    if record.driver != dead:
+    """The driver is ``dead``, or there was none. A KILLED topology is REMOVED. Raises NotAliveError."""
+    if record is not None and (record.status == "REMOVED" or record.driver != dead):
         return record
+    record = present(record, topology)
     return _removed(record, at) if record.status == "KILLED" else _next(record, driver=None)
 
 
@@ -215,7 +210,8 @@ def _changed(record: ControlRecord | None, topology: str, event: str, status: St
     return _next(record, status=status, since=at, command=record.command + 1)
 
 
-def _present(record: ControlRecord | None, topology: str) -> ControlRecord:
+def present(record: ControlRecord | None, topology: str) -> ControlRecord:
+    """The record of a topology that is there. Raises NotAliveError."""
     if record is None or record.status == "REMOVED":
         raise NotAliveError(
             f"there is no topology {topology!r} here. Nothing was written. Check the name and the store: it is the one "
@@ -226,7 +222,7 @@ def _present(record: ControlRecord | None, topology: str) -> ControlRecord:
 
 
 def _living(record: ControlRecord | None, topology: str, event: str) -> ControlRecord:
-    record = _present(record, topology)
+    record = present(record, topology)
     if record.status == "KILLED":
         raise UsageError(f"topology {topology!r} is KILLED: it takes no {event!r}. Nothing was written.")
     return record
