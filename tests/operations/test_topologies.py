@@ -141,6 +141,7 @@ def test_the_commands(tmp_path):
         "site is INACTIVE, and no driver runs it: the next one that starts obeys.\n",
     )
     assert run("rebalance", url, "site", "-n", "7")[0] == 0
+    assert run("rebalance", url, "site", "-n", "100001")[0] == 2
     code, listed, _ = run("list", url)
     assert listed.splitlines()[1] == "site\tINACTIVE\tnone\t\t\ts"
     (found,) = json.loads(run("list", url, "--json")[1])

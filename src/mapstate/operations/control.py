@@ -164,9 +164,9 @@ def list_topologies(backend_or_url: Backend | str) -> list[ListedTopology]:
 def _listed(backend: Backend, name: str, data: bytes) -> ListedTopology:
     try:
         record = decode_control(data, name)
+        return ListedTopology(name, record, is_dead=_is_dead(backend, record))
     except CorruptRecordError as error:
         return ListedTopology(name, None, error.message)
-    return ListedTopology(name, record, is_dead=_is_dead(backend, record))
 
 
 def _is_dead(backend: Backend, record: ControlRecord) -> bool:
