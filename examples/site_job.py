@@ -2,8 +2,8 @@
 
     MAPSTATE_URL=redis://localhost python examples/site_job.py INPUT CHECKPOINT
 
-Whatever supervises it may start it again at any time. It ends with 0 when it was killed by `mapstate kill`, and must
-not be started again then; see docs/running.md.
+Whatever supervises it may start it again at any time. It ends with 0 when it was killed by `mapstate kill`, with 3
+when it found such a kill half done, and must not be started again then; see docs/running.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from pyspark.sql import SparkSession
 
 from mapstate import Count, Sum, Topology, opaque
+from mapstate.errors import NotAliveError
 
 
 def main(folder: str, checkpoint: str, url: str) -> None:
@@ -22,7 +23,11 @@ def main(folder: str, checkpoint: str, url: str) -> None:
     topology = Topology("site")
     by_page = topology.newStream("visits", visits).groupBy("page")
     by_page.persistentAggregate(opaque(url, name="visits_by_page"), visits=Count(), bytes=Sum("bytes"))
-    topology.run(checkpoint, store=url, trigger="1 second")
+    try:
+        topology.run(checkpoint, store=url, trigger="1 second")
+    except NotAliveError as error:
+        print(error, file=sys.stderr)
+        sys.exit(3)
     spark.stop()
 
 

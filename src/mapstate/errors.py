@@ -282,7 +282,7 @@ class AlreadyAliveError(LedgerError):
 
 
 class NotAliveError(LedgerError, LookupError):
-    """An operator named a topology that nobody has submitted, or that is removed."""
+    """There is no such topology: nobody has submitted it, or it was killed and is removed."""
 
 
 class DRPCError(MapStateError):

@@ -87,7 +87,8 @@ ADVICE: dict[str, str] = {
     "operating#each-refusal-and-what-to-do: AlreadyAliveError": """
         spark/test_running.py::test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_over""",
     "operating#each-refusal-and-what-to-do: NotAliveError": """
-        operations/test_topologies.py::test_the_commands""",
+        operations/test_topologies.py::test_the_commands
+        chaos/test_control_kills.py::test_a_command_is_obeyed_whenever_the_driver_dies""",
     "operating#each-refusal-and-what-to-do: ConfigurationError: the key ...!layout was deleted or evicted": """
         operations/test_ways_out.py::test_a_lost_layout_key_is_set_again_by_the_command_in_the_message""",
     "operating#each-refusal-and-what-to-do: StateSchemaError": """

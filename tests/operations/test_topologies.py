@@ -50,9 +50,11 @@ def url(request: Any, tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}" if request.param == "memory" else f"sqlite:///{tmp_path}/state.db"
 
 
-def submitted(url: Any, name: str = "site", states: tuple[str, ...] = ("s",), **changes: Any) -> ControlRecord:
-    """A topology whose driver says nothing."""
-    driver = DriverRecord(session=name, host="here", pid=7, started=AT, at=AT, silence=10.0)
+def submitted(
+    url: Any, name: str = "site", states: tuple[str, ...] = ("s",), silence: float = 3600.0, **changes: Any
+) -> ControlRecord:
+    """A topology whose driver says nothing; not for long enough to be dead."""
+    driver = DriverRecord(session=name, host="here", pid=7, started=AT, at=AT, silence=silence)
     with Control(url, name) as own:
         made = own.change(lambda record: rules.submit(record, name, driver, states, active=True, at=AT))
         return own.change(lambda record: msgspec.structs.replace(made, **changes)) if changes else made
@@ -139,12 +141,14 @@ def test_the_commands(tmp_path):
         "site is INACTIVE, and no driver runs it: the next one that starts obeys.\n",
     )
     assert run("rebalance", url, "site", "-n", "7")[0] == 0
+    assert run("rebalance", url, "site", "-n", "100001")[0] == 2
     code, listed, _ = run("list", url)
     assert listed.splitlines()[1] == "site\tINACTIVE\tnone\t\t\ts"
     (found,) = json.loads(run("list", url, "--json")[1])
     assert (found["topology"], found["record"]["partitions"], found["problem"]) == ("site", 7, None)
     code, printed, _ = run("kill", url, "site", "--json")
-    assert json.loads(printed) == {"topology": "site", "status": "REMOVED", "partitions": None, "is_obeyed": True}
+    fields = {"status": "REMOVED", "partitions": None, "is_obeyed": True, "is_superseded": False}
+    assert json.loads(printed) == {"topology": "site", **fields}
 
 
 def test_a_driver_that_does_not_answer(tmp_path, monkeypatch):
@@ -158,6 +162,101 @@ def test_a_driver_that_does_not_answer(tmp_path, monkeypatch):
     assert control.topology(url, "site").status == "INACTIVE"
     line = run("list", url)[1].splitlines()[1].split("\t")
     assert (line[:3], line[5]) == (["site", "INACTIVE", "here, process 7"], "s")
+
+
+@pytest.mark.parametrize(
+    ("words", "later", "says"),
+    [
+        (["deactivate"], lambda one: rules.activate(one, "site", AT), "site is ACTIVE\n"),
+        (["deactivate"], lambda one: rules.kill(one, "site", 0, AT), "site is KILLED\n"),
+        (["rebalance", "-n", "7"], lambda one: rules.rebalance(one, "site", 5), "site is ACTIVE, 5 partitions\n"),
+    ],
+    ids=["activate", "kill", "rebalance"],
+)
+def test_a_command_whose_place_another_took_is_superseded(words, later, says, tmp_path, monkeypatch):
+    """Also where the driver obeys the later one before this one looks."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    for obeys in (False, True):
+        submitted(url)
+
+        def change(_: float, obeys: bool = obeys) -> None:
+            with Control(url, "site") as own:
+                number = own.change(later).command
+                if obeys:
+                    own.change(lambda record: rules.obey(record, "site", "site", number))
+
+        monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=time.monotonic, sleep=change))
+        code, printed, error = run(*words[:1], url, "site", *words[1:])
+        assert (code, printed) == (1, "")
+        assert f"superseded by a later command: {says}" in error
+        with Control(url, "site") as own:
+            own.change(lambda record: rules.release(record, "site", "site"))
+            own.change(lambda record: rules.kill(record, "site", 0, AT))
+
+
+def test_a_driver_that_ends_without_obeying_leaves_the_removal_to_the_command(tmp_path, monkeypatch):
+    """As one whose Spark has gone."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    submitted(url)
+
+    def release(_: float) -> None:
+        with Control(url, "site") as own:
+            own.change(lambda record: rules.release(record, "site", "site"))
+
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=time.monotonic, sleep=release))
+    assert run("kill", url, "site") == (0, "site is REMOVED\n", "")
+
+
+def test_a_store_that_does_not_answer_makes_no_driver_dead(tmp_path, monkeypatch):
+    """What a look takes does not count: the driver could not beat either."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    submitted(url, silence=10.0)
+    clock = [0.0]
+    read = Control.read
+
+    def slow(own: Control) -> ControlRecord | None:
+        clock[0] += 20
+        return read(own)
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(Control, "read", slow)
+    code, _, error = run("kill", "--wait", "300", url, "site")
+    assert (code, "not obeyed" in error) == (1, True)
+    monkeypatch.setattr(Control, "read", read)
+    code, printed, error = run("kill", url, "site")
+    assert (code, printed) == (0, "site is REMOVED\n")
+    assert "site's driver on here, process 7, is dead" in error
+    submitted(url, silence=10.0)
+    code, printed, error = run("deactivate", url, "site")
+    assert (code, printed) == (0, "site is INACTIVE, and no driver runs it: the next one that starts obeys.\n")
+    assert "is dead" in error
+    assert control.topology(url, "site").driver is None
+
+
+def test_a_dead_driver_is_listed_as_dead_and_one_whose_clock_is_wrong_is_not(tmp_path, monkeypatch):
+    """By its beats: the last one of both is three days old, by this machine's clock."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    Job(url).batch(a=1)
+    for name in ("alive", "dead"):
+        submitted(url, name, silence=10.0)
+
+    def sleep(_: float) -> None:
+        with Control(url, "alive") as own:
+            own.change(lambda record: rules.beat(record, "alive", "alive", AT))
+
+    for module in ("mapstate.operations.control", "mapstate.cli.topologies"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    assert [line.split("\t")[:2] for line in run("list", url)[1].splitlines()[1:3]] == [
+        ["alive", "ACTIVE"],
+        ["dead", "DEAD"],
+    ]
+    assert [one["is_dead"] for one in json.loads(run("list", url, "--json")[1])] == [False, True]
+    for name, words in (("alive", ["ACTIVE"] * 3), ("dead", ["ACTIVE", "ACTIVE", "DEAD"])):
+        lines = run("monitor", url, name, "-i", "4", "--count", "3", "--json")[1].splitlines()
+        assert [json.loads(line)["status"] for line in lines] == words
 
 
 def test_several_are_killed_in_one_command(tmp_path):
@@ -229,6 +328,8 @@ def test_the_unit_starts_the_job_again_after_a_failure_only():
     unit.read(ROOT / "examples" / "deploy" / "site.service")
     service = unit["Service"]
     assert (service["Restart"], service["KillMode"]) == ("on-failure", "control-group")
+    _, caught = (ROOT / "examples" / "site_job.py").read_text().split("    except NotAliveError as error:\n")
+    assert f"sys.exit({service['RestartPreventExitStatus']})" in caught
     assert Path(service["ExecStart"].split()[3]).name in {path.name for path in (ROOT / "examples").iterdir()}
     assert int(service["RestartSec"]) * int(unit["Unit"]["StartLimitBurst"]) < int(
         unit["Unit"]["StartLimitIntervalSec"]

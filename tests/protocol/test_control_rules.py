@@ -42,13 +42,14 @@ RECORDS = {
 EVENTS: dict[str, Any] = {
     "submit": lambda one: control.submit(one, "site", driver("b"), ("visits",), active=True, at=LATER),
     "submit inactive": lambda one: control.submit(one, "site", driver("b"), ("visits",), active=False, at=LATER),
-    "take over": lambda one: control.submit(
-        one, "site", driver("b"), ("visits",), active=True, at=LATER, silent=("a", 0)
-    ),
+    "take over": lambda one: control.submit(one, "site", driver("b"), ("visits",), active=True, at=LATER, dead=RUNNING),
     "activate": lambda one: control.activate(one, "site", LATER),
     "deactivate": lambda one: control.deactivate(one, "site", LATER),
     "rebalance": lambda one: control.rebalance(one, "site", 7),
     "kill": lambda one: control.kill(one, "site", 5.0, LATER),
+    "bury": lambda one: control.bury(one, "site", driver("a"), LATER),
+    "bury none": lambda one: control.bury(one, "site", None, LATER),
+    "bury too late": lambda one: control.bury(one, "site", driver("a", beat=-1), LATER),
     "beat": lambda one: control.beat(one, "site", "a", LATER),
     "obey": lambda one: control.obey(one, "site", "a", 3),
     "remove": lambda one: control.remove(one, "site", "a", LATER),
@@ -62,11 +63,14 @@ TABLE = """
                    none      ACTIVE    INACTIVE  KILLED    ACTIVE a. INACT. a. KILLED a. REMOVED
 submit             ACTIVE    ALIVE     ALIVE     ALIVE     ACTIVE    INACTIVE  KILLED    ACTIVE
 submit inactive    INACTIVE  ALIVE     ALIVE     ALIVE     ACTIVE    INACTIVE  KILLED    INACTIVE
-take over          ACTIVE    ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  KILLED    ACTIVE
+take over          ACTIVE    ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  KILLED    NOT
 activate           NOT       ACTIVE    ACTIVE    USAGE     ACTIVE    ACTIVE    USAGE     NOT
 deactivate         NOT       INACTIVE  INACTIVE  USAGE     INACTIVE  INACTIVE  USAGE     NOT
 rebalance          NOT       ACTIVE    INACTIVE  USAGE     ACTIVE    INACTIVE  USAGE     NOT
 kill               NOT       KILLED    KILLED    KILLED    REMOVED   REMOVED   REMOVED   NOT
+bury               NOT       ACTIVE    INACTIVE  REMOVED   ACTIVE    INACTIVE  KILLED    REMOVED
+bury none          NOT       ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  REMOVED   REMOVED
+bury too late      NOT       ACTIVE    INACTIVE  KILLED    ACTIVE    INACTIVE  KILLED    REMOVED
 beat               FENCED    ACTIVE    INACTIVE  KILLED    FENCED    FENCED    FENCED    FENCED
 obey               FENCED    ACTIVE    INACTIVE  KILLED    FENCED    FENCED    FENCED    FENCED
 remove             FENCED    USAGE     USAGE     REMOVED   FENCED    FENCED    FENCED    REMOVED
@@ -96,8 +100,17 @@ def test_each_event_on_each_status(event, before, expected):
     assert decode_control(encode_control(after), "site") == after
     assert after == found or after.revision > (0 if found is None else found.revision)
     if found is not None and (after.status, after.partitions) != (found.status, found.partitions):
-        is_of_driver = event in ("remove", "submit", "submit inactive", "take over")
+        is_of_driver = event in ("remove", "bury", "bury none", "submit", "submit inactive", "take over")
         assert after.command == found.command + (not is_of_driver)
+
+
+def test_a_driver_that_is_buried_is_none():
+    """The next one need not wait, and the one that was buried is fenced."""
+    buried = EVENTS["bury"](record("ACTIVE"))
+    assert buried.driver is None
+    assert EVENTS["bury too late"](record("ACTIVE")) == record("ACTIVE")
+    with pytest.raises(FencedError, match="taken for dead"):
+        EVENTS["beat"](buried)
 
 
 def test_every_event_has_its_line():
@@ -123,11 +136,9 @@ def test_a_kill_may_wait_anew_and_counts_from_then():
 
 def test_only_a_driver_that_is_silent_since_the_same_beat_is_taken_over():
     with pytest.raises(AlreadyAliveError):
-        control.submit(
-            record("ACTIVE", driver(beat=1)), "site", driver("b"), (), active=True, at=LATER, silent=("a", 0)
-        )
+        control.submit(record("ACTIVE", driver(beat=1)), "site", driver("b"), (), active=True, at=LATER, dead=RUNNING)
     with pytest.raises(AlreadyAliveError):
-        control.submit(record("ACTIVE", driver("c")), "site", driver("b"), (), active=True, at=LATER, silent=("a", 0))
+        control.submit(record("ACTIVE", driver("c")), "site", driver("b"), (), active=True, at=LATER, dead=RUNNING)
 
 
 def test_what_was_removed_is_submitted_anew_without_its_past():

@@ -297,6 +297,12 @@ def test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_
         checkpoint = str(run.folder / "checkpoint")
         second = threading.Thread(target=lambda: topology.run(checkpoint, store=run.url, poll=POLL))
         second.start()
+
+        def is_taken() -> bool:
+            record = own.read()
+            return record is not None and record.driver is not None and record.driver.session != silent.session
+
+        wait_for(is_taken, "the other driver", 60)
         assert control.kill(run.url, "gone", timeout=120).is_obeyed
         second.join(60)
         assert not second.is_alive()
@@ -311,8 +317,7 @@ def test_a_driver_that_was_taken_over_stops(run: Run):
         def take(record: Any) -> Any:
             driver = record.driver
             other = msgspec.structs.replace(driver, session="other")
-            silent = driver.session, driver.beat
-            return rules.submit(record, "site", other, (), active=True, at=record.since, silent=silent)
+            return rules.submit(record, "site", other, (), active=True, at=record.since, dead=driver)
 
         own.change(take)
         thread.join(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,6 +127,21 @@ def test_nothing_is_obeyed_while_spark_gives_up_to_stop_a_query(url: str):
     assert control.deactivate(url, "site").is_obeyed
     assert run.query.stops == 2
     assert control.kill(url, "site").is_obeyed
+    assert run.end() is None
+
+
+def test_an_end_that_is_taken_back_within_a_batch_was_not_obeyed(url: str):
+    """The query never stopped."""
+    run = FakeRun(url, FakeQuery())
+    with ThreadPoolExecutor() as pool:
+        with run.stream.around(None):
+            first = pool.submit(control.deactivate, url, "site", timeout=60)
+            wait_for(lambda: control.topology(url, "site").status == "INACTIVE", "the command", 60)
+            assert control.activate(url, "site", timeout=60).is_obeyed
+        done = first.result()
+    assert (done.is_obeyed, done.is_superseded, done.record.status) == (False, True, "ACTIVE")
+    assert run.query.stops == 0
+    assert control.kill(url, "site", timeout=60).is_obeyed
     assert run.end() is None
 
 

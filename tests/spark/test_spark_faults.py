@@ -405,6 +405,8 @@ def test_a_checkpoint_whose_driver_died_as_it_wrote_the_first_offsets_says_what_
     for place in (died, f"file:{died}"):
         with pytest.raises(CheckpointError, match=r"Delete (.+) and start again") as caught:
             counts().start(place, trigger=AVAILABLE)
+        for said in ("is writing the first offsets", "second copy of the job: if one lives, leave the files"):
+            assert said in str(caught.value)
     again = tmp_path / "again"
     shutil.copytree(died, again)
     for file in re.search("Delete (.+) and start", str(caught.value))[1].split(", "):

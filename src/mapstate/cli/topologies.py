@@ -16,7 +16,7 @@ from mapstate.cli.arguments import AsJson, StoreUrl, Topologies, Topology, Url, 
 from mapstate.cli.show import console, emit, print_row, say, show_table
 from mapstate.errors import LedgerError, MapStateError, UsageError
 from mapstate.operations import control
-from mapstate.operations.control import ListedTopology, Obeyed
+from mapstate.operations.control import ListedTopology, Obeyed, Watch
 from mapstate.protocol.control import ControlRecord
 from mapstate.reader import open_reader
 from mapstate.windows import time_text
@@ -30,10 +30,11 @@ _MONITOR = ("time", "status", "state", "batch", "batches", "rows/s", "keys/s", "
 
 
 def topologies(*, url: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Lists the topologies that run under a control record; exit code 1 if one cannot be read."""
+    """Lists the topologies that run under a control record, some DEAD; exit code 1 if one cannot be read."""
     found = control.list_topologies(store_url(url))
     if as_json:
-        emit([{"topology": one.name, "record": one.record, "problem": one.problem or None} for one in found])
+        lines = [(one.name, one.record, one.problem or None, one.is_dead) for one in found]
+        emit([dict(zip(("topology", "record", "problem", "is_dead"), line, strict=True)) for line in lines])
     else:
         show_table(console(), _LIST, [_listed(one) for one in found])
         say(f"{len(found)} topologies")
@@ -55,6 +56,7 @@ def monitor(
     """Shows what the states of a topology take in: per second since the read before. Ctrl-C ends it."""
     place = store_url(url)
     record = control.topology(place, name)
+    watch = Watch(record)
     seen = {state: _reports(place, state)[1][:1] for state in record.states}
     began = time.monotonic()
     if not as_json:
@@ -64,7 +66,8 @@ def monitor(
             time.sleep(interval)
             seconds, began = time.monotonic() - began, time.monotonic()
             record = control.topology(place, name)
-            for line in _measured(place, record, seen, seconds):
+            status = "DEAD" if watch.dead(record, interval) else record.status
+            for line in _measured(place, record, status, seen, seconds):
                 if as_json:
                     emit(dict(zip(_FIELDS, line, strict=True)))
                 else:
@@ -121,15 +124,20 @@ def kill(
 
 def _say_obeyed(name: str, done: Obeyed, *, as_json: bool) -> None:
     """Print what became of a command. Exit with 1 if a driver that runs has not obeyed it."""
-    record = done.record
+    record, dead = done.record, done.dead
+    partitions = "" if record.partitions is None else f", {record.partitions} partitions"
+    if dead is not None:
+        say(f"mapstate: {name}'s driver on {dead.host}, process {dead.pid}, is dead: no beat since {dead.at}", err=True)
     if as_json:
         fields = {"status": record.status, "partitions": record.partitions, "is_obeyed": done.is_obeyed}
-        emit({"topology": name, **fields})
+        emit({"topology": name, **fields, "is_superseded": done.is_superseded})
     elif done.is_obeyed:
-        partitions = "" if record.partitions is None else f", {record.partitions} partitions"
         say(f"{name} is {record.status}{partitions}")
-    elif record.driver is None:
+    elif record.driver is None and not done.is_superseded:
         say(f"{name} is {record.status}, and no driver runs it: the next one that starts obeys.")
+    if done.is_superseded:
+        say(f"mapstate: superseded by a later command: {name} is {record.status}{partitions}", err=True)
+        raise typer.Exit(1)
     if not done.is_obeyed and record.driver is not None:
         say(
             f"mapstate: not obeyed. {name} is {record.status} in the record, and its driver on {record.driver.host}, "
@@ -141,7 +149,7 @@ def _say_obeyed(name: str, done: Obeyed, *, as_json: bool) -> None:
 
 
 def _measured(
-    place: str, record: ControlRecord, seen: dict[str, list[BatchReport]], seconds: float
+    place: str, record: ControlRecord, status: str, seen: dict[str, list[BatchReport]], seconds: float
 ) -> Iterator[list[Any]]:
     """One line per state, and the newest report of each into ``seen``."""
     at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -152,11 +160,11 @@ def _measured(
         newest = (reports or last)[:1]
         seen[state] = newest
         if not newest:  # not known, rather than none
-            yield [at, record.status, state, *[None] * (len(_FIELDS) - 3)]
+            yield [at, status, state, *[None] * (len(_FIELDS) - 3)]
             continue
         mark = newest[0].watermark
         yield [
-            *(at, record.status, state, newest[0].batch_id, len(new)),
+            *(at, status, state, newest[0].batch_id, len(new)),
             round(sum(report.rows for report in new) / seconds),
             round(sum(report.keys_written for report in new) / seconds),
             round(sum(report.milliseconds for report in new) / len(new)) if new else None,
@@ -186,7 +194,8 @@ def _listed(one: ListedTopology) -> list[Any]:
     if driver is None:
         return [one.name, record.status, "none", "", "", ", ".join(record.states)]
     place = f"{driver.host}, process {driver.pid}"
-    return [one.name, record.status, place, _ago(driver.started), f"{_ago(driver.at)} ago", ", ".join(record.states)]
+    status = "DEAD" if one.is_dead else record.status
+    return [one.name, status, place, _ago(driver.started), f"{_ago(driver.at)} ago", ", ".join(record.states)]
 
 
 def _ago(at: str) -> str:

@@ -84,18 +84,19 @@ def local_path(place: str | Path) -> Path | None:
 
 
 def check_first_offsets(checkpoint: str) -> None:
-    """Refuse, before a query starts, the files of a driver that died while it wrote ``offsets/0``.
+    """Refuse, before a query starts, the files of a driver that died while it wrote ``offsets/0``, or is about to.
 
-    Spark refuses to start over such files. Raises CheckpointError with the files to delete. Reads local directories
-    only, and changes nothing.
+    Spark refuses to start over such files. Raises CheckpointError with the files to delete if no driver lives. Reads
+    local directories only, and changes nothing.
     """
     left = _first_offsets(checkpoint)
     if left:
         raise CheckpointError(
-            f"a driver died while it wrote the first offsets of the checkpoint {checkpoint!r}, and Spark refuses to "
-            "start over its files (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun there, and nothing "
-            f"was written. Delete {', '.join(map(str, left))} and start again; or call clear_first_offsets of "
-            "mapstate.operations.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
+            f"a driver is writing the first offsets of the checkpoint {checkpoint!r}, or died as it wrote them, and "
+            "Spark refuses to start over its files (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun "
+            "there, and nothing was written. Look for a second copy of the job: if one lives, leave the files, which "
+            f"its query needs. If none does: Delete {', '.join(map(str, left))} and start again; or call "
+            "clear_first_offsets of mapstate.operations.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
         )
 
 
@@ -103,7 +104,7 @@ def clear_first_offsets(checkpoint: str | Path) -> list[Path]:
     """Delete the files of a driver that died while it wrote ``offsets/0``; return them.
 
     For a program that starts a query again by itself. Nothing is deleted if a batch has begun, or if the checkpoint is
-    no local directory. Never call it while another driver starts the same query. Raises OSError.
+    no local directory. Never call it while another driver may start the same query, which this ends. Raises OSError.
     """
     left = _first_offsets(str(checkpoint))
     for path in left:

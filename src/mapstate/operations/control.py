@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken, ListsStates, close_if_possible
-from mapstate.errors import CorruptRecordError, NotAliveError, UsageError
+from mapstate.errors import CorruptRecordError, UsageError
 from mapstate.protocol import control
-from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, decode_control, is_control
+from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, DriverRecord, decode_control, is_control
 from mapstate.protocol.ledger_record import now
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.spec import check_state_name
@@ -67,19 +69,38 @@ class Control:
         return (None, None) if stored is None else (decode_control(stored[0], self.topology), stored[1])
 
 
+class Watch:
+    """Whether a driver is dead: no beat for its ``silence``. The time of a look does not count: the store may hang."""
+
+    def __init__(self, record: ControlRecord) -> None:
+        self._driver, self._paused = record.driver, 0.0
+
+    def dead(self, record: ControlRecord, pause: float) -> DriverRecord | None:
+        """The driver, if it is dead by the record as it is ``pause`` seconds after the look before."""
+        self._paused = self._paused + pause if record.driver == self._driver else 0.0
+        self._driver = record.driver
+        return None if self._driver is None or self._paused < self._driver.silence else self._driver
+
+
 class Obeyed(NamedTuple):
-    """``is_obeyed`` is False if no driver has obeyed the command in time. It stays in ``record`` all the same."""
+    """``is_obeyed`` is False if no driver has obeyed the command in time. It stays in ``record`` all the same.
+
+    ``dead`` was the driver, and was found dead. ``is_superseded``: a later command says otherwise.
+    """
 
     record: ControlRecord
     is_obeyed: bool
+    dead: DriverRecord | None = None
+    is_superseded: bool = False
 
 
 class ListedTopology(NamedTuple):
-    """One topology of a store. ``record`` is None if it cannot be read; ``problem`` says why not, else empty."""
+    """One topology. ``record`` is None if it cannot be read, and ``problem`` says why. ``is_dead``: its driver is."""
 
     name: str
     record: ControlRecord | None
     problem: str = ""
+    is_dead: bool = False
 
 
 def activate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -91,7 +112,7 @@ def activate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_
         StoreError: The store failed.
 
     """
-    return _command(backend_or_url, name, lambda record: control.activate(record, name, now()), timeout)
+    return _command(backend_or_url, name, timeout, {"status": "ACTIVE"}, control.activate, at=now())
 
 
 def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBEY_SECONDS) -> Obeyed:
@@ -99,69 +120,81 @@ def deactivate(backend_or_url: Backend | str, name: str, *, timeout: float = OBE
 
     Raises the errors of `activate`.
     """
-    return _command(backend_or_url, name, lambda record: control.deactivate(record, name, now()), timeout)
+    return _command(backend_or_url, name, timeout, {"status": "INACTIVE"}, control.deactivate, at=now())
 
 
 def rebalance(backend_or_url: Backend | str, name: str, *, partitions: int, timeout: float = OBEY_SECONDS) -> Obeyed:
     """Spread batches over so many partitions, from the next one on. Raises the errors of `activate`."""
-    return _command(backend_or_url, name, lambda record: control.rebalance(record, name, partitions), timeout)
+    return _command(backend_or_url, name, timeout, {"partitions": partitions}, control.rebalance, partitions=partitions)
 
 
 def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeout: float = OBEY_SECONDS) -> Obeyed:
     """End a topology. No further batch begins; the one under way has ``wait`` seconds, and is then given up.
 
     A batch that is given up does not count, and whoever goes on from the checkpoint gets its rows. States and
-    checkpoints stay. Obeyed means REMOVED; ``timeout`` seconds are added to ``wait``.
+    checkpoints stay. Obeyed means REMOVED, by the driver or for a dead one; ``timeout`` seconds are added to ``wait``.
 
-    Raises:
-        NotAliveError: There is no such topology, or it was removed.
-        UsageError: ``wait`` is out of range.
-        StoreError: The store failed.
-
+    Raises the errors of `activate`, and UsageError for a ``wait`` out of range.
     """
-    return _command(backend_or_url, name, lambda record: control.kill(record, name, wait, now()), wait + timeout)
+    return _command(backend_or_url, name, wait + timeout, {}, control.kill, wait=wait, at=now())
 
 
 def topology(backend_or_url: Backend | str, name: str) -> ControlRecord:
     """The control record of a topology. Raises NotAliveError, StoreError; CorruptRecordError for any other record."""
     with Control(backend_or_url, name) as own:
-        record = own.read()
-    if record is None or record.status == "REMOVED":
-        raise NotAliveError(f"there is no topology {name!r} here. Check the name and the store.", topology=name)
-    return record
+        return control.present(own.read(), name)
 
 
 def list_topologies(backend_or_url: Backend | str) -> list[ListedTopology]:
     """The topologies of a store, by name, without those that were removed. Reads only.
 
+    Waits for a beat of each driver: a second, or the ten of a dead one; of none that may be silent for more than 30.
     Raises UsageError if the store cannot list, and StoreError.
     """
     backend = resolve(backend_or_url)
     if not isinstance(backend, ListsStates):
         raise UsageError(f"{type(backend).__name__} offers no ListsStates, so it cannot list its topologies.")
     stored = [one for page in backend.states() for one in page]
-    found = [
-        _listed(name.removesuffix(CONTROL_SUFFIX), data)
-        for name, data in stored
-        if name.endswith(CONTROL_SUFFIX) and is_control(data)
-    ]
-    return sorted(one for one in found if one.record is None or one.record.status != "REMOVED")
+    records = [one for one in stored if one[0].endswith(CONTROL_SUFFIX) and is_control(one[1])]
+    with ThreadPoolExecutor(32) as pool:  # which mostly wait
+        found = pool.map(lambda one: _listed(backend, one[0].removesuffix(CONTROL_SUFFIX), one[1]), records)
+        return sorted(one for one in found if one.record is None or one.record.status != "REMOVED")
 
 
-def _listed(name: str, data: bytes) -> ListedTopology:
+def _listed(backend: Backend, name: str, data: bytes) -> ListedTopology:
     try:
-        return ListedTopology(name, decode_control(data, name))
+        record = decode_control(data, name)
+        return ListedTopology(name, record, is_dead=_is_dead(backend, record))
     except CorruptRecordError as error:
         return ListedTopology(name, None, error.message)
 
 
-def _command(backend_or_url: Backend | str, name: str, event: Event, timeout: float) -> Obeyed:
-    with Control(backend_or_url, name) as own:
-        record = own.change(event)
-        command, end = record.command, time.monotonic() + timeout
-        while record.obeyed < command:
-            if record.driver is None or time.monotonic() > end:
-                return Obeyed(record, is_obeyed=False)
+def _is_dead(backend: Backend, record: ControlRecord) -> bool:
+    """Watches the driver until it beats: a time of another machine's clock proves nothing."""
+    driver, watch = record.driver, Watch(record)
+    if driver is None or driver.silence > OBEY_SECONDS:
+        return False
+    with Control(backend, record.topology) as own:
+        while record.driver == driver and watch.dead(record, _POLL_SECONDS) is None:
             time.sleep(_POLL_SECONDS)
             record = own.read() or record
-        return Obeyed(record, is_obeyed=True)
+    return record.driver == driver
+
+
+def _command(
+    backend_or_url: Backend | str, name: str, timeout: float, asked: dict[str, Any], rule: Any, **values: Any
+) -> Obeyed:
+    """Change the record by a rule, and wait. It says what was ``asked`` until a later command says otherwise."""
+    with Control(backend_or_url, name) as own:
+        record = own.change(partial(rule, topology=name, **values))
+        command, end, is_superseded = record.command, time.monotonic() + timeout, False
+        watch, dead = Watch(record), None
+        while record.obeyed < command and record.driver and not is_superseded and time.monotonic() <= end:
+            time.sleep(_POLL_SECONDS)
+            record = own.read() or record
+            dead = watch.dead(record, _POLL_SECONDS)
+            if dead is not None or (record.driver is None and record.status == "KILLED"):  # it ended without obeying
+                record = own.change(partial(control.bury, topology=name, dead=dead, at=now()))
+            is_superseded = any(getattr(record, field) != value for field, value in asked.items())
+        is_obeyed = record.obeyed >= command and not is_superseded
+        return Obeyed(record, is_obeyed, None if record.driver else dead, is_superseded)

@@ -81,7 +81,7 @@ def submit(
     *,
     active: bool,
     at: str,
-    silent: tuple[str, int] | None = None,
+    dead: DriverRecord | None = None,
 ) -> ControlRecord:
     """A driver takes the topology: a new one, or one whose driver has ended or fallen silent.
 
@@ -94,25 +94,37 @@ def submit(
         states: The names of the states.
         active: The status of a new topology.
         at: The present time.
-        silent: The session and the beat of a driver that has not beaten for its ``silence``.
+        dead: A driver that was found here, and has not beaten for its ``silence`` since.
 
     Raises:
         AlreadyAliveError: Another driver runs it.
+        NotAliveError: It was removed meanwhile.
 
     """
+    if record is not None and record.status == "REMOVED" and dead is not None:
+        raise killed_before(topology)
     if record is None or record.status == "REMOVED":
         numbers = {} if record is None else {"revision": record.revision, "command": record.command}
         status: Status = "ACTIVE" if active else "INACTIVE"
         new = ControlRecord(topology=topology, status=status, since=at, states=states, driver=driver, **numbers)
         return _next(new, obeyed=new.command)
     running = record.driver
-    if running is not None and (running.session, running.beat) != silent:
+    if running is not None and running != dead:
         raise AlreadyAliveError(
             f"topology {topology!r} runs already, since {running.started} on {running.host} as process {running.pid}. "
             "Nothing was started. Stop it by mapstate kill, or give this one another name.",
             topology=topology,
         )
     return _next(record, driver=driver, states=states)
+
+
+def killed_before(topology: str) -> NotAliveError:
+    """The error of a start that finds a kill under way."""
+    return NotAliveError(
+        f"topology {topology!r} was killed before this start could run it. It is removed now, and nothing was run. "
+        "Start the job once more to submit it anew.",
+        topology=topology,
+    )
 
 
 def activate(record: ControlRecord | None, topology: str, at: str) -> ControlRecord:
@@ -127,8 +139,8 @@ def deactivate(record: ControlRecord | None, topology: str, at: str) -> ControlR
 
 def rebalance(record: ControlRecord | None, topology: str, partitions: int) -> ControlRecord:
     """So many partitions from the next batch on. Raises NotAliveError, UsageError."""
-    if not 1 <= partitions < 2**31:
-        raise UsageError(f"partitions is an int from 1 to {2**31 - 1:,}, not {shown(partitions)}. Nothing was written.")
+    if not 1 <= partitions <= 100_000:  # which take Spark seconds per batch; more, minutes or the driver's memory
+        raise UsageError(f"partitions is an int from 1 to 100,000, not {shown(partitions)}. Nothing was written.")
     record = _living(record, topology, "rebalance")
     if record.partitions == partitions:
         return record
@@ -142,9 +154,17 @@ def kill(record: ControlRecord | None, topology: str, wait: float, at: str) -> C
     """
     if not 0 <= wait <= _MOST_WAIT:
         raise UsageError(f"a kill waits for 0 to {_MOST_WAIT:g} seconds, not {wait}. Nothing was written.")
-    record = _present(record, topology)
+    record = present(record, topology)
     killed = _next(record, status="KILLED", since=at, wait=wait, command=record.command + 1)
     return _removed(killed, at) if record.driver is None else killed
+
+
+def bury(record: ControlRecord | None, topology: str, dead: DriverRecord | None, at: str) -> ControlRecord:
+    """The driver is ``dead``, or there was none. A KILLED topology is REMOVED. Raises NotAliveError."""
+    if record is not None and (record.status == "REMOVED" or record.driver != dead):
+        return record
+    record = present(record, topology)
+    return _removed(record, at) if record.status == "KILLED" else _next(record, driver=None)
 
 
 def beat(record: ControlRecord | None, topology: str, session: str, at: str) -> ControlRecord:
@@ -190,7 +210,8 @@ def _changed(record: ControlRecord | None, topology: str, event: str, status: St
     return _next(record, status=status, since=at, command=record.command + 1)
 
 
-def _present(record: ControlRecord | None, topology: str) -> ControlRecord:
+def present(record: ControlRecord | None, topology: str) -> ControlRecord:
+    """The record of a topology that is there. Raises NotAliveError."""
     if record is None or record.status == "REMOVED":
         raise NotAliveError(
             f"there is no topology {topology!r} here. Nothing was written. Check the name and the store: it is the one "
@@ -201,7 +222,7 @@ def _present(record: ControlRecord | None, topology: str) -> ControlRecord:
 
 
 def _living(record: ControlRecord | None, topology: str, event: str) -> ControlRecord:
-    record = _present(record, topology)
+    record = present(record, topology)
     if record.status == "KILLED":
         raise UsageError(f"topology {topology!r} is KILLED: it takes no {event!r}. Nothing was written.")
     return record
@@ -212,8 +233,8 @@ def _own(record: ControlRecord | None, topology: str, session: str) -> tuple[Con
     if record is None or driver is None or driver.session != session:
         now = "none" if driver is None else f"the one on {driver.host}, process {driver.pid}"
         raise FencedError(
-            f"this driver of topology {topology!r} has been taken over: its driver is now {now}. The queries of this "
-            "one are stopped.",
+            f"this driver of topology {topology!r} has been taken over, or was silent and taken for dead: its driver "
+            f"is now {now}. The queries of this one are stopped.",
             topology=topology,
         )
     return record, driver

@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mapstate.backing_map import Backend
-from mapstate.errors import AlreadyAliveError, FencedError, LedgerError, MapStateError, StoreError, StoreLostError
+from mapstate.errors import FencedError, LedgerError, MapStateError, StoreError, StoreLostError
 from mapstate.operations.control import Control
 from mapstate.protocol import control
 from mapstate.protocol.control import ControlRecord, DriverRecord
@@ -113,6 +112,7 @@ class Running:
         """Runs until the topology is killed, its queries end, or one of them fails."""
         with self._control:
             record = self._submitted(active=active)
+            is_killed = record.status == "KILLED"
             try:
                 while not self._step(record):
                     threading.Event().wait(self._poll)
@@ -123,6 +123,8 @@ class Running:
                         self._end_queries()
                 finally:
                     self._release()
+            if is_killed:
+                raise control.killed_before(self._topology)
 
     @contextmanager
     def _around(self, batch_df: DataFrame) -> Iterator[None]:
@@ -138,25 +140,16 @@ class Running:
                 raise
 
     def _submitted(self, *, active: bool) -> ControlRecord:
-        """The record with this driver in it, once no other driver beats. Raises AlreadyAliveError."""
+        """The record with this driver in it, once no other driver beats. Raises AlreadyAliveError, NotAliveError."""
         states = tuple(branch.job.spec.state for query in self._queries.values() for branch in query.plan.branches)
-        submit = partial(
-            control.submit, topology=self._topology, driver=self._driver, states=states, active=active, at=now()
+        found = self._control.read()
+        dead = None if found is None else found.driver
+        if dead is not None:
+            threading.Event().wait(dead.silence)
+        name, driver = self._topology, self._driver
+        return self._control.change(
+            lambda record: control.submit(record, name, driver, states, active=active, at=now(), dead=dead)
         )
-        silent: tuple[str, int] | None = None
-        while True:
-            try:
-                return self._control.change(partial(submit, silent=silent))
-            except AlreadyAliveError:
-                record = self._control.read()
-                running = None if record is None else record.driver
-                if running is None:
-                    continue
-                found = running.session, running.beat
-                if silent is not None and found != silent:
-                    raise  # it beats
-                silent = found
-                threading.Event().wait(running.silence)
 
     def _read(self, last: ControlRecord) -> ControlRecord:
         """The record as `_beat` leaves it. While the store does not answer, the last one."""

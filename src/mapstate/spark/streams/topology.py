@@ -124,8 +124,8 @@ class Topology:
         """Starts all streams and stays, obeying ``mapstate activate``, ``deactivate``, ``rebalance`` and ``kill``.
 
         Instead of `start`, in the driver's main thread. Returns once the topology is killed, or its queries have ended.
-        A supervisor starts the program again after a failure: what a crash has interrupted goes on, also a kill. It
-        does not after an end with exit code 0: after a kill that has ended, a start submits the topology anew.
+        A supervisor starts the program again after a failure, and what a crash has interrupted goes on. It does not
+        after an end with exit code 0, or after NotAliveError: a start behind a kill submits the topology anew.
 
         ``checkpointLocation``  of the one stream; of several, each by the stream's name
         ``store``    where the control record is kept: the URL of any store, mostly that of the states
@@ -135,8 +135,9 @@ class Topology:
                      may take over, so after a crash the next one waits that long
 
         Raises UsageError and ConfigurationError before anything is written, AlreadyAliveError where another driver runs
-        a topology of this name, FencedError where one has taken over meanwhile, StoreLostError, and the error of a
-        query that fails. Then all of them are stopped, and nothing of their open batches counts.
+        a topology of this name, NotAliveError where it only finished a kill that a crash had interrupted, FencedError
+        where another driver has taken over meanwhile, StoreLostError, and the error of a query that fails. Then all of
+        them are stopped, and nothing of their open batches counts.
         """
         if not self.queries:
             _ = self.query  # which raises
