@@ -108,6 +108,10 @@ __all__ = [
 __version__ = VERSION
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     if name in ("AsyncStateReader", "open_async_reader"):
         from mapstate import reader

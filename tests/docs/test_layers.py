@@ -331,6 +331,7 @@ def test_every_name_of_the_package_is_there():
     scope = {}
     exec("from mapstate import *", scope)
     assert set(mapstate.__all__) <= set(scope)
+    assert set(dir(mapstate)) == {*mapstate.__all__, "__version__"}  # also those that are imported when they are used
     with pytest.raises(AttributeError, match="no_such"):
         _ = mapstate.no_such
 

@@ -44,7 +44,14 @@ from mapstate.aggregators import (
 from mapstate.aggregators import moments as moments_of
 from mapstate.aggregators.fields import NULL
 from mapstate.aggregators.results import results_of
-from mapstate.errors import AggregatorError, DataError, UnknownColumnError, UnsupportedTypeError, ValueOverflowError
+from mapstate.errors import (
+    AggregatorError,
+    ConfigurationError,
+    DataError,
+    UnknownColumnError,
+    UnsupportedTypeError,
+    ValueOverflowError,
+)
 from mapstate.schema import Field
 
 NAN = math.nan
@@ -632,3 +639,8 @@ def test_a_value_that_a_reader_cannot_show_is_named_with_its_aggregator(one, val
     with pytest.raises(AggregatorError, match=re.escape(f"{one}.result raised")) as caught:
         results_of([field], {}).result(value)
     assert pickle.loads(pickle.dumps(caught.value)).aggregator == str(one)
+
+
+def test_a_count_of_a_star_says_how_rows_are_counted():
+    with pytest.raises(ConfigurationError, match=r"Count\(\), which counts rows"):
+        Count("*")

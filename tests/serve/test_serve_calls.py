@@ -7,6 +7,8 @@ import datetime as dt
 import json
 import math
 import secrets
+import signal
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -28,6 +30,7 @@ from mapstate.operations.drop import drop
 from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
+from mapstate.testing import wait_for
 
 
 def lines_of(answer):
@@ -522,6 +525,27 @@ def metrics_of(client):
         for sample in family.samples:
             found[sample.name, sample.labels.get("state")] = sample.value
     return found
+
+
+def test_metrics_come_at_once_while_the_store_hangs_or_is_away(start_redis, monkeypatch):
+    monkeypatch.setattr("mapstate.serve.metrics._SECONDS", 0.5)
+    server = start_redis(dbfilename="dump.rdb")  # a process, which can be stopped
+    Job(server.url).batch(a=1)
+    with client_of(server.url) as client:
+
+        def up():
+            began = time.monotonic()
+            found = metrics_of(client)
+            assert time.monotonic() - began < 10  # and not the timeout of the socket, again and again
+            return found["mapstate_serve_store_up", None], found.get(("mapstate_up", "s"))
+
+        assert up() == (1, 1)
+        server.send(signal.SIGSTOP)
+        wait_for(lambda: up()[1] == 0, "the state is not up")  # the list of the states holds for a while
+        server.send(signal.SIGCONT)
+        wait_for(lambda: up() == (1, 1), "the state is up again")
+        server.kill()
+        wait_for(lambda: up() == (0, 0), "the store is away")
 
 
 def test_metrics_say_what_the_reports_say(url):

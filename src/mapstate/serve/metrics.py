@@ -29,6 +29,9 @@ _GAUGES = {
     "attempt_in_flight": "1 while an attempt has begun and is not committed",
     "up": "1 if the state can be read",
 }
+_SECONDS = 3.0
+"""That a scrape waits for a list of the states, and for their ledgers. Prometheus by itself gives up after ten."""
+
 _SUMS = {
     "batches": "batches",
     "rows": "rows that arrived",
@@ -78,7 +81,11 @@ class Metrics:
         self._by_status = _Children(requests)
         self._seconds = Histogram("mapstate_serve_request_seconds", "Seconds of a request", registry=registry)
         self._running = Gauge("mapstate_serve_store_reads", "Bulk reads of the store so far", registry=registry)
+        self._is_up = Gauge("mapstate_serve_store_up", "1 if the store has listed its states", registry=registry)
         self._last: dict[str, int] = {}
+        self._names: set[str] = set()
+        self._listing: asyncio.Task[list[str]] | None = None
+        self._measuring: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
 
     def refused(self, status: int) -> None:
@@ -92,14 +99,35 @@ class Metrics:
             self._seconds.observe(seconds)
 
     async def text(self) -> bytes:
-        """The answer to a scrape."""
+        """The answer to a scrape. Of what the store does not say in `_SECONDS` it has that the state is not up."""
         async with self._turn:
-            names = await self._states.names()
             for gauge in self._gauges.values():
                 gauge.clear()
-            await asyncio.gather(*(self._measure(name) for name in names))
+            self._is_up.set(await self._list())
+            for name in self._names - self._measuring.keys():
+                self._measuring[name] = asyncio.create_task(self._measure(name))
+            if self._measuring:
+                await asyncio.wait(self._measuring.values(), timeout=_SECONDS)
+            for name, measuring in list(self._measuring.items()):
+                if measuring.done():
+                    self._measuring.pop(name).result()
+                else:  # the next scrape waits for the same read, and the store gets no second one
+                    self._gauges["up"].labels(name).set(0)
             self._running.set(self._states.reads())
             return generate_latest(self._registry)
+
+    async def _list(self) -> bool:
+        """Note the states that the store has now; False where it does not say, and those of before stay."""
+        self._listing = self._listing or asyncio.create_task(self._states.names())
+        await asyncio.wait({self._listing}, timeout=_SECONDS)
+        if not self._listing.done():
+            return False
+        listing, self._listing = self._listing, None
+        try:
+            self._names = set(listing.result())
+        except MapStateError:
+            return False
+        return True
 
     async def _measure(self, name: str) -> None:
         try:
