@@ -177,7 +177,7 @@ def time_text(number: int, time: TimeType) -> str:
     if time == "bigint":
         return str(number)
     try:
-        return (_EPOCH + number * _MICROSECOND).isoformat().replace("+00:00", "Z")
+        return (_EPOCH + number * _MICROSECOND).isoformat(timespec="microseconds").replace("+00:00", "Z")
     except OverflowError:
         return f"{number} microseconds after 1970"
 

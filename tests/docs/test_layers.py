@@ -34,6 +34,7 @@ LAYERS = [
     ("batch_report",),
     ("telemetry",),
     ("serializers",),
+    ("values",),
     ("aggregators",),
     ("maps",),
     ("protocol.fences", "protocol.pane_index", "protocol.stored_ledger"),

@@ -104,8 +104,8 @@ TYPES = {
     "z": ("timestamp_ntz", dt.datetime(2026, 11, 21, 10), "2026-11-21T10:00:00.000000", None),
     "y": ("date", dt.date(2026, 11, 21), "2026-11-21", None),
     "b": ("binary", b"\x00\xff", "00ff", None),
-    "a": ("any", {"x": [1, None]}, {"x": [1, None]}, '{"x": [1, null]}'),
-    "st": ("struct<x:decimal(5,2),y:array<date>>", (Decimal("1.50"), [DAY]), ["1.50", [str(DAY)]], PARTS),
+    "a": ("any", {"x": [1, None]}, {"x": [1, None]}, '{"x":[1,null]}'),
+    "st": ("struct<x:decimal(5,2),y:array<date>>", (Decimal("1.50"), [DAY]), {"x": "1.50", "y": [str(DAY)]}, PARTS),
     "avg": ("struct<sum:double,count:bigint>", (3.0, 2), 1.5, 1.5),
     "days": ("struct<values:array<date>>", ([DAY, DAY],), [str(DAY)] * 2, [DAY, DAY]),
     "top": (
@@ -168,7 +168,7 @@ def test_csv_tells_null_from_empty_text(typed, tmp_path):
     rows = list(csv.reader(io.StringIO(text, newline="")))
     assert rows[1][2] == TYPES["s"][1]
     assert rows[2][0] == ""
-    assert rows[1][-5:-2] == ['{"x": [1, null]}', '["1.50", ["2026-11-21"]]', "1.5"]
+    assert rows[1][-5:-2] == ['{"x":[1,null]}', '{"x":"1.50","y":["2026-11-21"]}', "1.5"]
 
 
 def test_an_empty_state_gives_an_empty_file(url, tmp_path):

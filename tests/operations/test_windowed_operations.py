@@ -205,7 +205,7 @@ def test_the_doctor_lists_windows_of_the_future(url):
     assert [one.severity for one in window_findings(job.record, at)] == ["ok", "ok"]
     future, _ = window_findings(job.record, EPOCH + dt.timedelta(seconds=29))
     assert future.severity == "warning"
-    assert "1 panes start after the present time: 1970-01-01T00:00:30Z" in future.found
+    assert "1 panes start after the present time: 1970-01-01T00:00:30.000000Z" in future.found
     assert future.advice
 
 
@@ -276,11 +276,11 @@ def test_an_advance_that_is_wrong_writes_nothing(url):
             advance(url, "s", to)
     assert advance(url, "s", EPOCH + dt.timedelta(seconds=200), dry_run=True).to == EPOCH + dt.timedelta(seconds=200)
     assert job.store.load() == stored
-    done = run("advance", url, "s", "--to", "1970-01-01T00:03:20Z", "--yes")
+    done = run("advance", url, "s", "--to", "1970-01-01T00:03:20.000000Z", "--yes")
     assert done.exit_code == 0
     assert done.stdout.splitlines()[-1] == "Done: the next batch takes it, also one without rows."
-    assert "advanced to 1970-01-01T00:03:20Z" in run("ledger", url, "s").output or url.startswith("memory")
-    assert run("advance", url, "s", "--to", "1970-01-01T00:03:20Z", "--yes").exit_code == 2
+    assert "advanced to 1970-01-01T00:03:20.000000Z" in run("ledger", url, "s").output or url.startswith("memory")
+    assert run("advance", url, "s", "--to", "1970-01-01T00:03:20.000000Z", "--yes").exit_code == 2
 
 
 def test_a_time_that_no_row_may_have_is_no_watermark(url):
@@ -435,9 +435,10 @@ def test_the_commands_show_windows_and_watermark(tmp_path):
     job.batch(Row(1 * SECOND, "ann", 1), Row(130 * SECOND, "ann", 2))
     job.batch()
     shown = run("ledger", url, "s").output
-    for part in ("length 60 s, slide 60 s, lag 1 s, retention 0 s", "1970-01-01T00:02:09Z", "runs, from 1970-01-01"):
+    spans = "length 60 s, slide 60 s, lag 1 s, retention 0 s"
+    for part in (spans, "1970-01-01T00:02:09.000000Z", "runs, from 1970-01-01"):
         assert part in shown
-    assert "what ends at 1970-01-01T00:02:00Z or before" in shown
+    assert "what ends at 1970-01-01T00:02:00.000000Z or before" in shown
     assert "not known: the state has windows" in shown
     done = run("windows", url, "s", "ann", "--json")
     assert done.exit_code == 0
@@ -449,8 +450,8 @@ def test_the_commands_show_windows_and_watermark(tmp_path):
         },
         "value": {"total": 2},
     }
-    assert run("windows", url, "s", "ann", "--since", "1970-01-01T00:03:00Z").exit_code == 1
-    assert run("windows", url, "s", "ann", "--until", "1970-01-01T00:03:00Z").exit_code == 0
+    assert run("windows", url, "s", "ann", "--since", "1970-01-01T00:03:00.000000Z").exit_code == 1
+    assert run("windows", url, "s", "ann", "--until", "1970-01-01T00:03:00.000000Z").exit_code == 0
     assert run("windows", url, "s", "ann", "bob").exit_code == 2
     assert run("recount", url, "s", "--yes").exit_code == 2
 

@@ -528,6 +528,23 @@ def test_an_own_aggregator_may_take_its_type_from_its_column():
         new_values(one, None, [{"x": "text"}])
 
 
+class Sized(Products):
+    """Shows a number, of what has no Spark type."""
+
+    def result(self, value):
+        return len(value)
+
+    def result_type(self, value_type):
+        return "bigint"
+
+
+def test_new_values_have_the_type_of_the_result_whatever_is_stored():
+    one = fields_of(size=Sized(), values=Products())
+    value = new_values(one, None, [{"x": "a"}, {"x": math.nan}])
+    assert one.types == ["bigint", "any"]
+    assert one.shown(value) == [2, '["a","NaN"]']
+
+
 def test_what_a_users_aggregator_raises_is_named_and_chained():
     for one, base, rows, words in (
         (Failing(), None, [{"x": 0}], "Failing.init raised ZeroDivisionError"),

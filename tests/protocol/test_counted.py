@@ -31,6 +31,7 @@ from mapstate.aggregators import (
 )
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.results import results_of
+from mapstate.reader.tables import Columns
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
 
@@ -104,6 +105,9 @@ def test_windows_hold_what_their_rows_come_to(one: Any, length: int, slide: int,
         for shown in (fields.named([stored]), results_of([field], {}).named([stored])):  # a job's and a reader's
             seen |= {window["window_end"]: window["own"] for window in shown[0]["windows"]["fired"]}
             assert shown[0]["windows"]["open"] is not None
+        of_ledger = results_of([field], {})
+        table = Columns((), of_ledger).batch([()], of_ledger, [stored])
+        assert table.to_pylist() == of_ledger.named([stored])
     ends = range(slide, len(ROWS) + 1, slide)
     assert seen == {end: right(one, ROWS[max(0, end - length) : end]) for end in ends}
 

@@ -14,6 +14,7 @@ from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, Redu
 from mapstate.aggregators.folding import Folding, called, check_type
 from mapstate.protocol.windows import Panes
 from mapstate.schema import Field
+from mapstate.values import column_type, in_column
 
 
 class CountWindows(ReducerAggregator):
@@ -30,6 +31,7 @@ class CountWindows(ReducerAggregator):
         self._panes = Panes(length, slide, -length)
         self._fields = tuple(fields)
         self._aggregators: tuple[Any, ...] = tuple(aggregators[field.name] for field in fields)
+        self._kinds = [one.result_type(field.type) for one, field in zip(self._aggregators, self._fields, strict=True)]
         self._read = tuple(read)
         self._of_ledger = False
 
@@ -131,20 +133,15 @@ class CountWindows(ReducerAggregator):
         return found[::-1]
 
     def _window(self, end: int, held: Sequence[Any]) -> dict[str, Any]:
-        from mapstate.aggregators.fields import shown_as
-
         shown: dict[str, Any] = {"window_start": max(0, end - self._panes.length), "window_end": end}
-        for field, one, value in zip(self._fields, self._aggregators, held, strict=True):
+        for field, one, kind, value in zip(self._fields, self._aggregators, self._kinds, held, strict=True):
             result = called(one, one.result, value)
-            shown[field.name] = shown_as(result, is_json=field.type == "any" and not self._of_ledger)
+            shown[field.name] = result if self._of_ledger else in_column(result, kind)
         return shown
 
     def result_type(self, value_type: str) -> str:  # noqa: ARG002  the fields are bound
         """See `Aggregator.result_type`."""
-        kinds = [
-            "string" if field.type == "any" else one.result_type(field.type)
-            for field, one in zip(self._fields, self._aggregators, strict=True)
-        ]
+        kinds = map(column_type, self._kinds)
         held = "".join(f",`{field.name}`:{kind}" for field, kind in zip(self._fields, kinds, strict=True))
         window = f"array<struct<window_start:bigint,window_end:bigint{held}>>"
         return f"struct<rows:bigint,fired:{window},open:{window}>"

@@ -7,15 +7,14 @@ Maps and serializers see a state's *value*. With one field it is the aggregator'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
-
-import msgspec
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.folding import Folding, called, check_type
 from mapstate.aggregators.retraction import RetractableRows
 from mapstate.schema import Field
+from mapstate.values import in_column
 
 NULL = (None,)
 """The value of a key that exists, if its single field is null."""
@@ -32,6 +31,11 @@ class Fields:
         self._rows_at = next(
             (at for at, aggregator in enumerate(self.aggregators) if isinstance(aggregator, RetractableRows)), None
         )
+
+    @cached_property
+    def types(self) -> list[str]:
+        """The Spark type of each `result`, "any" for one without."""
+        return [one.result_type(field.type) for one, field in zip(self.aggregators, self.fields, strict=True)]
 
     def from_columns(self, columns: list[list[list[Any]]]) -> list[Any]:
         """One partial per key of a chunk, from each field's native columns."""
@@ -105,11 +109,11 @@ class Fields:
     def shown(self, value: Any) -> list[Any]:
         """The `result` as new values show it: nulls for a removed key, JSON for a value without a Spark type."""
         results = self.result(value) or [None] * len(self.fields)
-        return [shown_as(part, is_json=field.type == "any") for field, part in zip(self.fields, results, strict=True)]
+        return [in_column(part, kind) for kind, part in zip(self.types, results, strict=True)]
 
     def shown_all(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """Each value as `shown` gives it; none of them is an absent key's. One pass."""
-        if any(field.type == "any" for field in self.fields):
+        if "any" in self.types:
             return [self.shown(value) for value in values]
         return self.results(values)
 
@@ -146,11 +150,6 @@ class Fields:
         """The partial of one key, from the foldings of `start`."""
         partials = [folding.partial() for folding in foldings]
         return partials[0] if self._single else tuple(partials)
-
-
-def shown_as(result: Any, *, is_json: bool) -> Any:
-    """A result as a column holds it: JSON text if its type is no Spark type."""
-    return msgspec.json.encode(result).decode() if is_json and result is not None else result
 
 
 def _bare(value: Any) -> Any:

@@ -10,9 +10,8 @@ import typer
 
 from mapstate.cli.arguments import AsJson, State, Url, store_url
 from mapstate.cli.files import FORMATS, format_of
-from mapstate.cli.forms import emit
 from mapstate.cli.progress import keys_held, progress
-from mapstate.cli.show import say
+from mapstate.cli.show import emit, say
 from mapstate.errors import StoreError, UsageError, shown
 from mapstate.operations.export import Exported
 from mapstate.operations.export import export as export_state

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from mapstate.errors import UsageError, missing_driver
-from mapstate.operations.export import Column, Write, item_type, struct_fields
-from mapstate.reader.forms import plain
-from mapstate.reader.tables import array_of
+from mapstate.errors import UnsupportedTypeError, UsageError, missing_driver
+from mapstate.operations.export import Column, Write
+from mapstate.reader.tables import array_of, arrow_type
+from mapstate.values import json_text, plain, text
 
 Pages = Iterator[list[tuple[Any, ...]]]
 
@@ -34,30 +33,27 @@ def format_of(path: str, named: str | None) -> str:
 
 def _write_csv(columns: Sequence[Column], pages: Pages, to: Path) -> None:
     """RFC 4180, in UTF-8, with a header and LF. A null is an empty cell, and empty text is ``""``."""
+    kinds = [column.type for column in columns]
     with to.open("w", encoding="utf-8", newline="") as file:
-        file.write(",".join(_csv_cell(column.name) for column in columns) + "\n")
+        file.write(",".join(_csv_cell(column.name, "string") for column in columns) + "\n")
         for page in pages:
-            file.write("".join(",".join(map(_csv_cell, row)) + "\n" for row in page))
+            file.write("".join(",".join(map(_csv_cell, row, kinds)) + "\n" for row in page))
 
 
-def _csv_cell(value: Any) -> str:
-    kind = type(value)
-    if kind is int:
-        return str(value)
+def _csv_cell(value: Any, kind: str) -> str:
     if value is None:
         return ""
-    form = value if kind is str else plain(value)
-    text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
-    return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
+    cell = text(value, kind)
+    return '"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell
 
 
 def _write_json_lines(columns: Sequence[Column], pages: Pages, to: Path) -> None:
     """One object per line, in UTF-8, with keys and values by the names of their columns."""
-    names = [column.name for column in columns]
+    names, kinds = [column.name for column in columns], [column.type for column in columns]
     encode = msgspec.json.Encoder().encode
     with to.open("wb") as file:
         for page in pages:
-            file.write(b"".join(encode(dict(zip(names, map(plain, row), strict=True))) + b"\n" for row in page))
+            file.write(b"".join(encode(dict(zip(names, map(plain, row, kinds), strict=True))) + b"\n" for row in page))
 
 
 def _write_parquet(columns: Sequence[Column], pages: Pages, to: Path) -> None:
@@ -69,12 +65,11 @@ def _write_parquet(columns: Sequence[Column], pages: Pages, to: Path) -> None:
         raise missing_driver("Parquet", error, extra="tables") from error
     kinds = [_arrow_type(pa, column.type) for column in columns]
     schema = pa.schema([(column.name, kind or pa.string()) for column, kind in zip(columns, kinds, strict=True)])
-    converts = [_json if kind is None else _by_name(column.type) for column, kind in zip(columns, kinds, strict=True)]
 
     def batch(rows: list[tuple[Any, ...]]) -> Any:
         arrays = [
-            array_of(pa, field, values if convert is None else map(convert, values))
-            for values, convert, field in zip(zip(*rows, strict=True), converts, schema, strict=True)
+            array_of(pa, field, values if kind is not None else [json_text(value, column.type) for value in values])
+            for values, kind, field, column in zip(zip(*rows, strict=True), kinds, schema, columns, strict=True)
         ]
         return pa.table(arrays, schema=schema)
 
@@ -89,52 +84,12 @@ def _write_parquet(columns: Sequence[Column], pages: Pages, to: Path) -> None:
             writer.write_table(batch(rows))
 
 
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(plain(value), ensure_ascii=False)
-
-
-def _by_name(name: str) -> Callable[[Any], Any] | None:
-    """The conversion of a value for Arrow, which takes a struct by the names of its parts; None if it stays."""
-    if name.startswith("array<"):
-        item = _by_name(item_type(name))
-        return None if item is None else lambda value: None if value is None else list(map(item, value))
-    if not name.startswith("struct<"):
-        return None
-    parts = [(part, _by_name(kind) or (lambda value: value)) for part, kind in struct_fields(name)]
-
-    def named(value: Any) -> Any:
-        values = value.values() if isinstance(value, dict) else value
-        return value and {part: convert(own) for (part, convert), own in zip(parts, values, strict=True)}
-
-    return named
-
-
 def _arrow_type(pa: Any, name: str) -> Any:
     """The Arrow type of a Spark type, None for one whose values are written as JSON."""
-    decimal = re.fullmatch(r"decimal\((\d+),(\d+)\)", name)
-    if decimal is not None:
-        return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    if name.startswith("array<"):
-        item = _arrow_type(pa, item_type(name))
-        return None if item is None else pa.list_(item)
-    if name.startswith("struct<"):
-        parts = [(part, _arrow_type(pa, kind)) for part, kind in struct_fields(name)]
-        return None if any(kind is None for _, kind in parts) else pa.struct(parts)
-    scalars = {
-        "string": pa.string(),
-        "tinyint": pa.int8(),
-        "smallint": pa.int16(),
-        "int": pa.int32(),
-        "bigint": pa.int64(),
-        "float": pa.float32(),
-        "double": pa.float64(),
-        "boolean": pa.bool_(),
-        "binary": pa.binary(),
-        "date": pa.date32(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
-        "timestamp_ntz": pa.timestamp("us"),
-    }
-    return scalars.get(name)
+    try:
+        return arrow_type(pa, name)
+    except UnsupportedTypeError:
+        return None
 
 
 FORMATS: dict[str, Write] = {"csv": _write_csv, "jsonl": _write_json_lines, "parquet": _write_parquet}

@@ -8,14 +8,13 @@ import typer
 
 from mapstate.batch_report import BatchReport
 from mapstate.cli.arguments import AsJson, Place, State, StoreUrl, Url, seconds, split_place, store_url
-from mapstate.cli.forms import emit
 from mapstate.cli.progress import keys_held, progress
-from mapstate.cli.show import console, say, show_findings, show_ledger, show_reports, show_rows, show_states
+from mapstate.cli.show import console, emit, say, show_findings, show_ledger, show_reports, show_rows, show_states
 from mapstate.errors import CorruptRecordError, StoreError, shown
 from mapstate.operations.doctor import examine
 from mapstate.operations.states import ListedState, list_states
 from mapstate.reader import StateReader, open_reader
-from mapstate.reader.forms import json_row, json_state, typed_keys
+from mapstate.reader.forms import JsonRows, json_state, typed_keys
 from mapstate.urls import LIKE_A_URL
 
 
@@ -108,8 +107,8 @@ def get(*, place: Place, as_json: AsJson = False) -> None:
         keys = typed_keys(texts, record.keys)
         values = reader.multi_get(keys)
     if as_json:
-        for key, value in zip(keys, values, strict=True):
-            emit(json_row(record.keys, key, value))
+        for row in JsonRows(record.keys, record.fields).rows(zip(keys, values, strict=True)):
+            emit(row)
     else:
         rows = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
         if rows:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mapstate.batch_report import BatchReport
-from mapstate.cli.forms import cell
 from mapstate.errors import UsageError
 from mapstate.findings import Finding
 from mapstate.keys import Key
 from mapstate.operations.states import ListedState
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 from mapstate.protocol.windows import NEVER, every_pane
+from mapstate.reader.forms import JsonRows
+from mapstate.values import text as text_of
 from mapstate.windows import span_text, time_text
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -28,6 +31,11 @@ _MOST_RANGES = 10
 def say(text: str, *, err: bool = False) -> None:
     """Print one line, with control characters escaped: who can write to the store cannot control the terminal."""
     typer.echo(_shown(text), err=err)
+
+
+def emit(document: Any) -> None:
+    """Print one JSON document on one line, in ASCII: no character of it controls a terminal."""
+    typer.echo(json.dumps(msgspec.to_builtins(document)))
 
 
 def confirm(question: str, *, yes: bool, as_json: bool) -> None:
@@ -113,7 +121,7 @@ def show_table(to: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]
         return
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(Text(_shown(cell(part))) for part in row))
+        table.add_row(*(Text(_shown(text_of(part))) for part in row))
     to.print(table)
 
 
@@ -134,8 +142,9 @@ def show_rows(to: Console, ledger: LedgerRecord, rows: Sequence[tuple[Key, Mappi
         to.print(table_of(ledger, rows))
         return
     print_row([*(key.name for key in ledger.keys), *(field.name for field in ledger.fields)])
+    shown = JsonRows(ledger.keys, ledger.fields)
     for key, value in rows:
-        print_row([*key, *(value or {}).values()])
+        print_row(shown.cells(key, value))
 
 
 def title_of(text: str) -> Text:
@@ -150,15 +159,15 @@ def table_of(ledger: LedgerRecord, rows: Sequence[tuple[Key, Mapping[str, Any] |
         table.add_column(Text(_shown(name)), overflow="fold")
     for name in (field.name for field in ledger.fields):
         table.add_column(Text(_shown(name)), justify="right", overflow="fold")
+    shown = JsonRows(ledger.keys, ledger.fields)
     for key, value in rows:
-        parts = [""] * len(ledger.fields) if value is None else [cell(part) for part in value.values()]
-        table.add_row(*(Text(_shown(part)) for part in (*map(cell, key), *parts)))
+        table.add_row(*(Text(_shown(part)) for part in shown.cells(key, value)))
     return table
 
 
 def print_row(parts: Iterable[Any]) -> None:
     """Print one line of cells with tabs between them."""
-    typer.echo("\t".join(_shown(cell(part)) for part in parts))
+    typer.echo("\t".join(_shown(text_of(part)) for part in parts))
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:

@@ -13,8 +13,7 @@ import typer
 
 from mapstate.batch_report import BatchReport
 from mapstate.cli.arguments import AsJson, StoreUrl, Topologies, Topology, Url, split_urls, store_url
-from mapstate.cli.forms import emit
-from mapstate.cli.show import console, print_row, say, show_table
+from mapstate.cli.show import console, emit, print_row, say, show_table
 from mapstate.errors import LedgerError, MapStateError, UsageError
 from mapstate.operations import control
 from mapstate.operations.control import ListedTopology, Obeyed

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from mapstate.cli.arguments import AsJson, State, Url, Yes, state_beside, store_url
-from mapstate.cli.forms import emit
 from mapstate.cli.progress import keys_held, progress
-from mapstate.cli.show import confirm, say
+from mapstate.cli.show import confirm, emit, say
 from mapstate.errors import UsageError, shown
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
 from mapstate.operations.adopt import adopt as adopt_state

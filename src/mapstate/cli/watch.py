@@ -13,13 +13,12 @@ from rich.console import Group
 from rich.live import Live
 
 from mapstate.cli.arguments import AsJson, Place, split_place
-from mapstate.cli.forms import emit
-from mapstate.cli.show import console, print_row, table_of, title_of
+from mapstate.cli.show import console, emit, print_row, table_of, title_of
 from mapstate.errors import CorruptRecordError, MissingKeysError
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
-from mapstate.reader.forms import json_row, json_state, typed_keys
+from mapstate.reader.forms import JsonRows, json_state, typed_keys
 
 _TRIES = 20
 
@@ -89,7 +88,7 @@ def _shown(state: str, *, as_json: bool) -> Iterator[Callable[[_Snapshot], None]
     if as_json:
         yield lambda seen: emit(
             {"state": state, **json_state(seen.ledger), "is_exact": seen.is_exact}
-            | {"rows": [json_row(seen.ledger.keys, key, value) for key, value in seen.rows]}
+            | {"rows": JsonRows(seen.ledger.keys, seen.ledger.fields).rows(seen.rows)}
         )
     elif to.is_terminal:
         with Live(console=to, auto_refresh=False) as live:
@@ -102,9 +101,9 @@ def _shown(state: str, *, as_json: bool) -> Iterator[Callable[[_Snapshot], None]
 
 def _print_lines(state: str, seen: _Snapshot) -> None:
     print_row([f"# {_title(state, seen)}"])
+    shown = JsonRows(seen.ledger.keys, seen.ledger.fields)
     for key, value in seen.rows:
-        parts = [None] * len(seen.ledger.fields) if value is None else list(value.values())
-        print_row([*key, *parts])
+        print_row(shown.cells(key, value, absent="null"))
 
 
 def _title(state: str, seen: _Snapshot) -> str:

@@ -10,8 +10,7 @@ import typer
 from mapstate.backends import resolve
 from mapstate.capabilities import close_if_possible
 from mapstate.cli.arguments import AsJson, State, Url, Yes, store_url
-from mapstate.cli.forms import emit
-from mapstate.cli.show import confirm, say
+from mapstate.cli.show import confirm, emit, say
 from mapstate.errors import UsageError
 from mapstate.operations.checkpoint import Rewound
 from mapstate.operations.checkpoint import rewind as rewind_checkpoint

@@ -8,15 +8,15 @@ import msgspec
 import typer
 
 from mapstate.cli.arguments import AsJson, Place, State, Url, Yes, split_place, store_url
-from mapstate.cli.forms import emit
-from mapstate.cli.show import confirm, console, say, show_rows
+from mapstate.cli.show import confirm, console, emit, say, show_rows
 from mapstate.errors import UsageError
 from mapstate.operations.advance import advance as advance_watermark
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.upkeep import check_advance
 from mapstate.reader import open_reader
-from mapstate.reader.forms import json_row, plain, typed_keys
+from mapstate.reader.forms import JsonRows, typed_keys
 from mapstate.schema import KeyField
+from mapstate.values import plain
 
 
 def windows(
@@ -44,11 +44,11 @@ def windows(
     columns = (KeyField("window_start", kind), KeyField("window_end", kind), KeyField("final", "boolean"))
     rows = [((window.start, window.end, window.final), window.value) for window in found]
     if as_json:
-        for key, value in rows:
-            emit(json_row(columns, key, value))
+        for row in JsonRows(columns, record.fields).rows(rows):
+            emit(row)
     elif rows:
         show_rows(console(), msgspec.structs.replace(record, keys=columns), rows)
-    say(f"{len(rows)} windows; the watermark is {'not there yet' if mark is None else mark}", err=True)
+    say(f"{len(rows)} windows; the watermark is {'not there yet' if mark is None else plain(mark)}", err=True)
     if not rows:
         raise typer.Exit(1)
 

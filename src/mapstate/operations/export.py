@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict
 
@@ -35,8 +36,9 @@ from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import check_page_size, decode_ledger
 from mapstate.reader import StateReader, open_reader
+from mapstate.reader.tables import types_of
 from mapstate.serializers import serializer
-from mapstate.serializers.value_types import WireForm, struct_parts, wire_type
+from mapstate.serializers.value_types import WireForm, item_type, struct_fields, wire_type
 from mapstate.spec import check_state_name
 
 _PAGE = 1000
@@ -132,21 +134,6 @@ def export(
         raise _problem(error, target) from error
 
 
-def item_type(name: str) -> str:
-    """The type inside ``array<t>``."""
-    return name.removeprefix("array<").removesuffix(">")
-
-
-def struct_fields(name: str) -> list[tuple[str, str]]:
-    """The names and types in ``struct<a:t,b:u>``."""
-    kinds = struct_parts(name)
-    names, rest = [], name.removeprefix("struct<")
-    for kind in kinds:
-        part, _, rest = rest.partition(f":{kind}")
-        names.append(part.removeprefix(","))
-    return list(zip(names, kinds, strict=True))
-
-
 def _collect(
     backend: Backend, state: str, part: _Part, page_size: int, on_page: Callable[[int], None] | None
 ) -> tuple[Exported, list[Column]]:
@@ -205,12 +192,7 @@ def _same_values(before: LedgerRecord, after: LedgerRecord) -> bool:
 
 
 def _columns(ledger: LedgerRecord) -> list[Column]:
-    fields = results_of(ledger.fields, {})
-    results = zip(ledger.fields, fields.aggregators, strict=True)
-    return [
-        *(Column(key.name, key.type) for key in ledger.keys),
-        *(Column(field.name, aggregator.result_type(field.type)) for field, aggregator in results),
-    ]
+    return list(starmap(Column, types_of(ledger.keys, results_of(ledger.fields, {})).items()))
 
 
 def _check_replaceable(path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from operator import attrgetter
@@ -13,11 +12,15 @@ from typing import Any
 
 import msgspec
 
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.results import results_of
 from mapstate.errors import KeyEncodingError, UsageError, cut
 from mapstate.keys import Key, KeyCodec
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.schema import KeyField
+from mapstate.reader.tables import types_of
+from mapstate.schema import Field, KeyField
 from mapstate.urls import quoted
+from mapstate.values import SAME_IN_JSON, plain, text
 
 _NULL = "\\N"
 _DOUBLES = ("double", "float")
@@ -38,12 +41,46 @@ _EXAMPLES = {
 }
 
 
-def json_row(fields: Sequence[KeyField], key: Key, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A key and its value, null for an absent key, by the names of their columns."""
-    return {
-        "key": {field.name: plain(part) for field, part in zip(fields, key, strict=True)},
-        "value": None if value is None else {name: plain(part) for name, part in value.items()},
-    }
+class JsonRows:
+    """Keys and values of one schema as JSON. Made once per schema.
+
+    ``aggregators`` are those of the reader whose values they are.
+    """
+
+    def __init__(
+        self, keys: Sequence[KeyField], fields: Sequence[Field], aggregators: Mapping[str, Aggregator] | None = None
+    ) -> None:
+        self._keys = tuple(keys)
+        self._names = [key.name for key in keys]
+        self._kinds = types_of((), results_of(fields, aggregators or {}))
+        self._are_keys_same = all(key.type in SAME_IN_JSON for key in keys)
+        self._are_values_same = not aggregators and SAME_IN_JSON.issuperset(self._kinds.values())
+
+    def key(self, key: Key) -> dict[str, Any]:
+        """A key by the names of its columns."""
+        if self._are_keys_same:
+            return dict(zip(self._names, key, strict=True))
+        return {field.name: plain(part, field.type) for field, part in zip(self._keys, key, strict=True)}
+
+    def values(self, values: Sequence[Mapping[str, Any] | None]) -> Sequence[Mapping[str, Any] | None]:
+        """Values by the names of their fields, None for an absent key."""
+        if self._are_values_same:
+            return values
+        kind_of = self._kinds.get
+        return [value and {name: plain(part, kind_of(name, "any")) for name, part in value.items()} for value in values]
+
+    def rows(self, rows: Iterable[tuple[Key, Mapping[str, Any] | None]]) -> list[Any]:
+        """Keys with their values."""
+        pairs = list(rows)
+        values = self.values([value for _, value in pairs])
+        return [{"key": self.key(key), "value": value} for (key, _), value in zip(pairs, values, strict=True)]
+
+    def cells(self, key: Key, value: Mapping[str, Any] | None, *, absent: str = "") -> list[str]:
+        """A key and its value as text, ``absent`` for each field of an absent key."""
+        parts = [text(part, field.type) for field, part in zip(self._keys, key, strict=True)]
+        if value is None:
+            return parts + [absent] * len(self._kinds)
+        return parts + [text(part, self._kinds.get(name, "any")) for name, part in value.items()]
 
 
 def json_state(ledger: LedgerRecord) -> dict[str, Any]:
@@ -53,33 +90,6 @@ def json_state(ledger: LedgerRecord) -> dict[str, Any]:
     if last is not None:
         batch = {"batch_id": last.batch_id, "txid": last.txid, "committed_at": last.at or None}
     return {**batch, "keys_held": ledger.keys_held()}
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it.
-
-    A decimal is text with all its digits, bytes are hexadecimal, a time is ISO 8601, and an instant is in UTC. NaN and
-    the infinities are the words that Spark writes.
-    """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, dt.datetime):
-        if value.tzinfo is None:
-            return value.isoformat(timespec="microseconds")
-        return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    if isinstance(value, dt.date):
-        return value.isoformat()
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).hex()
-    if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return list(map(plain, value))
-    return str(value)
 
 
 class JsonKeys:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mapstate.aggregators.fields import Fields, shown_as
+from mapstate.aggregators.fields import Fields
 from mapstate.errors import UnsupportedTypeError, cut, missing_driver
 from mapstate.keys import Key
 from mapstate.schema import KeyField
-from mapstate.serializers.value_types import struct_fields
+from mapstate.serializers.value_types import item_type, struct_fields
+from mapstate.values import column_type, json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,8 +29,7 @@ class Columns:
         at = {key.name: place for place, key in enumerate(keys)}
         self._from_keys = [at.get(name) for name in names]
         self._json = {name for name in names if types[name] == "any"}
-        shown = [(name, "string" if name in self._json else types[name]) for name in names]
-        self.schema = self._arrow.schema([(name, _arrow_type(self._arrow, kind)) for name, kind in shown])
+        self.schema = self._arrow.schema([(name, arrow_type(self._arrow, column_type(types[name]))) for name in names])
 
     def batch(self, keys: Sequence[Key], fields: Fields, values: Sequence[Any]) -> pa.RecordBatch:
         """Some keys with their values, which have the ``fields``: those of the state, or more."""
@@ -40,7 +40,7 @@ class Columns:
         for field, place in zip(self.schema, self._from_keys, strict=True):
             column: Any = of_fields.get(field.name, ()) if place is None else of_keys[place] if keys else ()
             if field.name in self._json:
-                column = [shown_as(value, is_json=True) for value in column]
+                column = list(map(json_text, column))
             arrays.append(array_of(self._arrow, field, column))
         if not arrays:  # an ungrouped state without its fields
             return self._arrow.RecordBatch.from_pylist([{}] * len(keys), self.schema)
@@ -64,10 +64,8 @@ class Columns:
 
 def types_of(keys: Sequence[KeyField], fields: Fields) -> dict[str, str]:
     """The Spark type of each column, "any" for the result of an aggregator without one."""
-    results = zip(fields.fields, fields.aggregators, strict=True)
-    return {key.name: key.type for key in keys} | {
-        field.name: aggregator.result_type(field.type) for field, aggregator in results
-    }
+    names = [field.name for field in fields.fields]
+    return {key.name: key.type for key in keys} | dict(zip(names, fields.types, strict=True))
 
 
 def array_of(pa: Any, field: Any, values: Any) -> Any:
@@ -91,15 +89,15 @@ def _pyarrow() -> Any:
     return pa
 
 
-def _arrow_type(pa: Any, name: str) -> Any:
-    """Arrow's type for one of Spark's."""
+def arrow_type(pa: Any, name: str) -> Any:
+    """Arrow's type for one of Spark's. Raises UnsupportedTypeError."""
     if name.startswith("decimal("):
         precision, scale = name[len("decimal(") : -1].split(",")
         return pa.decimal128(int(precision), int(scale))
     if name.startswith("array<"):
-        return pa.list_(_arrow_type(pa, name[len("array<") : -1]))
+        return pa.list_(arrow_type(pa, item_type(name)))
     if name.startswith("struct<"):
-        return pa.struct([(field, _arrow_type(pa, kind)) for field, kind in struct_fields(name)])
+        return pa.struct([(field, arrow_type(pa, kind)) for field, kind in struct_fields(name)])
     kinds = {
         "bigint": pa.int64(),
         "int": pa.int32(),

@@ -54,7 +54,7 @@ def wire_type(name: str, form: WireForm) -> Any:
     """
     if name.startswith("struct<"):
         parts = [
-            list[wire_type(_item(part), form)] | None if part.startswith("array<") else wire_type(part, form)  # type: ignore[misc]
+            list[wire_type(item_type(part), form)] | None if part.startswith("array<") else wire_type(part, form)  # type: ignore[misc]
             for part in struct_parts(name)
         ]
         return tuple[tuple(parts)] | None  # type: ignore[misc]
@@ -75,18 +75,23 @@ def struct_parts(name: str) -> list[str]:
 
 
 def struct_fields(name: str) -> list[tuple[str, str]]:
-    """The names and types in ``struct<a:t,b:u>``. A type may have commas in parentheses."""
-    parts, depth, start = [], 0, len("struct<")
+    """The names and types in ``struct<a:t,b:u>``."""
+    parts = [part.partition(":") for part in inner_types(name)]
+    return [(field.strip("`").replace("``", "`"), kind) for field, _, kind in parts]
+
+
+def inner_types(name: str) -> list[str]:
+    """What stands between commas in ``map<t,u>``. A type may have commas in parentheses."""
+    parts, depth, start = [], 0, name.index("<") + 1
     for at, char in enumerate(name):
         depth += (char in "(<") - (char in ")>")
         if (char == "," and depth == 1) or at == len(name) - 1:
-            field, _, kind = name[start:at].partition(":")
-            parts.append((field, kind))
+            parts.append(name[start:at])
             start = at + 1
     return parts
 
 
-def _item(name: str) -> str:
+def item_type(name: str) -> str:
     """The type inside ``array<t>``."""
     return name.removeprefix("array<").removesuffix(">")
 
@@ -110,7 +115,7 @@ def to_wire(name: str, form: WireForm) -> Convert | None:
     if name.startswith("struct<"):
         return each([to_wire(part, form) for part in struct_parts(name)], list if form.native else tuple)
     if name.startswith("array<"):
-        return _each_item(to_wire(_item(name), form))
+        return _each_item(to_wire(item_type(name), form))
     return None
 
 
@@ -127,7 +132,7 @@ def from_wire(name: str, form: WireForm) -> Convert | None:
     if name.startswith("struct<"):
         return each([from_wire(part, form) for part in struct_parts(name)], tuple)
     if name.startswith("array<"):
-        return _each_item(from_wire(_item(name), form))
+        return _each_item(from_wire(item_type(name), form))
     return None
 
 

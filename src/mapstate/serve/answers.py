@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mapstate.aggregators.results import results_of
+from mapstate.aggregators.aggregator import Aggregator
 from mapstate.batch_report import BatchReport
 from mapstate.errors import (
     ConfigurationError,
@@ -28,12 +28,10 @@ from mapstate.errors import (
     UsageError,
     WindowGoneError,
 )
-from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.reader.forms import JsonKeys, plain
+from mapstate.reader.forms import JsonKeys, JsonRows
 
 _encoder = msgspec.json.Encoder()
-_SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
 # The first class that fits says the status, and whether the request may be sent again as it is.
 _STATUS: tuple[tuple[type[MapStateError], int], ...] = (
     (StateNotFoundError, 404),
@@ -138,31 +136,13 @@ def json_answer(request: Request, view: View, document: Callable[[], Mapping[str
     return Response(body, headers=headers, media_type="application/json")
 
 
-class Forms:
-    """Keys and values of one schema as JSON. Types that are the same in JSON are not touched."""
+class Forms(JsonRows):
+    """Keys and values of one schema as JSON; keys of a window apart, which lack its time."""
 
-    def __init__(self, ledger: LedgerRecord, *, has_own_aggregators: bool) -> None:
-        self._keys = [field.name for field in ledger.keys]
-        self._are_keys_same = all(field.type in _SAME_IN_JSON for field in ledger.keys)
+    def __init__(self, ledger: LedgerRecord, aggregators: Mapping[str, Aggregator]) -> None:
+        super().__init__(ledger.keys, ledger.fields, aggregators)
+        self.of_window = JsonRows(ledger.keys[1:], ledger.fields, aggregators)
         self.keys_in = JsonKeys(ledger.keys).decode
-        shown = results_of(ledger.fields, {})
-        kinds = zip(shown.fields, shown.aggregators, strict=True)
-        same = all(how.result_type(field.type) in _SAME_IN_JSON for field, how in kinds)
-        self._are_values_same = same and not has_own_aggregators  # whose results may be anything
-
-    def values(self, values: Sequence[dict[str, Any] | None]) -> Sequence[Any]:
-        """The values, null for an absent key."""
-        return values if self._are_values_same else [None if value is None else plain(value) for value in values]
-
-    def rows(self, page: Iterable[tuple[Key, dict[str, Any]]], names: Sequence[str] | None = None) -> list[Any]:
-        """Keys with their values. ``names`` are those of the keys, if they are not all key columns."""
-        names = self._keys if names is None else names
-        if self._are_keys_same and self._are_values_same:
-            return [{"key": dict(zip(names, key, strict=True)), "value": value} for key, value in page]
-        return [
-            {"key": {name: plain(part) for name, part in zip(names, key, strict=True)}, "value": plain(value)}
-            for key, value in page
-        ]
 
 
 def state_document(ledger: LedgerRecord, reports: Sequence[BatchReport] | None = None) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from mapstate.errors import (
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import WindowCommit
-from mapstate.reader.forms import plain
 from mapstate.reader.windows import watermark_of
 from mapstate.serve.answers import (
     BadRequest,
@@ -50,6 +49,7 @@ from mapstate.serve.metrics import Metrics
 from mapstate.serve.openapi import openapi
 from mapstate.serve.parameters import body_of, check_names, cursor_of, cursor_text, key_of, number, time_of
 from mapstate.serve.states import OpenState, States
+from mapstate.values import plain
 
 MOST_KEYS = 10_000  # of one POST
 MOST_SCANS = 16
@@ -149,7 +149,7 @@ class _Service:
             fields = known.ledger.keys
             key = key_of(request, fields, {"min_batch", "wait"})
             values, view = await state.multi_get([key], known)
-            shown = {field.name: plain(part) for field, part in zip(fields, key, strict=True)}
+            shown = known.forms.key(key)
             return json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
 
         return await state.by_schema(ask)
@@ -225,11 +225,13 @@ class _Service:
             key = key_of(request, rest, {"since", "until", "min_batch", "wait"})
             since, until = (time_of(known.ledger, request.query_params.get(name)) for name in ("since", "until"))
             windows, ledger = await state.windows(key, since, until)
+            view = state.view(ledger, known)
+            values = view.forms.values([one.value for one in windows])
             shown = [
-                {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": plain(one.value)}
-                for one in windows
+                {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": value}
+                for one, value in zip(windows, values, strict=True)
             ]
-            return json_answer(request, state.view(ledger, known), lambda: {"windows": shown})
+            return json_answer(request, view, lambda: {"windows": shown})
 
         return await state.by_schema(ask)
 
@@ -243,16 +245,16 @@ class _Service:
 
         view, end = await state.by_schema(parse)
         rows = state.reader.window(end)
-        names, forms = [field.name for field in view.ledger.keys[1:]], view.forms
+        forms = view.forms.of_window
 
         async def sent() -> AsyncGenerator[bytes, None]:
             page, count = list[tuple[Key, dict[str, Any]]](), 0
             async for row in rows:
                 page.append(row)
                 if len(page) == _PAGE:
-                    yield lines(forms.rows(page, names))
+                    yield lines(forms.rows(page))
                     count, page = count + len(page), []
-            yield lines([*forms.rows(page, names), {"is_end": True, "keys": count + len(page)}])
+            yield lines([*forms.rows(page), {"is_end": True, "keys": count + len(page)}])
 
         return await self._streamed(sent())
 

@@ -32,11 +32,11 @@ from mapstate.errors import (
     cut,
 )
 from mapstate.reader import StateReader, open_reader
-from mapstate.reader.forms import plain
 from mapstate.serve.answers import Busy, Problem, line
 from mapstate.serve.parameters import body_of
 from mapstate.serve.states import check_is_there
 from mapstate.urls import LIKE_A_URL
+from mapstate.values import plain
 
 MOST_WAITING = 1_000
 SECONDS = 60.0

@@ -48,11 +48,11 @@ class OpenState:
     Each read that runs has a connection of its own, and the reader keeps it. So they are few at one time.
     """
 
-    def __init__(self, reader: AsyncStateReader, *, has_own_aggregators: bool) -> None:
+    def __init__(self, reader: AsyncStateReader, aggregators: Mapping[str, Aggregator]) -> None:
         self.reader = reader
         self.merged = MergedReads(reader)
         self._ledgers = MergedReads(reader)  # apart: no ledger waits for keys, nor for a record that is read again
-        self._has_own_aggregators = has_own_aggregators
+        self._aggregators = aggregators
         self._view: View | None = None
         self._turns = asyncio.Semaphore(_MOST_BESIDE)
 
@@ -102,8 +102,7 @@ class OpenState:
         last = self._view
         if last is None or last.ledger is not ledger:
             is_same = last is not None and (last.ledger.keys, last.ledger.fields) == (ledger.keys, ledger.fields)
-            own = self._has_own_aggregators
-            forms = last.forms if last is not None and is_same else Forms(ledger, has_own_aggregators=own)
+            forms = last.forms if last is not None and is_same else Forms(ledger, self._aggregators)
             last = self._view = View(ledger, forms)
         return last
 
@@ -178,9 +177,9 @@ class States:
         except ConfigurationError:
             raise StateNotFoundError("there is no state of this name: no state can have it") from None
         await asyncio.to_thread(check_is_there, self._backend, name)
-        aggregators = self._aggregators.get(name)
+        aggregators = self._aggregators.get(name, {})
         reader = await open_async_reader(self._backend, name, aggregators=aggregators)
-        return OpenState(reader, has_own_aggregators=bool(aggregators))
+        return OpenState(reader, aggregators)
 
     async def lose_if_gone(self, name: str, error: MapStateError) -> None:
         """Remember that an open state is gone, if ``error`` says so.

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mapstate.drpc import PORT
 from mapstate.errors import ConfigurationError, UsageError, missing_driver
-from mapstate.reader.forms import plain
 from mapstate.spark.driver.access import access_of
+from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.spec import check_state_name
+from mapstate.values import plain
 
 try:
     from starlette.applications import Starlette
@@ -262,10 +263,13 @@ class _Jobs:
             raise ConfigurationError(
                 f"the rows of the function {self._name!r} have no column request_id, but {', '.join(rows.columns)}"
             )
+        access_of(rows).plan_rows()  # as for `collected`
+        table = rows.toArrow().cast(arrow_schema(rows.schema))  # rows of Python have no instants, but local times
+        kinds = {field.name: field.dataType.simpleString() for field in rows.schema}
         found: dict[str, list[Any]] = defaultdict(list)
-        for row in rows.collect():
-            values = row.asDict(recursive=True)
-            found[str(values.pop("request_id"))].append(plain(values))
+        for row in table.to_pylist():
+            request = str(row.pop("request_id"))
+            found[request].append({name: plain(value, kinds[name]) for name, value in row.items()})
         return [found[one] for one in ids]
 
 

@@ -38,6 +38,7 @@ from mapstate.reader.changes import Position
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
 from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.values import column_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -355,7 +356,7 @@ class _Source(NamedTuple):
     def types(self, ledger: LedgerRecord) -> dict[str, str]:
         """The Spark type of each column: JSON text where a result has none."""
         types = types_of(ledger.keys, results_of(ledger.fields, self.aggregators()))
-        return {name: "string" if kind == "any" else kind for name, kind in types.items()}
+        return {name: column_type(kind) for name, kind in types.items()}
 
 
 class _AtOneMoment:

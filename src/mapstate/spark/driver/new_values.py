@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Scan
 from mapstate.errors import UsageError
@@ -15,12 +14,13 @@ from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.stored_ledger import record_pages
-from mapstate.schema import Field, KeyField
+from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.access import configured
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.report import REPORT_COLUMN
 from mapstate.spec import StateSpec
+from mapstate.values import column_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,10 +101,10 @@ def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Field
     from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
     columns = [StructField(key.name, batch_df.schema[key.name].dataType) for key in keys]
-    shown = [shown_type(field, one) for field, one in zip(fields.fields, fields.aggregators, strict=True)]
-    columns += [StructField(field.name, kind) for field, kind in zip(fields.fields, shown, strict=True)]
+    shown = shown_types(fields)
+    columns += [StructField(name, kind) for name, kind in shown.items()]
     if old:
-        columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown)]
+        columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown.values())]
         columns += [StructField(WAS_THERE, BooleanType()), StructField(IS_THERE, BooleanType())]
     return StructType([*columns, StructField(REPORT_COLUMN, StringType())])
 
@@ -129,8 +129,9 @@ def arrow_frame(
         return batch_df.sparkSession.createDataFrame(table, schema=schema)
 
 
-def shown_type(field: Field, aggregator: Aggregator) -> Any:
-    """The Spark type of a field's `result` as rows show it."""
+def shown_types(fields: Fields) -> dict[str, Any]:
+    """The Spark type of each field's `result` as rows show it."""
     from pyspark.sql.types import DataType
 
-    return DataType.fromDDL("string" if field.type == "any" else aggregator.result_type(field.type))
+    kinds = zip(fields.fields, fields.types, strict=True)
+    return {field.name: DataType.fromDDL(column_type(kind)) for field, kind in kinds}

@@ -39,7 +39,7 @@ from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job, Windows
-from mapstate.spark.driver.new_values import arrow_frame, shown_type
+from mapstate.spark.driver.new_values import arrow_frame, shown_types
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.report import TaskReport
@@ -332,9 +332,9 @@ def fired_type(job: Job, fields: Fields) -> StructType:
     columns = [StructField(WINDOW_START, time_type), StructField(WINDOW_END, time_type)]
     columns += [StructField(key.name, DataType.fromDDL(key.type)) for key in job.keys[1:]]
     columns += [
-        StructField(field.name, shown_type(field, one))
-        for field, one in zip(fields.fields, fields.aggregators, strict=True)
-        if not is_session or field.name not in (FIRST, LAST)
+        StructField(name, kind)
+        for name, kind in shown_types(fields).items()
+        if not is_session or name not in (FIRST, LAST)
     ]
     return StructType(columns)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, NativeCombiner, Sum
-from mapstate.aggregators.fields import shown_as
 from mapstate.aggregators.folding import Folding
 from mapstate.errors import UsageError
 from mapstate.schema import Field
 from mapstate.spark.executor.arrow import arrow_to_python
 from mapstate.spark.interfaces import BatchAggregator, Collector
+from mapstate.values import in_column
 
 MARK = "__mapstate_mark"
 """A column that is true in a row that is none: with it a task runs where there are no rows."""
@@ -70,7 +70,7 @@ def _nothing(one: Aggregator, value_type: str) -> Any:
     zero: Any = one.zero() if isinstance(one, CombinerAggregator) else getattr(one, "init")()  # noqa: B009
     if zero is None:
         return None
-    return shown_as(one.result(zero), is_json=value_type == "any")
+    return in_column(one.result(zero), one.result_type(value_type))
 
 
 class FoldTask:
@@ -183,7 +183,7 @@ class _Link:
             return [] if nothing is None else [(nothing,)]
         value = self._folding.onto(None)
         shown = None if value is None else one.result(value)
-        return [(shown_as(shown, is_json=self._type == "any"),)]
+        return [(in_column(shown, one.result_type(self._type)),)]
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
-from mapstate.aggregators.fields import shown_as
 from mapstate.capabilities import close_if_possible
 from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
@@ -19,6 +18,7 @@ from mapstate.spark.executor.arrow import arrow_to_python, partition_id, slices
 from mapstate.spark.executor.noted import each_noted
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
 from mapstate.spec import CHUNK_SIZE, StateSpec
+from mapstate.values import in_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,7 +64,7 @@ class QueryTask:
         query: QueryFunction,
         *,
         keys: Sequence[str],
-        shown: Sequence[tuple[str, bool]],
+        shown: Sequence[tuple[str, str]],
         added: pa.Schema,
         before: tuple[str, int] | None,
     ) -> None:
@@ -157,7 +157,7 @@ class QueryTask:
         return [self._parts(dict(zip(names, key, strict=True)) | fields) for key, fields in entries]
 
     def _parts(self, entry: Mapping[str, Any]) -> list[Any]:
-        return [shown_as(entry.get(name), is_json=is_json) for name, is_json in self._shown]
+        return [in_column(entry.get(name), kind) for name, kind in self._shown]
 
     def _emitted(self, key: tuple[Any, ...], answer: Any) -> list[tuple[Any, ...]]:
         collector = Collector()

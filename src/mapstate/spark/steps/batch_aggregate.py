@@ -20,6 +20,7 @@ from mapstate.spark.executor.batch_fold import MARK, FinishTask, FoldTask
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import column_names
+from mapstate.values import column_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,8 +83,7 @@ class Links:
                 continue
             widths.append(1)
             field = Field(name, one.describe(), one.bind(types))
-            shown = "string" if field.type == "any" else one.result_type(field.type)
-            out.append(StructField(name, DataType.fromDDL(shown)))
+            out.append(StructField(name, DataType.fromDDL(column_type(one.result_type(field.type)))))
             fields.append(field)
         folded = [field.name.casefold() for field in out]
         for name in folded:

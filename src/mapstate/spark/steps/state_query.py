@@ -16,6 +16,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import results_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError, check_range
 from mapstate.reader import Consistency, StateReader
+from mapstate.reader.tables import types_of
 from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.job import Job, Step
@@ -25,6 +26,7 @@ from mapstate.spark.interfaces import MapGet, QueryFunction, SnapshotGet, StateF
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import column_names
 from mapstate.spec import StateSpec
+from mapstate.values import column_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -115,7 +117,7 @@ class QueryPlan:
 
     state: KnownState | StaticState
     keys: list[str]
-    shown: list[tuple[str, bool]]
+    shown: list[tuple[str, str]]
     query: QueryFunction
     added: StructType
     consistency: Consistency
@@ -230,11 +232,7 @@ class KnownState:
         self.spec = spec
         self.keys = keys
         self.aggregators = aggregators
-        self._json = {one.name for one in fields.fields if one.type == "any"}
-        self._fields = {
-            one.name: "string" if one.type == "any" else aggregator.result_type(one.type)
-            for one, aggregator in zip(fields.fields, fields.aggregators, strict=True)
-        }
+        self._types = types_of(keys, fields)
 
     @classmethod
     def of(cls, state: Queried) -> KnownState | StaticState:
@@ -277,11 +275,12 @@ class KnownState:
 
     def columns(
         self, fields: Sequence[str] | Mapping[str, str] | str | None, *, with_keys: bool
-    ) -> tuple[list[tuple[str, bool]], StructType]:
-        """Which parts of a state's entries are shown, whether as JSON, and the columns in which."""
+    ) -> tuple[list[tuple[str, str]], StructType]:
+        """Which parts of a state's entries are shown, of which types, and the columns in which."""
         from pyspark.sql.types import DataType, StructField, StructType
 
-        types = ({key.name: key.type for key in self.keys} if with_keys else {}) | self._fields
+        hidden = () if with_keys else {key.name for key in self.keys}
+        types = {name: kind for name, kind in self._types.items() if name not in hidden}
         if fields is None:
             fields = list(types)
         elif isinstance(fields, str):
@@ -292,8 +291,8 @@ class KnownState:
                 raise UnknownColumnError(
                     f"state {self.spec.state!r} has no {name!r} to show; it has {', '.join(types)}", column=name
                 )
-        columns = [StructField(column, DataType.fromDDL(types[name])) for name, column in named.items()]
-        return [(name, name in self._json) for name in named], StructType(columns)
+        columns = [StructField(column, DataType.fromDDL(column_type(types[name]))) for name, column in named.items()]
+        return [(name, types[name]) for name in named], StructType(columns)
 
 
 def _parsed(ddl: str) -> Any:

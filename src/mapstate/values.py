@@ -1,0 +1,83 @@
+"""Values as JSON and as text: the one form that a value has wherever it leaves the library as either."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from mapstate.errors import UnsupportedTypeError
+from mapstate.serializers.value_types import inner_types, item_type, struct_fields
+
+SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
+"""Types whose values `plain` returns as they are."""
+
+_encoder = msgspec.json.Encoder()
+_fields = lru_cache(maxsize=256)(struct_fields)
+
+
+def plain(value: Any, kind: str = "any") -> Any:
+    """A value of a Spark type as JSON has it. A value of no type, or of another one, goes by its type in Python.
+
+    A decimal is text with all digits of its type, bytes are hexadecimal, a time is ISO 8601 with microseconds, and an
+    instant is in UTC. NaN and the infinities are the words that Spark writes. A struct is an object, also where it is a
+    tuple in Python. Raises UnsupportedTypeError for a variant.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+    if isinstance(value, Decimal):
+        scale = kind[kind.index(",") + 1 : -1] if kind.startswith("decimal(") else "0"
+        return max(format(value, "f"), format(value, f".{scale}f"), key=len)  # never fewer digits than it has
+    if isinstance(value, dt.datetime):
+        is_instant = kind == "timestamp" or (kind != "timestamp_ntz" and value.tzinfo is not None)
+        in_utc = value if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None)
+        return in_utc.isoformat(timespec="microseconds") + "Z" * is_instant
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return msgspec.to_builtins(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).hex()
+    if kind == "variant":  # which Arrow has as bytes
+        raise UnsupportedTypeError("a variant has no form in JSON here: take to_json of it", type=kind)
+    if isinstance(value, Mapping):
+        kinds = dict(_fields(kind)) if kind.startswith("struct<") else {}
+        return {text(name): plain(part, kinds.get(name, "any")) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = _fields(kind) if kind.startswith("struct<") else []
+        if len(parts) == len(value) and parts:
+            return {name: plain(part, own) for (name, own), part in zip(parts, value, strict=True)}
+        if kind.startswith("map<"):  # pairs, as Arrow has them
+            of_name, of_part = inner_types(kind)
+            return {text(name, of_name): plain(part, of_part) for name, part in value}
+        item = item_type(kind) if kind.startswith("array<") else "any"
+        return [plain(part, item) for part in value]
+    return str(value)
+
+
+def text(value: Any, kind: str = "any") -> str:
+    """A value as text: text as it is, everything else as JSON."""
+    form = plain(value, kind)
+    return form if isinstance(form, str) else _encoder.encode(form).decode()
+
+
+def json_text(value: Any, kind: str = "any") -> str | None:
+    """A value as the text of its JSON, None for null."""
+    return None if value is None else _encoder.encode(plain(value, kind)).decode()
+
+
+def in_column(value: Any, kind: str) -> Any:
+    """A value as a column holds it: the text of its JSON, where its type is no Spark type."""
+    return json_text(value) if kind == "any" else value
+
+
+def column_type(kind: str) -> str:
+    """The Spark type of a column with what `in_column` returns."""
+    return "string" if kind == "any" else kind
