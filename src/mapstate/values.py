@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from mapstate.errors import UnsupportedTypeError
 from mapstate.serializers.value_types import inner_types, item_type, struct_fields
 
 SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
@@ -25,7 +26,7 @@ def plain(value: Any, kind: str = "any") -> Any:
 
     A decimal is text with all digits of its type, bytes are hexadecimal, a time is ISO 8601 with microseconds, and an
     instant is in UTC. NaN and the infinities are the words that Spark writes. A struct is an object, also where it is a
-    tuple in Python.
+    tuple in Python. Raises UnsupportedTypeError for a variant.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -44,10 +45,8 @@ def plain(value: Any, kind: str = "any") -> Any:
         return msgspec.to_builtins(value)
     if isinstance(value, bytes | bytearray):
         return bytes(value).hex()
-    if kind == "variant":  # as Arrow has it
-        from pyspark.sql.types import VariantVal
-
-        return VariantVal(value["value"], value["metadata"]).toJson()
+    if kind == "variant":  # which Arrow has as bytes
+        raise UnsupportedTypeError("a variant has no form in JSON here: take to_json of it", type=kind)
     if isinstance(value, Mapping):
         kinds = dict(_fields(kind)) if kind.startswith("struct<") else {}
         return {text(name): plain(part, kinds.get(name, "any")) for name, part in value.items()}

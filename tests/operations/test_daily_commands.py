@@ -238,6 +238,10 @@ def test_the_key_of_a_state_without_key_columns_needs_no_argument(url):
         ("string", "", ""),
         ("string", "\\N", None),
         ("bigint", "-7", -7),
+        ("tinyint", "-128", -128),
+        ("bigint", "9223372036854775807", 2**63 - 1),
+        ("decimal(10,2)", "-99999999.99", Decimal("-99999999.99")),
+        ("double", "1e-7", 1e-7),
         ("boolean", "true", True),
         ("double", "1.5", 1.5),
         ("double", "-Infinity", float("-inf")),
@@ -269,6 +273,12 @@ def test_a_key_is_read_by_the_type_of_its_column(kind, text, value):
         ("decimal(10,2)", "much"),
         ("decimal(10,2)", "1.555"),
         ("double", "much"),
+        *((kind, text) for kind in ("bigint", "tinyint") for text in ("1_0", "\uff11", "+1", " 1", "01", "", "2e1")),
+        *(("tinyint", "128"), ("tinyint", "-129"), ("smallint", "32768"), ("int", "2147483648")),
+        *(("bigint", "9223372036854775808"), ("bigint", "-9223372036854775809"), ("bigint", "9" * 5000)),
+        *((kind, text) for kind in ("double", "decimal(10,2)") for text in ("1_0", "\uff11", " 1", "inf", "nan ")),
+        *(("double", "1e999"), ("float", "1e999"), ("decimal(10,2)", "100000000.00"), ("decimal(10,2)", "1e8")),
+        *(("boolean", text) for text in ("True", "1", "TRUE", " true")),
     ],
 )
 def test_a_text_of_another_type_is_refused(kind, text):

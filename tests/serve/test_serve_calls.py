@@ -126,7 +126,11 @@ def test_keys_of_every_type_are_read_from_a_query_and_from_json(tmp_path, kind, 
 
 
 @pytest.mark.parametrize(
-    "query", ["", "?user=1", "?user_id=1&user_id=2", "?user_id=1&more=2", "?user_id=1&min_batch=x"]
+    "query",
+    [
+        *("", "?user=1", "?user_id=1&user_id=2", "?user_id=1&more=2", "?user_id=1&min_batch=x"),
+        *("?user_id=%ff", "?user_id=a%c3"),
+    ],
 )
 def test_a_query_that_is_no_key_is_refused(visits, query):
     with client_of(visits) as client:
@@ -155,6 +159,13 @@ def test_numbers_beyond_their_type_are_refused(tmp_path):
     with client_of(url) as client:
         for key in ({"k": 2**63, "d": 1}, {"k": 1, "d": 10**400}, {"k": 1.5, "d": 1}):
             problem(client.post("/states/s/values", json={"keys": [key]}), 400)
+    made_of_one_batch(url, "small", (KeyField("k", "tinyint"),), VISITS, {"-128": (1, 2)})
+    with client_of(url) as client:
+        assert client.get("/states/small/values?k=-128").json()["value"] == {"visits": 1, "bytes": 2}
+        for bare in ("128", "-129", "-1_28"):
+            assert "tinyint" in problem(client.post("/states/small/values", json={"keys": [bare]}), 400)
+            assert "tinyint" in problem(client.get("/states/small/values", params={"k": bare}), 400)
+        problem(client.post("/states/small/values", json={"keys": [128]}), 400)
 
 
 def test_bare_keys_are_for_one_key_column_and_of_its_type(tmp_path):

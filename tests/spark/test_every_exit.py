@@ -179,7 +179,7 @@ def test_rows_of_a_function_have_the_types_of_spark_that_no_state_has(found, zon
     assert found[zones]["types of rows"] == {
         "days": "P1DT7384.000005S",
         "by_decimal": {"1.50": "2026-01-02T03:04:05.678901Z"},
-        "variants": ['{"a":1.5}'],
         "by_boolean": {"true": {"2026-01-02": "NaN"}},
         "by_text": {"a": [{"at": "9999-12-31T23:59:59.999999Z", "bytes": "00ff"}]},
     }
+    assert "take to_json of it" in found[zones]["variants"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,12 +27,14 @@ _NULL = "\\N"
 _DOUBLES = ("double", "float")
 _Form = tuple[str, "msgspec.json.Decoder[Any]", Callable[[list[Any]], list[list[Any]]]]
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")  # than microseconds
-_END = 1 << 63  # of what an integer column may hold
+_BITS = {"bigint": 64, "int": 32, "smallint": 16, "tinyint": 8}
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
-    **dict.fromkeys(("bigint", "int", "smallint", "tinyint"), (int,)),
+    **dict.fromkeys(_BITS, (int,)),
     **dict.fromkeys(_DOUBLES, (int, float)),
 }
+_JSON_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")  # Python's own have underscores, and digits of any script
+_NUMBER = re.compile(r"[-+.0-9eE]+|NaN|-?Infinity")
 _EXAMPLES = {
     "timestamp": ", such as 2026-11-21T10:00:00Z",
     "timestamp_ntz": ", such as 2026-11-21T10:00:00",
@@ -150,8 +153,9 @@ def _of_json(field: KeyField, value: Any) -> Any:
         if field.type in _DOUBLES:
             with suppress(OverflowError):
                 return float(value)
-        elif -_END <= value < _END:
-            return value
+        else:
+            with suppress(ValueError):
+                return _in_range(field.type, value)
     raise UsageError(f"key column {field.name!r} is a {field.type}{_EXAMPLES.get(field.type, '')}. Nothing was read.")
 
 
@@ -185,7 +189,7 @@ def _typed(field: KeyField, text: str) -> Any:
             return _unrounded(_instant(text), text)
         if field.type == "binary" and not text:
             return b""
-        return _unrounded(KeyCodec([field]).decode(text)[0], text)
+        return _in_range(field.type, _unrounded(KeyCodec([field]).decode(_checked(field.type, text))[0], text))
     except (KeyEncodingError, ValueError):
         example = _EXAMPLES.get(field.type, "")
     raise UsageError(f"key column {field.name!r} is a {field.type}{example}; this is none: {quoted(text[:100])}")
@@ -198,10 +202,32 @@ def _instant(text: str) -> dt.datetime:
     return instant
 
 
-def _unrounded(value: Any, text: str) -> Any:
-    """The value, unless it is a decimal or a time with fewer digits than the text: that is another key."""
-    if (isinstance(value, Decimal) and value != Decimal(text)) or (
-        isinstance(value, dt.datetime) and _FINER.search(text)
-    ):
+def _checked(kind: str, text: str) -> str:
+    """The text. Raises ValueError for a number that only Python would read."""
+    form = _JSON_INTEGER if kind in _BITS else _NUMBER if kind.startswith((*_DOUBLES, "decimal")) else None
+    if form is not None and not form.fullmatch(text):
         raise ValueError(text)
+    return text
+
+
+def _unrounded(value: Any, text: str) -> Any:
+    """The value, unless it is a number or a time that is not the text's: that is another key."""
+    is_other = isinstance(value, float) and math.isinf(value) and not text.endswith("Infinity")
+    if is_other or (isinstance(value, Decimal) and value != Decimal(text)):
+        raise ValueError(text)
+    if isinstance(value, dt.datetime) and _FINER.search(text):
+        raise ValueError(text)
+    return value
+
+
+def _in_range(kind: str, value: Any) -> Any:
+    """The value. Raises ValueError for an integer or a decimal that no column of the type can hold."""
+    end = 1 << _BITS.get(kind, 64) - 1
+    if isinstance(value, Decimal):
+        digits, most = len(value.as_tuple().digits), int(kind[len("decimal(") : kind.index(",")])
+        fits = digits <= most
+    else:
+        fits = kind not in _BITS or -end <= value < end
+    if not fits:
+        raise ValueError(kind)
     return value

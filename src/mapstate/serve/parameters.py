@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
@@ -21,7 +22,11 @@ MOST_BYTES = 4 << 20
 def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> Key:
     """The key in the query: a parameter for each key column. Those of ``others`` may stand beside them."""
     given: dict[str, str] = {}
-    for name, text in request.query_params.multi_items():
+    try:
+        pairs = parse_qsl(request.url.query, keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise BadRequest("The parameters are text in UTF-8.") from None
+    for name, text in pairs:
         if name in given:
             raise BadRequest(f"{name!r} is given twice. POST takes several keys.")
         given[name] = text
