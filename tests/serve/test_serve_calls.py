@@ -598,3 +598,47 @@ def test_the_description_is_valid_and_names_every_call(visits):
     made = {(route.path, method) for route in routes for method in route.methods - {"HEAD"}}
     assert made - described == {(path, "GET") for path in ("/", "/page.css", "/page.js", "/openapi.json")}
     assert described <= made
+
+
+# HTTP itself
+
+
+def test_who_asks_by_another_method_is_told_which_there_are(visits):
+    with client_of(visits) as client:
+        for path, allowed in {
+            "/states": "GET, HEAD",
+            "/states/visits/values": "GET, HEAD, POST",
+            "/states/visits/scan": "GET",
+        }.items():
+            answer = client.delete(path)
+            problem(answer, 405)
+            assert answer.headers["allow"] == allowed
+
+
+def test_a_path_with_a_slash_more_is_no_call_and_redirects_nowhere(visits):
+    with client_of(visits) as client:
+        problem(client.get("/states/", follow_redirects=False), 404)
+
+
+def test_what_was_posted_comes_again_whatever_tag_the_client_has(visits):
+    with client_of(visits) as client:
+        tag = client.get("/states/visits/values?user_id=user-42").headers["etag"]
+        asked = {"keys": [{"user_id": "user-42"}]}
+        answer = client.post("/states/visits/values", json=asked, headers={"If-None-Match": tag})
+        assert answer.json()["values"] == [{"visits": 3, "bytes": 512}]
+
+
+def test_a_token_is_a_bearer_in_any_case_and_one_host_is_asked(visits):
+    with TestClient(make_app(visits, token="tok"), base_url="http://localhost") as client:
+        for scheme, status in {"Bearer": 200, "bearer": 200, "BEARER": 200, "Basic": 401, "Bearer ": 401}.items():
+            assert client.get("/states", headers={"Authorization": f"{scheme} tok"}).status_code == status
+        assert client.get("/states", headers={"Authorization": "tok"}).status_code == 401
+    with client_of(visits) as client:
+        problem(client.get("/states", headers=[("Host", "localhost"), ("Host", "evil.example")]), 400)
+
+
+def test_a_page_of_another_site_reads_nothing_and_may_link_here(visits):
+    with TestClient(make_app(visits, local_only=True), base_url="http://localhost") as client:
+        problem(client.get("/states", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}), 403)
+        assert client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).is_success
+        assert client.get("/states", headers={"Sec-Fetch-Site": "same-origin"}).is_success

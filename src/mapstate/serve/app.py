@@ -7,6 +7,7 @@ import datetime as dt
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from mapstate.aggregators.aggregator import Aggregator
@@ -102,6 +103,7 @@ def make_app(
     handlers: Any = {Problem: _of_problem, MapStateError: service.failed, HTTPException: _of_http}
     handlers |= {ClientDisconnect: _of_disconnect, Exception: _of_defect}
     app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # to what the client calls this host
     app.add_middleware(Guard, token=token, local_only=local_only, metrics=service.metrics)
     return app
 
@@ -380,10 +382,14 @@ async def _of_problem(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def _of_http(_: Request, error: Exception) -> Response:
+async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     detail = {404: "There is no such call. /openapi.json has all of them.", 405: "This call has another method."}
-    return Problem(error.status_code, detail.get(error.status_code, "")).response()
+    answer = Problem(error.status_code, detail.get(error.status_code, "")).response()
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        of_path = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
+        answer.headers["Allow"] = ", ".join(sorted(set().union(*(one.methods for one in of_path))))
+    return answer
 
 
 async def _of_disconnect(*_: Any) -> Response:

@@ -24,7 +24,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, token: str | None, local_only: bool, metrics: Metrics | None) -> None:
         self._app = app
-        self._token = None if token is None else f"Bearer {token}".encode()
+        self._token = None if token is None else token.encode()
         self._local_only = local_only
         self._metrics = metrics
         self._running = 0
@@ -60,13 +60,18 @@ class Guard:
 
     def _refused(self, scope: Scope) -> Problem | None:
         headers = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]) and [name for name, _ in scope["headers"]].count(b"host") > 1:
+            return Problem(400, "A request names one Host.")
         if self._local_only:
             host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+            if headers.get(b"sec-fetch-site") == b"cross-site" and headers.get(b"sec-fetch-mode") != b"navigate":
+                return Problem(403, "This service answers its own pages, and not those of another site.")
             is_own_page = not origin or _LOCAL.fullmatch(origin.partition("://")[2])
             if not (is_own_page and _LOCAL.fullmatch(host)):
                 return Problem(403, "This service answers localhost, and its pages. Start it with --host and a token.")
-        path, given = scope["path"], headers.get(b"authorization", b"")
-        if self._token is not None and path not in _WITHOUT_TOKEN and not hmac.compare_digest(given, self._token):
+        path, (scheme, _, given) = scope["path"], headers.get(b"authorization", b"").partition(b" ")
+        is_known = self._token is None or (scheme.lower() == b"bearer" and hmac.compare_digest(given, self._token))
+        if not is_known and path not in _WITHOUT_TOKEN:
             return Problem(401, "This service needs a token: Authorization: Bearer TOKEN.")
         if self._running >= MOST_REQUESTS and path != "/health":
             return Busy(f"{self._running} requests are under way.")
