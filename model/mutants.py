@@ -480,6 +480,8 @@ class _CountsNoRowsOfAReplay(PartsProtocol):
 
 
 class _TakesNoPartBack(PartsProtocol):
+    """That this run has noticed itself. What comes again with more rows would begin for ever."""
+
     takes_back = False
 
 

@@ -430,7 +430,8 @@ class PartsSteps:
         label: Label = (f"driver {at}", "takes back batch", batch, "in store", driver.at)
         found = [state.ledgers[one] for one in group]
         answers: list[int] | Refused = found
-        if self.protocol.takes_back and (driver.at == 0 or self.protocol.takes_back_in_all_stores):
+        takes_back = self.protocol.takes_back or driver.recounts
+        if takes_back and (driver.at == 0 or self.protocol.takes_back_in_all_stores):
             answers = self.protocol.taken_back(found, at, batch, can=driver.can)
         if isinstance(answers, Refused):
             yield (*label, answers.error), self._raised(self._said(state, at, batch), at, driver)

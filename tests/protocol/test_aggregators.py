@@ -642,5 +642,5 @@ def test_a_value_that_a_reader_cannot_show_is_named_with_its_aggregator(one, val
 
 
 def test_a_count_of_a_star_says_how_rows_are_counted():
-    with pytest.raises(ConfigurationError, match=r"Count\(\), which counts rows"):
+    with pytest.raises(ConfigurationError, match=r"counted by Count\(\), which counts rows"):
         Count("*")

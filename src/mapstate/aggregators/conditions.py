@@ -19,6 +19,8 @@ def only_where(column: str | Column | None, condition: str | Column | None) -> s
     A condition that is text is SQL, as `DataFrame.filter` takes it. Without one, the column as it is.
     Raises ConfigurationError.
     """
+    if isinstance(column, str) and column == "*":
+        raise ConfigurationError("'*' is no column. Rows are counted by Count(), which counts rows of nulls, too")
     if condition is None:
         return column
     from pyspark.sql import Column

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.conditions import only_where, unsupported
-from mapstate.errors import ConfigurationError, ValueOverflowError
+from mapstate.errors import ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -37,8 +37,6 @@ class Count(NativeCombiner):
     """The number of a key's rows, or of its rows with a ``column`` that is not null. A bigint, never null."""
 
     def __init__(self, column: str | Column | None = None, *, where: str | Column | None = None) -> None:
-        if isinstance(column, str) and column == "*":
-            raise ConfigurationError("Count('*') is Count(), which counts rows. Count('name') leaves nulls out")
         self.column = cast("str | None", only_where(column, where))
 
     def columns(self) -> Sequence[str]:

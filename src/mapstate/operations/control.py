@@ -69,8 +69,15 @@ class Control:
         return (None, None) if stored is None else (decode_control(stored[0], self.topology), stored[1])
 
 
+_SILENCE = 10.0
+"""Seconds at least: on a busy machine a driver that polls often may be late by more than a few polls."""
+
+
 class Watch:
-    """Whether a driver is dead: no beat for its ``silence``. The time of a look does not count: the store may hang."""
+    """Whether a driver is dead: no beat for its ``silence``, or `_SILENCE` where that is shorter.
+
+    The time of a look does not count: the store may hang.
+    """
 
     def __init__(self, record: ControlRecord) -> None:
         self._driver, self._paused = record.driver, 0.0
@@ -79,7 +86,9 @@ class Watch:
         """The driver, if it is dead by the record as it is ``pause`` seconds after the look before."""
         self._paused = self._paused + pause if record.driver == self._driver else 0.0
         self._driver = record.driver
-        return None if self._driver is None or self._paused < self._driver.silence else self._driver
+        if self._driver is None or self._paused < max(self._driver.silence, _SILENCE):
+            return None
+        return self._driver
 
 
 class Obeyed(NamedTuple):

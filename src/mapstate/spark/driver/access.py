@@ -195,8 +195,7 @@ class _ClassicAccess:
             else:
                 known = next((one for one in running if one.run.query_id == query_id), None)
                 if known is None:
-                    is_set = self._frame.sparkSession.conf.get(_SET_BY_STREAMS, None) is not None
-                    check_by_hand(is_of_query=query_id is not None or is_set, runs=bool(running))
+                    check_by_hand(query_id, self._frame.sparkSession.conf, runs=bool(running))
         if known is not None and query_id not in (None, known.run.query_id):
             raise UsageError(
                 f"a DataFrame of query {known.run.query_id} came to a state in the function of query {query_id}. "
@@ -226,9 +225,6 @@ class _Query(NamedTuple):
 
 _queries: deque[_Query] = deque(maxlen=8)
 """The last ones that have brought a batch: the JVM is not asked for all of them each time."""
-
-_SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
-"""A setting internal to Spark, which a query sets in its own copy of the session and nobody else does."""
 
 
 @lru_cache(maxsize=16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mapstate.errors import UsageError
 
@@ -23,12 +23,16 @@ def has_ended() -> UsageError:
     )
 
 
-def check_by_hand(*, is_of_query: bool, runs: bool) -> None:
+_SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
+"""A setting internal to Spark, which a query sets in its own copy of the session and nobody else does."""
+
+
+def check_by_hand(query_id: str | None, conf: Any, *, runs: bool) -> None:
     """Raises UsageError unless no batch of any query can have brought a frame that no query is known to have.
 
-    ``is_of_query``  its thread or its session says that it is of one; ``runs``  some query runs
+    ``query_id``  what its thread says; ``conf``  of its session; ``runs``  some query runs
     """
-    if is_of_query:
+    if query_id is not None or conf.get(_SET_BY_STREAMS, None) is not None:
         raise has_ended()
     if runs:
         raise UsageError(

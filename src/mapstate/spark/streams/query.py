@@ -173,16 +173,13 @@ class Startable:
     ) -> StreamingQuery:
         """Starts the streaming query of the whole stream. Driver.
 
-        ``checkpointLocation``  where Spark keeps its progress; it belongs to the state like its ledger. None is for a
-                                query that is started once: without one Spark begins anew at each start, and the state
-                                is another query's by then
+        ``checkpointLocation``  where Spark keeps its progress, as long as the state lives; None to start only once
         ``trigger``             an interval, "10 seconds"; or as DataStreamWriter.trigger has it, {"availableNow": True}
         ``queryName``, ``outputMode``, ``options``  as DataStreamWriter has them
 
-        Raises UsageError for a DataFrame that is not streaming, for a state without a checkpoint, unless it is None or
-        of the ``options`` or Spark's settings, and for a state if rows would be totals: a streaming
-        aggregation with another ``outputMode`` than "append". Raises CheckpointError for a local checkpoint that was
-        never begun, because its driver died before that.
+        Raises UsageError for a DataFrame that is no stream, for a state without a checkpoint, and for a state if rows
+        would be totals: a streaming aggregation with another ``outputMode`` than "append". Raises CheckpointError for a
+        local checkpoint that was never begun, because its driver died before that.
         """
         query = self.query
         query.last_error = query.served = None
