@@ -542,6 +542,23 @@ def test_a_whole_batch_of_which_a_killed_driver_committed_a_part_is_counted_anew
     assert finished[0].txid > txid
 
 
+def test_a_part_that_had_no_row_for_one_of_two_states_is_counted_anew_in_both(url, spark, given):
+    def job() -> Any:
+        topology = Topology("site")
+        rows = topology.newStream("visits", given.stream(spark))
+        rows.groupBy("user_id").persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes"))
+        of_b = rows.transform(lambda frame: frame.where("user_id = 'b'"))
+        of_b.groupBy("user_id").persistentAggregate(opaque(url, "of_b"), visits=Count())
+        return topology
+
+    with pytest.raises(RuntimeError):
+        run(spark, given, dies_behind_the_first_part(job()))
+    assert ledger(url, "of_b").last_commit.rows == 0
+    run(spark, given, job())
+    assert contents(url, "visits") == given.truth()
+    assert contents(url, "of_b") == {("b",): {"visits": given.truth()["b",]["visits"]}}
+
+
 @pytest.mark.parametrize("spec_of", [transactional, non_transactional])
 def test_a_part_that_a_killed_driver_committed_is_named_where_it_cannot_be_taken_back(spec_of, url, spark, given):
     with pytest.raises(RuntimeError):

@@ -125,9 +125,9 @@ class Repeat:
 
     @property
     def _may_roll_back(self) -> bool:
-        """Not where windows have fired that were final, or where a batch counts as empty that was set aside."""
+        """Not where windows have fired that were final, or where no state counts a row: the batch may be set aside."""
         windows = any(record.windows is not None for record in self.ledgers.records)
-        return not windows and all(done is None or done.rows > 0 for done in self.commits)
+        return not windows and any(done is not None and done.rows for done in self.commits)
 
     def finished(self, quarantined: str | None) -> FinishedBatch:
         """What `on_finished` gets."""
