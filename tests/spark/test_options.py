@@ -77,9 +77,8 @@ class Restarts(NamedTuple):
 
     def warned(self) -> list[str]:
         """What the starts since the last call have warned of."""
-        said = [
-            record.message for record in self.log.records if record.name == "mapstate" and record.levelname == "WARNING"
-        ]
+        records = [record for record in self.log.records if record.name == "mapstate" and record.levelname == "WARNING"]
+        said = [record.getMessage() for record in records]
         self.log.clear()
         return said
 
