@@ -19,11 +19,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents, finish
 
-from mapstate import Count, Sum, newStream, non_transactional, opaque, transactional
+from mapstate import Count, Sum, newStream, non_transactional, opaque, open_reader, transactional
 from mapstate.errors import IncompleteBatchError, MissingBatchesError, StaleBatchError, StateSchemaError, UsageError
 from mapstate.operations.checkpoint import rewind
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.spark import Topology, with_empty_batches
+from mapstate.spark import StateUpdater, Topology, with_empty_batches
 from mapstate.spark.driver.batch import _calls_of
 
 pytestmark = pytest.mark.spark
@@ -571,17 +572,123 @@ def test_a_part_that_a_killed_driver_committed_is_named_where_it_cannot_be_taken
     assert contents(url, "visits") == given.truth() | kept
 
 
-def test_windows_that_may_have_fired_are_not_counted_anew_but_named(url, spark, given):
-    """What was final stays final."""
+def a_part_and_dies(job: Any, of: int = 0) -> Function:
+    return lambda rows, batch_id: (dies_behind_the_first_part(job) if batch_id == of else job)(rows, batch_id)
+
+
+def parts_from(job: Any, of: int = 0) -> Function:
+    return lambda rows, batch_id: (in_parts(lambda: job) if batch_id == of else job)(rows, batch_id)
+
+
+BOTH_WAYS = pytest.mark.parametrize("way", [a_part_and_dies, parts_from])
+
+
+@BOTH_WAYS
+def test_windows_that_have_fired_are_not_taken_back_but_named(url, spark, given, way):
+    """What was final stays so."""
 
     def job() -> Any:
         windows = newStream("visits", given.stream(spark)).tumblingWindow(2, timestampField="bytes")
         return windows.groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
 
-    with pytest.raises(RuntimeError):
-        run(spark, given, dies_behind_the_first_part(job()))
+    def final() -> list[Any]:
+        with open_reader(url, "visits") as reader:
+            return [(one.start, one.value) for one in reader.windows("a") if one.final]
+
+    with pytest.raises((RuntimeError, UsageError)):
+        run(spark, given, way(job()))
+    assert final() == [(0, {"visits": 1})]
     with pytest.raises(IncompleteBatchError, match="only a part of batch 0"):
         run(spark, given, job())
+    assert final() == [(0, {"visits": 1})]
+
+
+@BOTH_WAYS
+def test_windows_of_which_none_has_fired_are_taken_back(url, spark, given, way):
+    def job() -> Any:
+        windows = newStream("visits", given.stream(spark)).tumblingWindow(100, timestampField="bytes")
+        return windows.groupBy("user_id").persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes"))
+
+    with pytest.raises((RuntimeError, UsageError)):
+        run(spark, given, way(job(), of=2))
+    run(spark, given, job())
+    with open_reader(url, "visits") as reader:
+        found = {(user,): one.value for user in "abcd" for one in reader.windows(user)}
+    assert found == given.truth()
+
+
+@BOTH_WAYS
+def test_a_part_is_marked_where_a_state_behind_the_commit_cannot_go_back(url, spark, given, way):
+    def job(**options: Any) -> Any:
+        topology = Topology("site")
+        visits = topology.newStream("visits", given.stream(spark))
+        first = visits.groupBy("user_id").persistentAggregate(opaque(url, **options), visits=Count())
+        asked = visits.stateQuery(first, "user_id", ["visits"], when="after").groupBy("user_id")
+        asked.persistentAggregate(transactional(url, "second", **options), rows=Count())
+        return topology
+
+    with pytest.raises((RuntimeError, UsageError)):
+        run(spark, given, way(job()))
+    with pytest.raises(IncompleteBatchError, match=r"'visits' counts only a part of batch 0, 2 rows"):
+        run(spark, given, job())
+    run(spark, given, job(on_gap="accept"))  # goes on without the rest, in both
+    counted = {("a",): 3, ("b",): 2, ("c",): 2, ("d",): 1}
+    assert contents(url, "visits") == {key: {"visits": number} for key, number in counted.items()}
+    assert contents(url, "second") == {key: {"rows": number} for key, number in counted.items()}
+
+
+class Nowhere:
+    """A state of the user's own, and what makes it."""
+
+    def make_state(self, partition: int, partitions: int) -> Nowhere:
+        return self
+
+    def begin_commit(self, txid: int) -> None:
+        pass
+
+    def commit(self, txid: int) -> None:
+        pass
+
+
+class Users(StateUpdater):
+    output = "user_id string"
+
+    def update_state(self, state: Any, rows: Any, collector: Any) -> None:
+        for user in sorted({row["user_id"] for row in rows}):
+            collector.emit(user)
+
+
+@BOTH_WAYS
+def test_a_part_is_marked_where_a_state_of_the_users_own_had_it_too(url, spark, given, way):
+    def job() -> Any:
+        topology = Topology("site")
+        visits = topology.newStream("visits", given.stream(spark))
+        visits.groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
+        users = visits.partitionPersist(Nowhere(), Users(), ["user_id"], partitions=2).newValuesStream()
+        users.groupBy("user_id").persistentAggregate(opaque(url, "second"), batches=Count())
+        return topology
+
+    with pytest.raises((RuntimeError, UsageError)):
+        run(spark, given, way(job()))
+    with pytest.raises(IncompleteBatchError, match=r"'visits' counts only a part of batch 0, 2 rows"):
+        run(spark, given, job())
+    assert contents(url, "second") == {("a",): {"batches": 1}}
+
+
+def test_a_part_is_marked_where_a_vacuum_has_begun_in_a_state_that_follows(url, spark, given):
+    def job(**options: Any) -> Any:
+        first = counts_of(spark, given, opaque(url, **options))
+        return first.newValuesStream().persistentAggregate(opaque(url, "second", **options), keys=Count())
+
+    with pytest.raises(RuntimeError):
+        run(spark, given, dies_behind_the_first_part(job()))
+    follower = Ledger(opaque(url, "second").open(), "second")
+    follower.load()
+    follower.begin_vacuum()
+    with pytest.raises(IncompleteBatchError, match=r"'visits' counts only a part of batch 0, 2 rows"):
+        run(spark, given, job())
+    run(spark, given, job(on_gap="accept"))
+    assert contents(url, "second") == {(): {"keys": 4}}
 
 
 def test_a_batch_that_comes_again_with_fewer_rows_counts_as_it_did(url, spark, given):

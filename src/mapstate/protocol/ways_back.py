@@ -61,8 +61,18 @@ def can_roll_back(ledger: LedgerRecord) -> bool:
 
 
 def can_all_roll_back(ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
-    """Whether those of some states that count the present owner's batch of this number can be rolled back."""
-    return all(can_roll_back(ledger) for ledger in ledgers if counts(ledger, batch_id))
+    """Whether those of some states that count the present owner's batch of this number can be rolled back.
+
+    Not where it has fired windows: what was final stays so.
+    """
+    return all(can_roll_back(ledger) and not _has_fired(ledger) for ledger in ledgers if counts(ledger, batch_id))
+
+
+def _has_fired(ledger: LedgerRecord) -> bool:
+    windows, done = ledger.windows, ledger.last_windows()
+    if windows is None or done is None:
+        return False
+    return windows.definition.fired_before(done.before) < windows.definition.fired_before(done.watermark)
 
 
 def counts(ledger: LedgerRecord, batch_id: int) -> bool:

@@ -23,16 +23,16 @@ from mapstate.batch_report import FinishedBatch, Span
 from mapstate.errors import FencedError, MissingBatchesError, UsageError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
+from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.access_interface import Access, QueryRun, has_ended
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames
-from mapstate.spark.driver.job import Branch, StreamPlan, specs_of
+from mapstate.spark.driver.job import StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
-from mapstate.spark.driver.repeats import Repeat, emit_nothing, give_up, in_parts, left_out, swallowed
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 
@@ -88,7 +88,7 @@ class BatchDriver:
                     if run.run_id is not None:
                         self._open = None  # Spark ends a query that raised; the next call is another start
                     if opened is not None and opened[0] == run:  # else it failed before this run opened its ledgers
-                        give_up(opened[1], error)
+                        repeats.give_up(opened[1], error)
                     raise
         finally:
             if calls.in_parts == batch_id and not access.is_over():
@@ -146,7 +146,7 @@ class BatchDriver:
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
             batch.calls.ledgers = ledgers
-            batch.calls.branches = self._plan.branches
+            batch.calls.plan = self._plan
         if self._quarantine is not None:
             self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
@@ -235,7 +235,7 @@ class BatchDriver:
         nothing = [None] * len(self._states)
         commits = self._commit(batch, ledgers, attempts, nothing)
         self._report(batch, commits, nothing, directory)
-        emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id)
+        repeats.emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id)
 
     def _report(
         self,
@@ -264,7 +264,7 @@ class BatchDriver:
 
         Returns the attempts that count it anew, where more rows come than count.
         """
-        repeat = Repeat(self._plan, self._states, ledgers, done, batch.df, batch.batch_id)
+        repeat = repeats.Repeat(self._plan, self._states, ledgers, done, batch.df, batch.batch_id)
         by_hand = batch.run.run_id is None
         if by_hand and self._of_stream:
             repeat.check_by_hand()
@@ -280,7 +280,7 @@ class BatchDriver:
         _log.info("batch %d of %s is committed already, nothing is written", batch.batch_id, self._plan.stream)
         self._finished(repeat.finished(directory))
         if directory is not None:  # nothing went downstream, and a function may fail for these rows again
-            emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id, done=done)
+            repeats.emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id, done=done)
             return []
         repeat.emit()
         if self._plan.behind:
@@ -293,7 +293,7 @@ class BatchDriver:
             raise has_ended()
         if batch.calls.ledgers is None and batch.batch_id == of:  # each call before has failed
             self._begin(batch, upstream_txid)
-        return in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.policy))
+        return repeats.in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.policy))
 
     def _call_behind_alone(self, batch: _Batch) -> None:
         with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
@@ -338,14 +338,14 @@ class _Calls:
     """The calls of one run for the same states, one at a time, whichever thread and whichever object makes them.
 
     ``in_parts``  the batch for which two calls came, and the first was not made again: the run's calls are refused
-    ``ledgers``   those that a call has opened last, of the states in ``branches``
+    ``ledgers``   those that a call has opened last, of the states in ``plan``
     """
 
     def __init__(self, *, of_run: bool = False) -> None:
         self._of_run = of_run
         self.in_parts: int | None = None
         self.ledgers: Ledgers | None = None
-        self.branches: Sequence[Branch] = ()
+        self.plan = StreamPlan("")
         self._lock = RLock()
         self._last: int | None = None  # the batch of the last call
         self._failed: tuple[int, str] | None = None  # the first call that failed since one has ended
@@ -367,9 +367,9 @@ class _Calls:
                 if isinstance(error, MissingBatchesError) and error.facts.get("found") == batch.batch_id:
                     due = error.facts["expected"]
                     if failed is not None and failed[0] == due:
-                        raise swallowed(error, failed[1]) from error
+                        raise repeats.swallowed(error, failed[1]) from error
                     if failed is None and (last == due - 1 or (last is None and self._was_there(batch, due))):
-                        raise left_out(error) from error
+                        raise repeats.left_out(error) from error
                 raise
             self._failed = self._again = None
 
@@ -380,9 +380,7 @@ class _Calls:
     def take_back(self, batch_id: int, policy: RetryPolicy, *, may_roll_back: bool = True) -> bool:
         """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it."""
         ledgers = self.ledgers
-        may = may_roll_back and all(
-            spec.type == "opaque" for spec in specs_of(self.branches)
-        )  # a follower has to go back, too
+        may = may_roll_back and policy.ask(lambda: repeats.can_follow_back(self.plan, batch_id))
         return ledgers is not None and policy.ask(lambda: ledgers.take_back(batch_id, may_roll_back=may))
 
     def had_parts(self, batch: _Batch) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import local_path
 from mapstate.spark.driver.access_interface import FILTER, QueryRun, SourceLog
-from mapstate.spark.driver.job import Branch, specs_of
+from mapstate.spark.driver.job import Branch
 from mapstate.spark.executor.noted import noted, told_in
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class ServedQuery:
                 "under Spark Connect start needs a checkpointLocation: a batch finds in it which query it is of. "
                 "Nothing was started. See docs/connect.md#how-a-query-is-started"
             )
-        for spec in specs_of(branches):
+        for spec in (branch.job.spec for branch in branches):
             if not spec.backend.shared_between_processes:
                 raise ConfigurationError(
                     f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "

@@ -26,10 +26,10 @@ def check_followers(
         if follower is None:
             continue
         if isinstance(function, Follower) and function.retracts:
-            _check_fields(follower, _ledger_of(follower.job.spec), query_id)
+            _check_fields(follower, ledger_of(follower.job.spec), query_id)
         specs, its_plan = [branch.job.spec, follower.job.spec], plan
         if all(spec.on_gap != "accept" for spec in specs):
-            ledgers = [_ledger_of(spec) for spec in specs]
+            ledgers = [ledger_of(spec) for spec in specs]
             its_plan = check_follower(ledgers, query_id, [spec.on_new_owner for spec in specs], batch_id, plan)
         check_followers(follower, follower.downstream, query_id, batch_id, its_plan)
 
@@ -52,7 +52,8 @@ def _check_fields(follower: Branch, ledger: LedgerRecord | None, query_id: str) 
         )
 
 
-def _ledger_of(spec: StateSpec) -> LedgerRecord | None:
+def ledger_of(spec: StateSpec) -> LedgerRecord | None:
+    """The ledger in the state's store, None where there is none yet."""
     store = spec.open()
     try:
         loaded = Ledger(store, spec.state).load()

@@ -5,7 +5,7 @@ A stream that is declared builds these, and the driver of its batches reads them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,11 +136,3 @@ class StreamPlan:
     behind: list[Behind] = field(default_factory=list)
     on_finished: list[OnFinished] = field(default_factory=list)
     quarantine: str | None = None
-
-
-def specs_of(branches: Iterable[Branch]) -> Iterator[StateSpec]:
-    """Those of the states, and of all that follow them."""
-    for branch in branches:
-        yield branch.job.spec
-        following = [one.branch for one in (*branch.downstream, *branch.fired) if isinstance(one, Follower)]
-        yield from specs_of(follower for follower in following if follower is not None)

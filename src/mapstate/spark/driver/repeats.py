@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,9 +22,11 @@ from mapstate.errors import (
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.spark.driver.access_interface import FUNCTION_PAGE
+from mapstate.spark.driver.followers import ledger_of
 from mapstate.spark.driver.frames import Frames, through
-from mapstate.spark.driver.job import Follower, StreamPlan
+from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
 from mapstate.spark.driver.new_values import new_values_frame, new_values_type, read_back
 from mapstate.spark.driver.retry_policy import RetryPolicy
 from mapstate.spark.driver.state import StateDriver
@@ -125,9 +127,8 @@ class Repeat:
 
     @property
     def _may_roll_back(self) -> bool:
-        """Not where windows have fired that were final, or where no state counts a row: the batch may be set aside."""
-        windows = any(record.windows is not None for record in self.ledgers.records)
-        return not windows and any(done is not None and done.rows for done in self.commits)
+        """Not where no state counts a row: the batch may be set aside."""
+        return any(done is not None and done.rows for done in self.commits)
 
     def finished(self, quarantined: str | None) -> FinishedBatch:
         """What `on_finished` gets."""
@@ -215,6 +216,32 @@ def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> Incomp
         state=state.spec.state,
         batch_id=done.batch_id,
     )
+
+
+def can_follow_back(plan: StreamPlan, batch_id: int) -> bool:
+    """Whether all that follow the states of a query can go back with them, and count the batch anew.
+
+    Of a user's own state nobody knows.
+    """
+    if any(entry.set_aside is not None for entry in plan.behind):
+        return False
+    specs = [branch.job.spec for branch in branches_of(plan) if branch not in plan.branches]
+    ledgers = (ledger_of(spec) for spec in specs)
+    return all(spec.type == "opaque" for spec in specs) and can_all_roll_back([*filter(None, ledgers)], batch_id)
+
+
+def branches_of(plan: StreamPlan) -> Iterator[Branch]:
+    """The states of a query, and all that follow them."""
+    behind = [entry.function for entry in plan.behind]
+    branches = [*plan.branches, *_followers(behind)]
+    while branches:
+        branch = branches.pop()
+        yield branch
+        branches += _followers([*branch.downstream, *branch.fired])
+
+
+def _followers(functions: Iterable[Downstream | Follower]) -> list[Branch]:
+    return [one.branch for one in functions if isinstance(one, Follower) and one.branch is not None]
 
 
 def in_parts(stream: str, of: int, *, is_taken_back: bool) -> UsageError:

@@ -7,7 +7,7 @@ rows under the same batch id, whatever crashed in between; its own ledger does t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
@@ -21,6 +21,7 @@ from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
 from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
+from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.driver.uncounted_files import Start, starting_offsets
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import GroupedStream
@@ -264,20 +265,6 @@ class NewValuesStream(Rows[PersistentAggregate]):
         else:
             self.feed(Follower(driver.run, branch))
         return PersistentAggregate(query, branch, empty_frame(self.frame, self.schema), source=self.state)
-
-
-def branches_of(plan: StreamPlan) -> Iterator[Branch]:
-    """The states of a query, and all that follow them."""
-    behind = [entry.function for entry in plan.behind]
-    branches = [*plan.branches, *_followers(behind)]
-    while branches:
-        branch = branches.pop()
-        yield branch
-        branches += _followers([*branch.downstream, *branch.fired])
-
-
-def _followers(functions: Sequence[Downstream | Follower]) -> list[Branch]:
-    return [one.branch for one in functions if isinstance(one, Follower) and one.branch is not None]
 
 
 class _Parts:

@@ -10,6 +10,7 @@ from mapstate.errors import MapStateError, UsageError
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
+from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.streams.starting import start_query
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class Startable:
         started = start_query(
             query,
             query.df,
-            query.plan.branches,
+            [*branches_of(query.plan)],
             checkpointLocation=checkpointLocation,
             trigger=trigger,
             queryName=queryName,

@@ -20,7 +20,7 @@ from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
-from mapstate.spark.streams.persistent_aggregate import branches_of
+from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.running import Running
 from mapstate.spark.streams.stream import Stream, newStream
