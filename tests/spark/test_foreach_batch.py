@@ -675,6 +675,22 @@ def test_a_part_is_marked_where_a_state_of_the_users_own_had_it_too(url, spark, 
     assert contents(url, "second") == {("a",): {"batches": 1}}
 
 
+def test_a_part_is_marked_where_all_states_are_behind_one_of_the_users_own(url, spark, given):
+    def job(**options: Any) -> Any:
+        topology = Topology("site")
+        visits = topology.newStream("visits", given.stream(spark))
+        users = visits.partitionPersist(Nowhere(), Users(), ["user_id"], partitions=2).newValuesStream()
+        users.groupBy("user_id").persistentAggregate(opaque(url, "second", **options), batches=Count())
+        return topology
+
+    with pytest.raises(UsageError, match="batch 0 was given to the stream"):
+        run(spark, given, parts_from(job()))
+    with pytest.raises(IncompleteBatchError, match=r"'second' counts only a part of batch 0"):
+        run(spark, given, job())
+    assert contents(url, "second") == {("a",): {"batches": 1}}
+    run(spark, given, job(on_gap="accept"))
+
+
 def test_a_part_is_marked_where_a_vacuum_has_begun_in_a_state_that_follows(url, spark, given):
     def job(**options: Any) -> Any:
         first = counts_of(spark, given, opaque(url, **options))

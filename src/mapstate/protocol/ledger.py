@@ -129,6 +129,10 @@ class Ledger:
 
         return self._change(rolled_back)
 
+    def mark_part(self, batch_id: int) -> None:
+        """Mark what counts of a batch that came in parts; the next `begin` refuses it. See `ways_back.take_back`."""
+        self._change(lambda before: (ways_back.take_back(before, batch_id, can_roll_back=False), None))
+
     def begin_vacuum(self, *, take_over: bool = False, seen: LedgerRecord | None = None) -> Attempt:
         """See `upkeep.begin_vacuum`."""
         session, at = secrets.token_hex(8), now()

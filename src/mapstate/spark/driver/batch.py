@@ -71,16 +71,14 @@ class BatchDriver:
         access = access_of(batch_df)
         run = access.run(self._plan.stream, batch_id)
         policy = RetryPolicy(self._specs, access.may_go_on, sets_aside=self._quarantine is not None)
-        stores = tuple((repr(spec.backend), spec.state) for spec in self._specs)
+        specs = self._specs or [branch.job.spec for branch in repeats.branches_of(self._plan)]
         calls = _Calls()
-        if run.run_id is not None and self._of_stream and self._states:
-            calls = _calls_of_run(run, stores)
+        if run.run_id is not None and self._of_stream and specs:
+            calls = _calls_of_run(run, tuple((repr(spec.backend), spec.state) for spec in specs))
+        calls.plan = self._plan
         batch = _Batch(batch_df, batch_id, run, access, policy, calls)
         try:
             with calls.of(batch):
-                if not self._states:
-                    self._call_behind_alone(batch)
-                    return
                 try:
                     self._run(batch, upstream_txid)
                 except BaseException as error:
@@ -104,6 +102,9 @@ class BatchDriver:
                 state.check_columns(batch.df)
         if batch.calls.in_parts is not None:
             raise self._in_parts(batch, batch.calls.in_parts, upstream_txid)
+        if not self._states:
+            self._call_behind_alone(batch)
+            return
         ledgers, answers = self._begin(batch, upstream_txid)
         done = [answer for answer in answers if isinstance(answer, AlreadyCommitted)]
         attempts = self._repeat(batch, ledgers, done) if done else [one for one in answers if isinstance(one, Attempt)]
@@ -146,7 +147,6 @@ class BatchDriver:
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
             batch.calls.ledgers = ledgers
-            batch.calls.plan = self._plan
         if self._quarantine is not None:
             self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
@@ -291,7 +291,7 @@ class BatchDriver:
         """The error of batch ``of``, which this run has given in parts. Takes back what counts of it, or marks it."""
         if batch.access.is_over():
             raise has_ended()
-        if batch.calls.ledgers is None and batch.batch_id == of:  # each call before has failed
+        if self._states and batch.calls.ledgers is None and batch.batch_id == of:  # each call before has failed
             self._begin(batch, upstream_txid)
         return repeats.in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.policy))
 
@@ -338,7 +338,7 @@ class _Calls:
     """The calls of one run for the same states, one at a time, whichever thread and whichever object makes them.
 
     ``in_parts``  the batch for which two calls came, and the first was not made again: the run's calls are refused
-    ``ledgers``   those that a call has opened last, of the states in ``plan``
+    ``ledgers``   those that a call has opened last, of the states in ``plan``; None where it has none of its own
     """
 
     def __init__(self, *, of_run: bool = False) -> None:
@@ -379,9 +379,7 @@ class _Calls:
 
     def take_back(self, batch_id: int, policy: RetryPolicy, *, may_roll_back: bool = True) -> bool:
         """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it."""
-        ledgers = self.ledgers
-        may = may_roll_back and policy.ask(lambda: repeats.can_follow_back(self.plan, batch_id))
-        return ledgers is not None and policy.ask(lambda: ledgers.take_back(batch_id, may_roll_back=may))
+        return policy.ask(lambda: repeats.take_back(self.ledgers, self.plan, batch_id, may_roll_back=may_roll_back))
 
     def had_parts(self, batch: _Batch) -> None:
         """Another state of this run was given the batch in parts, so these may have been, too: the run is refused."""

@@ -5,7 +5,7 @@ A stream that is declared builds these, and the driver of its batches reads them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -115,11 +115,16 @@ class Branch:
 
 @dataclass(frozen=True)
 class Behind:
-    """A consumer of a batch's own rows, called after the commit; ``branch`` is the state whose txid it gets."""
+    """A consumer of a batch's own rows, called after the commit; ``branch`` is the state whose txid it gets.
+
+    A state of the user's own has ``set_aside``, called instead for a batch in quarantine, with no rows, and
+    ``downstream``, what gets its new values.
+    """
 
     function: Downstream | Follower
     branch: Branch | None = None
-    set_aside: Downstream | None = None  # called instead for a batch in quarantine, with no rows
+    set_aside: Downstream | None = None
+    downstream: Sequence[Downstream | Follower] = ()
 
 
 @dataclass(eq=False)

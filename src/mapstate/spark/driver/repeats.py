@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.capabilities import close_if_possible
 from mapstate.errors import (
     FencedError,
     IncompleteBatchError,
@@ -19,6 +20,7 @@ from mapstate.errors import (
     StoreError,
     UsageError,
 )
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.plans import BatchPlan
@@ -218,7 +220,24 @@ def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> Incomp
     )
 
 
-def can_follow_back(plan: StreamPlan, batch_id: int) -> bool:
+def take_back(ledgers: Ledgers | None, plan: StreamPlan, batch_id: int, *, may_roll_back: bool = True) -> bool:
+    """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it.
+
+    Where all states of the query are behind one of the user's own, there are no ``ledgers``, and they are marked.
+    """
+    if ledgers is not None:
+        return ledgers.take_back(batch_id, may_roll_back=may_roll_back and _can_follow_back(plan, batch_id))
+    for spec in [] if plan.branches else [branch.job.spec for branch in branches_of(plan)]:
+        if ledger_of(spec) is not None:
+            store = spec.open()
+            try:
+                Ledger(store, spec.state).mark_part(batch_id)
+            finally:
+                close_if_possible(store)
+    return False
+
+
+def _can_follow_back(plan: StreamPlan, batch_id: int) -> bool:
     """Whether all that follow the states of a query can go back with them, and count the batch anew.
 
     Of a user's own state nobody knows.
@@ -232,7 +251,7 @@ def can_follow_back(plan: StreamPlan, batch_id: int) -> bool:
 
 def branches_of(plan: StreamPlan) -> Iterator[Branch]:
     """The states of a query, and all that follow them."""
-    behind = [entry.function for entry in plan.behind]
+    behind = [function for entry in plan.behind for function in (entry.function, *entry.downstream)]
     branches = [*plan.branches, *_followers(behind)]
     while branches:
         branch = branches.pop()

@@ -43,7 +43,7 @@ class PartitionPersist(Startable):
         self._steps = steps
         self._task = task
         self._downstream: list[Downstream | Follower] = []
-        query.add_behind(Behind(self._apply, set_aside=self._set_aside))
+        query.add_behind(Behind(self._apply, set_aside=self._set_aside, downstream=self._downstream))
 
     def newValuesStream(self) -> NewValuesStream:
         """What the updater emits, of a whole batch, after all its partitions have committed.
