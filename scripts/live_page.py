@@ -26,7 +26,7 @@ def main(address: str, key: str) -> None:
     options = webdriver.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-background-networking", "--hide-scrollbars"):
         options.add_argument(argument)
-    options.add_argument("--window-size=1000,1000")
+    options.add_argument("--window-size=1000,1140")
     with webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver"))) as browser:
         browser.get(address)
         wait = WebDriverWait(browser, 20)

@@ -17,6 +17,8 @@ import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 from service import AT, VISITS, client_of, problem, report
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 from states import Job, Tens, made_of_one_batch
 from windowed import Row, Windowed
@@ -460,6 +462,19 @@ def test_a_token_is_asked_for_by_every_call_that_gives_data(visits):
     for empty in ("", "  "):
         with pytest.raises(UsageError):
             make_app(visits, token=empty)
+
+
+def test_below_a_path_of_another_application_only_the_page_and_health_need_no_token(visits):
+    app = make_app(visits, token="secret-1")
+    mounted = Starlette(routes=[Mount("/api", app)], lifespan=lambda _: app.router.lifespan_context(app))
+    with TestClient(mounted) as client:
+        for call in ("/api/", "/api/page.js", "/api/page.css", "/api/health"):
+            assert client.get(call).status_code == 200
+        for call in ("/api/states", "/api/events", "/api/api/health", "/api/states/health", "/api/metrics"):
+            problem(client.get(call), 401)
+        known = {"Authorization": "Bearer secret-1"}
+        assert client.get("/api/states", headers=known).status_code == 200
+        assert problem(client.get("/api/api/health", headers=known), 404)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "127.1.2.3", "[::1]:8080"])

@@ -34,13 +34,14 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refused = self._refused(scope)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # where it is mounted
+        refused = self._refused(scope, path)
         if refused is not None:
             if self._metrics is not None:
                 self._metrics.refused(refused.status)
             await refused.response()(scope, receive, send)
             return
-        counted = scope["path"] != "/events"  # which has a bound of its own
+        counted = path != "/events"  # which has a bound of its own
         self._running += counted
         began, status = time.monotonic(), 500
 
@@ -56,9 +57,9 @@ class Guard:
         finally:
             self._running -= counted
             if self._metrics is not None:
-                self._metrics.answered(scope, status, time.monotonic() - began)
+                self._metrics.answered(path, status, time.monotonic() - began)
 
-    def _refused(self, scope: Scope) -> Problem | None:
+    def _refused(self, scope: Scope, path: str) -> Problem | None:
         headers = dict(scope["headers"])
         if len(headers) < len(scope["headers"]) and [name for name, _ in scope["headers"]].count(b"host") > 1:
             return Problem(400, "A request names one Host.")
@@ -69,7 +70,7 @@ class Guard:
             is_own_page = not origin or _LOCAL.fullmatch(origin.partition("://")[2])
             if not (is_own_page and _LOCAL.fullmatch(host)):
                 return Problem(403, "This service answers localhost, and its pages. Start it with --host and a token.")
-        path, (scheme, _, given) = scope["path"], headers.get(b"authorization", b"").partition(b" ")
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         is_known = self._token is None or (scheme.lower() == b"bearer" and hmac.compare_digest(given, self._token))
         if not is_known and path not in _WITHOUT_TOKEN:
             return Problem(401, "This service needs a token: Authorization: Bearer TOKEN.")

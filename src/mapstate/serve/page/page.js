@@ -5,12 +5,20 @@
 const byId = (id) => document.getElementById(id);
 const states = new Map(); // by name: what /states says of it, with its reports, oldest first
 const KEPT = 100; // reports, as many as a store keeps
-let chosen = decodeURIComponent(location.hash.slice(1));
+const PATIENCE = 6_000; // milliseconds for the answer to one small read
+const TOKEN = `mapstate-token ${location.pathname}`; // of this service: the host may have others
+const trouble = { events: "connecting", store: "" }; // what the badge says, if anything
+const named = () => location.hash.slice(1); // the name of a state needs no encoding, and what is damaged names none
+let chosen = named();
+let notice = ""; // why another state was not chosen
+let asked = null; // the key that was looked up, and the txid for which it was read last
+let wake = () => {}; // ends the pause before another try
+let due; // the timer of the next drawing
 
 // ---- calls
 
 function headers() {
-  const token = sessionStorage.getItem("mapstate-token");
+  const token = sessionStorage.getItem(TOKEN);
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
@@ -23,239 +31,303 @@ function parse(text) {
   );
 }
 
-async function call(path) {
-  const answer = await fetch(path, { headers: headers(), cache: "no-store" });
-  const body = parse(await answer.text());
+async function call(path, signal) {
+  const answer = await fetch(path, { headers: headers(), cache: "no-store", signal });
+  const text = await answer.text();
   byId("token").hidden = answer.status !== 401;
-  if (!answer.ok) throw Object.assign(new Error(body.detail), { status: answer.status });
-  return body;
+  const isJson = answer.headers.get("Content-Type")?.includes("json"); // else a proxy wrote it
+  if (answer.ok && isJson) return parse(text);
+  const problem = isJson ? parse(text) : { detail: `the service said ${answer.status}` };
+  throw Object.assign(new Error(problem.detail), problem);
 }
+
+const isOfStore = (problem) => /^Store(Unavailable)?Error$/.test(problem?.error) || problem?.name === "TimeoutError";
 
 // ---- words
 
-const number = (value) => (value === null || value === undefined ? "unknown" : value.toLocaleString("en-US"));
+const FORMAT = new Intl.NumberFormat("en-US");
+const number = (value) => (value === null || value === undefined ? "unknown" : FORMAT.format(value));
 const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(milliseconds < 10_000 ? 2 : 1)} s`;
 
-function ago(time) {
-  if (!time) return "unknown";
-  const past = Math.max(0, (Date.now() - Date.parse(time)) / 1000);
-  for (const [unit, size] of [["d", 86_400], ["h", 3_600], ["min", 60]]) {
-    if (past >= size) return `${Math.floor(past / size)} ${unit} ago`;
-  }
-  return `${Math.floor(past)} s ago`;
+function long(past) {
+  const units = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]];
+  const [size, unit] = units.find(([size]) => past >= size) ?? [1, "s"];
+  return `${Math.floor(past / size)} ${unit}`;
 }
 
-// Rows per second over the last batches, from the first commit among them to the last.
+const since = (time) => Math.max(0, (Date.now() - Date.parse(time)) / 1000);
+const ago = (time) => (time ? `${long(since(time))} ago` : "unknown");
+
+// Rows per second from the first of the last commits to the last of them. A state stands still after a minute, or after
+// three times the usual pause between its batches.
 function rate(state) {
   const last = (state.reports ?? []).slice(-11);
-  if (last.length < 2) return null;
-  const span = (Date.parse(last.at(-1).at) - Date.parse(last[0].at)) / 1000;
+  const times = last.map((report) => Date.parse(report.at) / 1000);
+  const pauses = times.slice(1).map((time, at) => time - times[at]).sort((a, b) => a - b);
+  const still = since(state.as_of.committed_at);
+  if (still >= Math.max(60, 3 * (pauses[pauses.length >> 1] ?? 0))) return `none for ${long(still)}`;
   const rows = last.slice(1).reduce((sum, report) => sum + Number(report.rows), 0);
-  return span > 0 ? Math.round(rows / span) : null;
-}
-
-function timeOf(mark) {
-  return mark === null || mark === undefined ? "not there yet" : String(mark);
+  const span = times.at(-1) - times[0];
+  return span > 0 ? number(Math.round(rows / span)) : "–";
 }
 
 // ---- what is shown
 
-function show(problem) {
+const make = (name, properties) => Object.assign(document.createElement(name), properties);
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text; // a selection stays, and a reader is not told again
+}
+
+function drawTrouble() {
+  const text = trouble.events || trouble.store;
+  byId("connection").dataset.is = text ? "away" : "live";
+  setText(byId("connection"), text || "live");
+  const problem = notice || states.get(chosen)?.problem?.detail;
   byId("problem").hidden = !problem;
-  byId("problem").textContent = problem ?? "";
+  setText(byId("problem"), problem ?? "");
 }
 
-function connection(is, text) {
-  byId("connection").dataset.is = is;
-  byId("connection").textContent = text;
+const COLUMNS = {
+  type: (state) => state.type,
+  "last batch": (state) => (state.as_of.batch_id === null ? "none" : number(state.as_of.batch_id)),
+  committed: (state) => ago(state.as_of.committed_at),
+  rows: (state) => number(state.rows),
+  "rows/s": rate,
+  "keys held": (state) => number(state.keys_held),
+};
+
+function newRow(name) {
+  const row = make("tr");
+  const button = make("button", { type: "button", textContent: name, onclick: () => choose(name) });
+  row.dataset.state = button.dataset.state = name;
+  row.insertCell().append(button);
+  row.cells[0].dataset.name = "state";
+  return row;
 }
 
-function cell(row, name, content) {
-  const made = row.insertCell();
-  made.dataset.name = name;
-  made.append(content);
+function drawRow(row, state) {
+  const texts = state.problem ? { problem: () => state.problem.detail } : COLUMNS;
+  if (!(row.lastChild.dataset.name in texts)) {
+    while (row.cells.length > 1) row.deleteCell(1);
+    for (const name of Object.keys(texts)) row.insertCell().dataset.name = name;
+    row.lastChild.colSpan = state.problem ? Object.keys(COLUMNS).length : 1;
+  }
+  for (const cell of [...row.cells].slice(1)) setText(cell, texts[cell.dataset.name](state));
+  row.ariaCurrent = state.name === chosen ? "true" : null;
 }
 
 function drawStates() {
-  const focused = document.activeElement?.dataset?.state;
-  const rows = document.createElement("tbody");
-  for (const state of [...states.values()].sort((a, b) => (a.name < b.name ? -1 : 1))) {
-    const row = rows.insertRow();
-    row.dataset.state = state.name;
-    if (state.name === chosen) row.setAttribute("aria-current", "true");
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = state.name;
-    button.dataset.state = state.name;
-    button.addEventListener("click", () => choose(state.name));
-    cell(row, "state", button);
-    if (state.problem) {
-      cell(row, "problem", state.problem.detail);
-      row.lastChild.colSpan = 6;
-      continue;
-    }
-    cell(row, "type", state.type);
-    cell(row, "last batch", state.as_of.batch_id === null ? "none" : number(state.as_of.batch_id));
-    cell(row, "committed", ago(state.as_of.committed_at));
-    cell(row, "rows", number(state.rows));
-    cell(row, "rows/s", rate(state) === null ? "–" : number(rate(state)));
-    cell(row, "keys held", number(state.keys_held));
+  const body = byId("states").tBodies[0];
+  const part = byId("filter").value.trim().toLowerCase();
+  for (const row of [...body.rows]) if (!states.has(row.dataset.state)) row.remove();
+  let [next, shown] = [body.firstChild, 0];
+  for (const name of [...states.keys()].sort()) {
+    const row = next?.dataset.state === name ? next : body.insertBefore(newRow(name), next);
+    next = row.nextSibling;
+    row.hidden = !name.toLowerCase().includes(part);
+    if (row.hidden) continue;
+    drawRow(row, states.get(name));
+    shown += 1;
   }
-  byId("states").tBodies[0].replaceWith(rows);
-  byId("no-states").hidden = states.size > 0;
-  if (focused !== undefined) {
-    [...rows.querySelectorAll("button")].find((one) => one.dataset.state === focused)?.focus();
-  }
+  byId("find").hidden = states.size < 10;
+  const all = states.size < 1_000 ? states.size : "the first 1,000; Enter opens another by its name"; // no more are listed
+  setText(byId("count"), `${number(shown)} of ${all}`);
+  byId("no-states").hidden = states.size > 0 || Boolean(trouble.events || trouble.store);
 }
 
-function fact(name, text) {
-  const group = document.createElement("div");
-  const [term, value] = [document.createElement("dt"), document.createElement("dd")];
-  term.textContent = name;
-  value.textContent = text;
-  value.dataset.fact = name;
-  group.append(term, value);
+function fact(name) {
+  const group = make("div");
+  group.append(make("dt", { textContent: name }), make("dd"));
+  group.lastChild.dataset.fact = name;
   return group;
 }
 
-function drawFacts(state) {
-  const last = state.reports?.at(-1);
-  const facts = [
-    fact("reads", state.reads),
-    fact("key", state.keys.map((key) => `${key.name} ${key.type}`).join(", ") || "none"),
-    fact("fields", state.fields.map((field) => `${field.name}: ${field.aggregator}`).join(", ")),
-    fact("last batch", state.as_of.batch_id === null ? "none" : number(state.as_of.batch_id)),
-    fact("committed", ago(state.as_of.committed_at)),
-    fact("keys held", number(state.keys_held)),
-  ];
-  if (last) {
-    facts.push(fact("rows of it", number(last.rows)), fact("keys written", number(last.keys_written)));
-    facts.push(fact("time of it", seconds(last.milliseconds)), fact("attempt", number(last.attempt)));
+function drawFacts(state, reports) {
+  const [last, late] = [reports.at(-1), reports.reduce((sum, report) => sum + (report.rows_late ?? 0), 0)];
+  const facts = {
+    type: `${state.type}, reads ${state.reads}`,
+    key: state.keys.map((key) => `${key.name} ${key.type}`).join(", ") || "none",
+    fields: state.fields.map((field) => `${field.name}: ${field.aggregator}`).join(", "),
+    ...Object.fromEntries(["last batch", "committed", "rows/s", "keys held"].map((name) => [name, COLUMNS[name](state)])),
+    ...(last && { "rows of it": number(last.rows), "keys written": number(last.keys_written) }),
+    ...(last && { "time of it": seconds(last.milliseconds), attempt: number(last.attempt) }),
+    ...(state.has_windows && { watermark: String(state.watermark ?? "not there yet") }),
+    ...(state.has_windows && { [`late rows of ${reports.length} batches`]: number(late) }),
+  };
+  const shown = byId("facts").getElementsByTagName("dd");
+  if ([...shown].map((value) => value.dataset.fact).join() !== Object.keys(facts).join()) {
+    byId("facts").replaceChildren(...Object.keys(facts).map(fact));
   }
-  if (state.has_windows) {
-    const late = (state.reports ?? []).reduce((sum, report) => sum + (report.rows_late ?? 0), 0);
-    facts.push(fact("watermark", timeOf(state.watermark)), fact(`late rows of ${state.reports?.length ?? 0} batches`, number(late)));
-  }
-  byId("facts").replaceChildren(...facts);
+  for (const value of shown) setText(value, facts[value.dataset.fact]);
 }
 
+// The chart ends at twice the upper quartile, so that one slow batch does not flatten the others: its bar is pointed.
 function drawChart(reports) {
-  const space = "http://www.w3.org/2000/svg";
-  const most = Math.max(1, ...reports.map((report) => report.milliseconds));
+  const of = JSON.stringify([chosen, reports.length, reports.at(-1)?.txid]);
+  if (byId("chart").dataset.of === of) return;
+  byId("chart").dataset.of = of;
+  const sorted = reports.map((report) => report.milliseconds).sort((a, b) => a - b);
+  const top = Math.max(1, Math.min(sorted.at(-1) ?? 1, 2 * sorted[Math.floor((sorted.length - 1) * 0.75)]));
   const width = 600 / Math.max(20, reports.length);
   const bars = reports.map((report, at) => {
-    const height = Math.max(1, (report.milliseconds / most) * 115);
-    const bar = document.createElementNS(space, "rect");
-    const places = { x: at * width, y: 120 - height, width: width * 0.8, height };
-    for (const [name, value] of Object.entries(places)) bar.setAttribute(name, value);
+    const [bar, title] = ["path", "title"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
+    const [left, right, isAbove] = [at * width, (at + 0.8) * width, report.milliseconds > top];
+    const height = 120 - Math.max(2, (Math.min(report.milliseconds, top) / top) * 100);
+    bar.setAttribute("d", `M${left} 120V${height}${isAbove ? `L${(left + right) / 2} 0L${right} ${height}` : `H${right}`}V120`);
     if (report.attempt > 1) bar.classList.add("retried");
-    const title = document.createElementNS(space, "title");
     title.textContent = `batch ${report.batch_id}: ${seconds(report.milliseconds)}, ${number(report.rows)} rows, attempt ${report.attempt}`;
     bar.append(title);
     return bar;
   });
   byId("chart").replaceChildren(...bars);
-  const sorted = reports.map((report) => report.milliseconds).sort((a, b) => a - b);
+  const range = `${seconds(sorted[0])} to ${seconds(sorted.at(-1))}, median ${seconds(sorted[sorted.length >> 1])}`;
+  const above = sorted.at(-1) > top ? ` Pointed: more than ${seconds(top)}, where the chart ends.` : "";
   byId("chart-text").textContent = sorted.length
-    ? `The last ${sorted.length} batches: ${seconds(sorted[0])} to ${seconds(sorted.at(-1))}, median ${seconds(sorted[sorted.length >> 1])}. Red: committed at a later attempt.`
+    ? `The last ${sorted.length} batches: ${range}. Red: committed at a later attempt.${above}`
     : "This state has no reports of batches.";
 }
 
 function drawLookUp(state) {
   const columns = state.has_windows ? state.keys.slice(1) : state.keys;
   const inputs = columns.map((key, at) => {
-    const [group, label, input] = ["div", "label", "input"].map((name) => document.createElement(name));
-    input.id = label.htmlFor = `key-${at}`;
-    input.name = key.name;
-    input.autocomplete = "off";
-    label.textContent = `${key.name} (${key.type})`;
-    group.append(label, input);
+    const group = make("div");
+    group.append(make("label", { htmlFor: `key-${at}`, textContent: `${key.name} (${key.type})` }));
+    group.append(make("input", { id: `key-${at}`, name: key.name, autocomplete: "off" }));
     return group;
   });
-  const button = document.createElement("button");
-  button.textContent = state.has_windows ? "Show its windows" : "Show its value";
+  const button = make("button", { textContent: state.has_windows ? "Show its windows" : "Show its value" });
   byId("look-up").replaceChildren(...inputs, button);
   byId("value").textContent = "";
+  asked = null;
 }
 
-function drawChosen({ isNew = false } = {}) {
+function drawChosen() {
   const state = states.get(chosen);
-  byId("state").hidden = !state || Boolean(state.problem);
+  byId("state").hidden = !state?.keys || (state.problem && !isOfStore(state.problem));
   if (byId("state").hidden) return;
-  byId("state-title").textContent = state.name;
-  if (!state.keys) return;
-  drawFacts(state);
+  setText(byId("state-title"), state.name);
+  drawFacts(state, state.reports ?? []);
   drawChart(state.reports ?? []);
-  if (isNew) drawLookUp(state);
+  const of = JSON.stringify([state.name, state.keys, state.has_windows]);
+  if (byId("look-up").dataset.of !== of) drawLookUp(state);
+  byId("look-up").dataset.of = of;
+  if (asked && asked.txid !== state.as_of.txid && !asked.isUnderWay && !trouble.store) lookUp();
 }
+
+function draw() {
+  due = clearTimeout(due);
+  drawTrouble();
+  drawStates();
+  drawChosen();
+}
+
+const drawSoon = () => (due ??= setTimeout(draw, 100)); // many events at one time
 
 // ---- what happens
 
 async function choose(name) {
-  chosen = name;
-  history.replaceState(null, "", `#${encodeURIComponent(name)}`);
-  await load(name, { isNew: true });
+  const before = chosen;
+  [chosen, notice] = [name, ""];
+  const error = await load(name);
+  if (!states.has(name)) [chosen, notice] = [before, error.message];
+  else history.replaceState(null, "", `#${encodeURIComponent(name)}`);
+  draw();
+  if (chosen === name) byId("state").scrollIntoView({ block: "nearest" });
 }
 
-// Reports that came as events while the answer was under way are kept.
-async function load(name, { isNew = false } = {}) {
-  if (!states.has(chosen)) [chosen, isNew] = [name, true];
+const failed = (error) => (trouble.store = isOfStore(error) ? "the store does not answer; trying again" : error.message);
+const isNewer = (one, other) => (one?.as_of?.txid ?? -1) > (other.as_of.txid ?? -1);
+
+// The error, if there is one. What came as events while the answer was under way is kept.
+async function load(name) {
+  drawSoon();
   try {
-    const found = await call(`states/${encodeURIComponent(name)}`);
-    const newer = (states.get(name)?.reports ?? []).filter((report) => report.txid > (found.reports[0]?.txid ?? -1));
-    const isOld = (states.get(name)?.as_of?.txid ?? -1) > (found.as_of.txid ?? -1);
-    states.set(name, { ...found, ...(isOld ? states.get(name) : {}), reports: [...found.reports.reverse(), ...newer].slice(-KEPT) });
-    show();
+    const found = await call(`states/${encodeURIComponent(name)}`, AbortSignal.timeout(PATIENCE));
+    const known = states.get(name);
+    const newer = (known?.reports ?? []).filter((report) => report.txid > (found.reports[0]?.txid ?? -1));
+    const reports = [...found.reports.reverse(), ...newer].slice(-KEPT);
+    states.set(name, { ...found, ...(isNewer(known, found) && known), problem: undefined, reports });
+    if (!states.has(chosen)) chosen = name;
+    trouble.store = "";
   } catch (error) {
-    show(error.message);
+    if (isOfStore(error)) failed(error);
+    else if (error.status === 404) states.delete(name);
+    else if (error.error && states.has(name)) states.get(name).problem = error;
+    return error;
   }
-  drawStates();
-  drawChosen({ isNew });
 }
 
 async function loadAll() {
-  const found = (await call("states")).states;
-  const names = new Set(found.map((state) => state.name));
-  for (const name of states.keys()) if (!names.has(name)) states.delete(name);
-  for (const state of found) states.set(state.name, { reports: states.get(state.name)?.reports, ...state });
-  if (!states.has(chosen)) chosen = found[0]?.name ?? "";
-  drawStates();
-  if (chosen) await load(chosen, { isNew: !byId("look-up").children.length });
+  try {
+    const found = (await call("states")).states;
+    const names = new Set(found.map((state) => state.name));
+    for (const name of states.keys()) if (!names.has(name) && name !== chosen) states.delete(name);
+    const kept = (state) => !state.problem && isNewer(states.get(state.name), state);
+    for (const state of found) states.set(state.name, { ...states.get(state.name), problem: undefined, ...(!kept(state) && state) });
+    trouble.store = "";
+    if (chosen) await load(chosen);
+    if (!states.has(chosen) && found.length) await load((chosen = found[0].name));
+  } catch (error) {
+    failed(error);
+  }
+}
+
+// Events say nothing of a store that hangs, nor of one without states.
+async function check() {
+  if (!trouble.events && !document.hidden) await (trouble.store || !states.has(chosen) ? loadAll() : load(chosen));
 }
 
 function onEvent(event) {
+  const known = states.get(event.state);
   if (event.event === "problem") {
-    if (states.has(event.state)) states.get(event.state).problem = event.problem;
-    show(`${event.state}: ${event.problem.detail}`);
+    if (known) known.problem = event.problem;
+    if (event.state === chosen) check();
+  } else if (!known?.keys || (known.problem && !isOfStore(known.problem))) {
+    load(event.state); // new, or back
   } else {
-    const known = states.get(event.state);
-    if (!known || known.problem || !known.keys) {
-      load(event.state, { isNew: event.state === chosen }); // new, or back
-      return;
-    }
+    delete known.problem;
     known.as_of = event.as_of;
     if (event.keys_held !== null) known.keys_held = event.keys_held;
     if (event.report) {
       known.rows = event.report.rows;
       known.reports = [...(known.reports ?? []).filter((one) => one.txid < event.report.txid), event.report].slice(-KEPT);
     }
-    if (known.has_windows && event.state === chosen) load(event.state); // whose watermark is in no report as a time
-    show();
+    if (event.state === chosen && (trouble.store || known.has_windows)) load(event.state); // no report has the watermark as a time
   }
-  drawStates();
-  drawChosen();
+  drawSoon();
+}
+
+async function lookUp() {
+  const [mine, state] = [asked, states.get(chosen)];
+  [mine.txid, mine.isUnderWay] = [state.as_of.txid, true];
+  const write = (value) => JSON.stringify(value, (_, one) => (typeof one === "bigint" ? JSON.rawJSON?.(String(one)) ?? String(one) : one), 2);
+  const text = await call(mine.path, AbortSignal.timeout(5 * PATIENCE)).then(
+    (found) => {
+      const value = state.has_windows ? found.windows : found.value;
+      return `${value === null || value.length === 0 ? "absent" : write(value)}\nas of batch ${found.as_of.batch_id}`;
+    },
+    (error) => {
+      if (!(error.status < 500)) mine.txid = undefined; // to be asked again
+      return error.message;
+    },
+  );
+  mine.isUnderWay = false;
+  if (mine === asked) setText(byId("value"), text);
 }
 
 // The stream of events by fetch, because EventSource sends no token.
 async function listen() {
   for (let pause = 500; ; pause = Math.min(2 * pause, 8_000)) {
+    const control = new AbortController();
     try {
-      const answer = await fetch("events", { headers: headers(), cache: "no-store" });
+      const answer = await fetch("events", { headers: headers(), cache: "no-store", signal: control.signal });
       byId("token").hidden = answer.status !== 401;
       if (!answer.ok) throw new Error(answer.status === 401 ? "a token is needed" : `the service said ${answer.status}`);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       await loadAll(); // behind the start of the events, so that no commit falls in between
-      connection("live", "live");
+      trouble.events = "";
+      draw();
       pause = 500;
       for (let rest = ""; ; ) {
         const { done, value } = await reader.read();
@@ -268,38 +340,37 @@ async function listen() {
         }
       }
     } catch (error) {
-      connection("away", `not connected (${error.message}); trying again`);
+      trouble.events = `not connected (${error.message}); trying again`;
+      draw();
     }
-    await new Promise((resolve) => setTimeout(resolve, pause));
+    control.abort(); // else the connections of a browser to one host are soon used up
+    await new Promise((resolve) => setTimeout((wake = resolve), pause));
   }
 }
 
 byId("token").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("mapstate-token", byId("token-text").value);
+  sessionStorage.setItem(TOKEN, byId("token-text").value);
   byId("token-text").value = "";
+  wake();
 });
 
-byId("look-up").addEventListener("submit", async (event) => {
+byId("look-up").addEventListener("submit", (event) => {
   event.preventDefault();
-  const state = states.get(chosen);
-  const query = new URLSearchParams(new FormData(event.target));
-  const write = (value) => JSON.stringify(value, (_, one) => (typeof one === "bigint" ? JSON.rawJSON?.(String(one)) ?? String(one) : one), 2);
-  try {
-    const found = await call(`states/${encodeURIComponent(chosen)}/${state.has_windows ? "windows" : "values"}?${query}`);
-    const value = state.has_windows ? found.windows : found.value;
-    const isAbsent = value === null || value.length === 0;
-    byId("value").textContent = `${isAbsent ? "absent" : write(value)}\nas of batch ${found.as_of.batch_id}`;
-  } catch (error) {
-    byId("value").textContent = error.message;
-  }
+  const kind = states.get(chosen).has_windows ? "windows" : "values";
+  asked = { path: `states/${encodeURIComponent(chosen)}/${kind}?${new URLSearchParams(new FormData(event.target))}` };
+  byId("value").textContent = "";
+  lookUp();
 });
 
-window.addEventListener("hashchange", () => choose(decodeURIComponent(location.hash.slice(1))));
-setInterval(() => {
-  for (const element of document.querySelectorAll('[data-name="committed"], [data-fact="committed"]')) {
-    const name = element.closest("tr")?.dataset.state ?? chosen;
-    element.textContent = ago(states.get(name)?.as_of?.committed_at);
-  }
-}, 1000);
+byId("find").addEventListener("submit", (event) => {
+  event.preventDefault();
+  choose(byId("states").querySelector("tbody tr:not([hidden])")?.dataset.state ?? byId("filter").value.trim());
+});
+
+byId("filter").addEventListener("input", draw);
+window.addEventListener("hashchange", () => named() && choose(named()));
+setInterval(draw, 1_000);
+const checkLater = () => setTimeout(() => check().finally(checkLater), 5_000);
+checkLater();
 listen();
