@@ -24,6 +24,7 @@ __all__ = [
     "LedgerStore",
     "ListsStates",
     "NativeRecords",
+    "Probes",
     "ReadsAhead",
     "Reports",
     "Rewrites",
@@ -309,6 +310,18 @@ class NativeRecords(Protocol):
     """
 
     native_records: Literal[True]
+
+
+@runtime_checkable
+class Probes(Protocol):
+    """Says, before a query starts, whether a job can work with this store."""
+
+    def probe(self) -> None:
+        """Raise what the first write would: no answer, a right that the user lacks, a server of another kind.
+
+        Changes nothing of a state. Driver, once per state and start.
+        """
+        ...
 
 
 @runtime_checkable

@@ -51,6 +51,7 @@ keyword-only attributes. Errors pickle, because executors send them to the drive
 
 from __future__ import annotations
 
+import re
 from pickle import PicklingError
 from typing import Any
 
@@ -101,6 +102,8 @@ __all__ = [
     "WindowGoneError",
 ]
 
+_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
+
 
 class MapStateError(Exception):
     """Root of the tree.
@@ -114,7 +117,7 @@ class MapStateError(Exception):
 
     def __init__(self, message: str, /, **facts: Any) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = _PAGE.sub(r"mapstate help \1", message)  # which opens where the package is installed
         self.facts = facts
 
     def __str__(self) -> str:

@@ -7,13 +7,17 @@ and prints without secrets.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, check_range
+from mapstate.capabilities import ListsStates, close_if_possible
+from mapstate.errors import ConfigurationError, MapStateError, StateNotFoundError, check_range, shown
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.schema import KeyOrder, OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
@@ -218,3 +222,30 @@ def check_state_name(name: str) -> str:
             f"{shown} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
         )
     return name
+
+
+@contextmanager
+def opened(backend_or_url: Backend | str, state: str) -> Iterator[Any]:
+    """The store of a state, closed in the end. Errors as of `naming`."""
+    backend = resolve(backend_or_url)
+    store = backend.open(check_state_name(state))
+    try:
+        with naming(backend):
+            yield store
+    finally:
+        close_if_possible(store)
+
+
+@contextmanager
+def naming(backend: Backend) -> Iterator[None]:
+    """Have a StateNotFoundError name the store, and the states there with names like it."""
+    try:
+        yield
+    except StateNotFoundError as error:
+        names: list[str] = []
+        if isinstance(backend, ListsStates):
+            with suppress(MapStateError):
+                names = [name for page in backend.states() for name, _ in page]
+        like = ", ".join(map(shown, get_close_matches(error.state, names)))
+        where = f"{error} The store is {backend!r}{like and f', which has {like}'}."
+        raise StateNotFoundError(where, **error.facts) from None

@@ -22,6 +22,7 @@ from mapstate.errors import (
     ConfigurationError,
     FencedError,
     StoreAuthError,
+    StoreError,
     StoreFullError,
     StoreRestartedError,
     StoreUnavailableError,
@@ -172,6 +173,52 @@ def test_a_socket_url_names_a_path_and_no_host():
     ):
         with pytest.raises(ConfigurationError, match=message):
             resolve(url)
+
+
+# A server of another kind than the URL names, and one that a job cannot use
+
+
+def test_a_probe_names_a_server_of_another_kind(start_redis, start_sentinels, redis_cluster):
+    server, pair = start_redis(), start_sentinels()
+    sentinel = pair.url.partition("://")[2].partition("/")[0].partition(",")[0]
+    node = redis_cluster.url.partition("://")[2].partition(",")[0].partition("?")[0].partition("/")[0]
+    own = f"127.0.0.1:{server.port}"
+    for url, message in (
+        (f"redis://{own}/99", "has no database of this number"),
+        (f"redis://{sentinel}/0", r"A sentinel answers so: use redis\+sentinel://"),
+        (f"redis+cluster://{sentinel}", r"A sentinel answers so: use redis\+sentinel://"),
+        (f"redis+sentinel://{own}/mymaster/0", "is no sentinel"),
+        (f"redis://{node}/0", r"belongs to a cluster, and redis:// speaks to one server: use redis\+cluster://"),
+        (f"redis://{node}/3", r"belongs to a cluster, which has no databases: use redis\+cluster://"),
+        (f"redis+cluster://{own}", "is one server and no cluster: use redis://"),
+    ):
+        with pytest.raises(StoreError, match=message) as caught:
+            resolve(url).open("visits").probe()
+        assert "something else may use" not in str(caught.value)
+
+
+def test_a_probe_finds_a_replica_and_a_user_who_only_reads_and_changes_nothing(start_redis, redis_cluster):
+    server, replica = start_redis(), start_redis()
+    with replica.client() as admin:
+        admin.replicaof("127.0.0.1", server.port)
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "reader", "on", ">s3cret", "~*", "+@read", "+@connection", "+info")
+    store: Any = resolve(f"redis://127.0.0.1:{server.port}").open("visits")
+    store.probe()
+    assert store.load() is None
+    with server.client() as admin:
+        assert admin.dbsize() == 0
+    move(store, OPEN)
+    store.writer(OPEN).multi_put(["-"], [b"1"])
+    store.probe()
+    assert (store.load()[0], store.multi_get(["-"])) == (f"ledger at {OPEN}".encode(), [b"1"])
+    with pytest.raises(StoreAuthError, match="refused the user, the password or a command"):
+        resolve(f"redis://reader:s3cret@127.0.0.1:{server.port}").open("visits").probe()
+    with pytest.raises(StoreUnavailableError, match="takes no writes: it is a replica"):
+        resolve(f"redis://127.0.0.1:{replica.port}?retries=0").open("visits").probe()
+    clustered: Any = resolve(redis_cluster.url).open("probed")
+    clustered.probe()
+    assert clustered.load() is None
 
 
 # A hash, and many of them

@@ -247,7 +247,7 @@ TO_DO = {
 NO_ADVICE = {
     *("operating#operating-a-state", "operating#looking-mapstate-ledger", "operating#passwords"),
     *("operating#before-something-happens-mapstate-doctor", "operating#each-refusal-and-what-to-do"),
-    *("operating#what-is-retried", "operating#changing-a-job"),
+    *("operating#what-is-retried", "operating#what-start-checks", "operating#changing-a-job"),
     *("kafka#kafka", "kafka#when-something-is-lost", "kafka#sending-to-kafka"),
     *("guides/moving#moving-backing-up-and-restoring-a-state",),
     *("dataframes#a-state-as-a-dataframe", "dataframes#some-columns-some-keys", "dataframes#what-a-scan-costs"),

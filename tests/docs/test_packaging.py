@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,41 @@ def test_the_source_that_is_released_builds_and_passes_its_tests(tmp_path):
     wheel = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(wheel, cwd=source, check=True, capture_output=True)
     assert (tmp_path / f"mapstate-{VERSION}-py3-none-any.whl").is_file()
+
+
+POINTERS = """
+import re, sys
+from pathlib import Path
+import mapstate
+from mapstate import errors
+from mapstate.cli.help import _PAGES, text_of
+
+package = Path(mapstate.__file__).parent
+assert package.is_relative_to(sys.argv[1]) and _PAGES.is_relative_to(package), _PAGES
+text = "".join(path.read_text() for path in package.rglob("*.py"))
+text = re.sub(r'"\\s*\\n\\s*f?"', "", text)
+found = set(re.findall(r"\\b(?:docs/|mapstate help )([a-z/-]+)(?:\\.md)?(#[a-z-]+)?", text))
+for page, section in sorted(found):
+    assert text_of(page + section).startswith("#" if section else ""), page + section
+    assert not section or text_of(page + section) != text_of(page), page + section
+for name in errors.__all__:
+    assert text_of(name).startswith(f"{name}: "), name
+print(len(found), errors.MapStateError("See docs/operating.md#passwords"))
+"""
+
+
+def test_what_an_error_points_at_opens_where_the_wheel_is_installed(tmp_path):
+    wheel = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(wheel, cwd=ROOT, check=True, capture_output=True)
+    with zipfile.ZipFile(tmp_path / f"mapstate-{VERSION}-py3-none-any.whl") as archive:
+        archive.extractall(tmp_path / "site")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": ""}
+    asked = [sys.executable, "-c", POINTERS, str(tmp_path / "site")]
+    ran = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    count, _, shown = ran.stdout.strip().partition(" ")
+    assert int(count) > 20
+    assert shown == "See mapstate help operating#passwords"
 
 
 def test_the_version_is_one_wherever_it_is_written():

@@ -85,3 +85,8 @@ def test_files_outside_docs_are_pages_too(site):
         links = [value for tag, name, value in seen(page).values if (tag, name) == ("a", "href")]
         own = {link.partition("#")[0] for link in links if link and not re.match(r"(\w+:)?//|mailto:", link)} - {""}
         assert [link for link in sorted(own) if not (page.parent / link).exists()] == [], page
+
+
+def test_a_signature_of_the_reference_has_types(site):
+    shown = re.sub(r"<[^>]+>", "", (site / "reference" / "streams.html").read_text())
+    assert re.search(r"checkpointLocation:\s*str\s*\|\s*None", shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,11 +28,12 @@ from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
-from mapstate.errors import CorruptRecordError, MapStateError
+from mapstate.errors import CorruptRecordError, MapStateError, StateNotFoundError
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.schema import Field, KeyField
+from mapstate.spec import naming
 
 SECRET = "s3cret-p4ssword"
 ADOPT = ["adopt", "--type", "opaque"]
@@ -252,6 +254,79 @@ def test_rewind_asks_and_says_where_things_went(url, tmp_path):
     assert "The next batch will be 1. These go aside: commits/2, commits/1, offsets/3, offsets/2" in done.stdout
     assert f"{place}.rewound-" in done.stdout
     assert "Nothing to do" in run("rewind", url, "s", place).stdout
+
+
+@pytest.mark.parametrize("command", ["ledger", "doctor", "vacuum", "rollback", "drop", "export"])
+def test_a_state_that_is_not_there_is_said_with_its_store_and_names_like_it(command, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    Job(url).batch(a=1)
+    done = run(command, url, "ss", *(["--to", str(tmp_path / "x.csv")] if command == "export" else []))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"The store is SqliteBackend(path='{tmp_path}/state.db'" in done.stderr
+    assert done.stderr.endswith(", which has 's'.\n") or command == "export"
+
+
+def test_a_store_is_named_without_its_password():
+    backend = resolve(f"redis://me:{SECRET}@localhost:1/0?retries=0")
+    with pytest.raises(StateNotFoundError) as caught, naming(backend):
+        raise StateNotFoundError("there is no state 's' here.", state="s")
+    shown = str(caught.value)
+    assert shown.startswith("there is no state 's' here. The store is RedisBackend('redis://me:***@localhost:1/0")
+    assert SECRET not in shown
+
+
+def test_a_file_that_is_not_there_is_said_by_ls_and_serve(tmp_path):
+    url = f"sqlite:///{tmp_path}/typo.db"
+    done = run("ls", url)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"there is no file '{tmp_path}/typo.db'" in done.stderr
+    with patch("mapstate.serve.server.run"):
+        assert f"there is no file '{tmp_path}/typo.db'" in run("serve", url).stderr
+    Job(url).batch(a=1)
+    assert "1 states" in run("ls", url).stdout
+    with patch("mapstate.serve.server.run"):
+        assert run("serve", url).stderr == ""
+
+
+def test_a_percent_sign_in_a_url_is_decoded(tmp_path):
+    Job(f"sqlite:///{tmp_path}/a%20b%25%3F.db").batch(a=1)
+    assert [path.name for path in tmp_path.glob("*.db")] == ["a b%?.db"]
+
+
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--json"], ["ledger", "s"], ["--help"], ["--version"], ["help"]])
+def test_output_that_cannot_be_written_ends_with_2_and_one_line(words, url, tmp_path):
+    place = f"sqlite:///{tmp_path}/state.db"
+    Job(place).batch(a=1)
+    script = [Path(sys.executable).with_name("mapstate"), *words]
+    environment = os.environ | {"MAPSTATE_URL": place}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(script, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n"), "No space left" in done.stderr) == (2, 1, True)
+    left, right = os.pipe()
+    os.close(left)
+    done = subprocess.run(script, env=environment, stdout=right, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(right)
+    assert (done.returncode, done.stderr) == (2, "mapstate: BrokenPipeError: [Errno 32] Broken pipe\n")
+
+
+def test_the_help_of_a_command_keeps_its_brackets():
+    shown = re.sub(r"[^\w,\[\]]+", " ", run("adopt", "--help").stdout)
+    for text in ("[txid,curr,prev],", "[txid,val],"):
+        assert text in shown
+
+
+def test_help_says_what_to_do_after_an_error_and_prints_pages():
+    shown = run("help", "MissingKeysError").stdout
+    assert shown.startswith("MissingKeysError: A whole scan found fewer keys than the ledger says")
+    assert "Restore the store, or accept the loss" in shown
+    section = run("help", "operating#a-lost-ledger").stdout
+    assert section.startswith("## A lost ledger\n")
+    assert section.count("\n## ") == 0
+    assert section.strip() in run("help", "operating").stdout
+    assert "# The command line" in run("help").stdout
+    done = run("help", "MisingKeysError")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "there is no error and no page of this name; there is MissingKeysError, " in done.stderr
 
 
 @pytest.mark.parametrize("command", ["ledger", "doctor", "vacuum", "rollback"])

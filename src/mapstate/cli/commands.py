@@ -9,6 +9,7 @@ import typer
 
 from mapstate.cli.copy import export
 from mapstate.cli.group import Command, CommandGroup
+from mapstate.cli.help import explain
 from mapstate.cli.look import doctor, get, ledger, ls
 from mapstate.cli.serve import serve
 from mapstate.cli.topologies import activate, deactivate, kill, monitor, rebalance, topologies
@@ -45,7 +46,7 @@ def _options(
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(ls, get, windows, watch, serve, export, ledger, doctor),
     *(vacuum, recount, advance, drop, adopt, rollback, rewind),
-    *(topologies, monitor, activate, deactivate, rebalance, kill),
+    *(topologies, monitor, activate, deactivate, rebalance, kill, explain),
 )
 for _command in _COMMANDS:
-    app.command("list" if _command is topologies else None, cls=Command)(_command)
+    app.command({topologies: "list", explain: "help"}.get(_command), cls=Command)(_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,17 +25,13 @@ class CommandGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command."""
-        with _no_url_shown():
+        with _errors_shown():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
-        try:
-            with _no_url_shown():
-                return super().invoke(ctx)
-        except MapStateError as error:
-            say(f"mapstate: {type(error).__name__}: {error.message}", err=True)
-            raise typer.Exit(2) from None
+        with _errors_shown():
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command."""
@@ -59,10 +56,19 @@ class Command(TyperCommand):
 
 
 @contextmanager
-def _no_url_shown() -> Iterator[None]:
-    """Cut off the message of a wrong argument where a URL begins: the rest may belong to it."""
+def _errors_shown() -> Iterator[None]:
+    """End with 2 for an error of mapstate, and of output that cannot be written.
+
+    Cut off the message of a wrong argument where a URL begins: the rest may belong to it.
+    """
     try:
         yield
+    except (MapStateError, OSError, SystemExit) as error:
+        said = error.__context__ if isinstance(error, SystemExit) else error  # rich's, for a closed pipe
+        say(f"mapstate: {type(said).__name__}: {said}", err=True)
+        if not isinstance(error, MapStateError):  # Python would write the rest once more at its end, and end with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(2) from None
     except _ArgumentError as error:
         url = LIKE_A_URL.search(error.message)
         if url is not None:

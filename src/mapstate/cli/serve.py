@@ -11,6 +11,7 @@ import typer
 from mapstate.cli.arguments import StoreUrl, store_url
 from mapstate.cli.show import say
 from mapstate.errors import UsageError
+from mapstate.operations.states import missing_file
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -44,6 +45,8 @@ def serve(
         raise UsageError(
             f"on {host} other machines can read all states: give a token with --token-env NAME. Nothing was started."
         )
+    if missing := missing_file(place):
+        say(f"mapstate: {missing} Its states are served once it is there.", err=True)
     from mapstate.serve import make_app  # takes long to import
     from mapstate.serve.server import run
 

@@ -122,7 +122,7 @@ def adopt(
     url: Url = None,
     state: State,
     type: Annotated[  # noqa: A002  the option's name
-        StateType, typer.Option(help="what the topology kept: [txid,curr,prev], [txid,val], or the bare value")
+        StateType, typer.Option(help="what the topology kept: \\[txid,curr,prev], \\[txid,val], or the bare value")
     ],
     key: Annotated[list[str], typer.Option(help="a key column, 'user_id string'; once for each")],
     field: Annotated[list[str], typer.Option(help="an aggregate, 'visits=Count bigint'; once for each")],

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from mapstate.backends import resolve
-from mapstate.capabilities import close_if_possible
 from mapstate.cli.arguments import AsJson, State, Url, Yes, store_url
 from mapstate.cli.show import confirm, emit, say
 from mapstate.errors import UsageError
@@ -17,14 +15,13 @@ from mapstate.operations.checkpoint import rewind as rewind_checkpoint
 from mapstate.protocol import ways_back
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.spec import check_state_name
+from mapstate.spec import opened
 from mapstate.urls import LIKE_A_URL
 
 
 def rollback(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson = False) -> None:
     """Takes the last batch back. The checkpoint has to be rewound with it."""
-    store: Any = resolve(store_url(url)).open(check_state_name(state))
-    try:
+    with opened(store_url(url), state) as store:
         record = read_ledger(store, state)
         ways_back.rollback(record)  # refuses before anybody is asked
         last = record.last_commit
@@ -35,8 +32,6 @@ def rollback(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson
         say(stop, err=as_json)
         confirm("Take it back?", yes=yes, as_json=as_json)
         after = Ledger(store, state).rollback(last.txid)
-    finally:
-        close_if_possible(store)
     due = after.owners[after.owner]
     if as_json:
         emit({"batch_id": last.batch_id, "txid": last.txid, "next_batch_id": due})

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
-from mapstate.capabilities import Scan, close_if_possible
+from mapstate.capabilities import Scan
 from mapstate.errors import KeyEncodingError, UsageError, shown
 from mapstate.keys import KeyCodec, is_index_key
 from mapstate.maps.serialized import Room
@@ -27,7 +26,7 @@ from mapstate.reader.reports import read_reports
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
-from mapstate.spec import check_state_name
+from mapstate.spec import opened
 
 FORMER_OWNER = "storm-redis"
 """The owner in a ledger that `adopt` makes: the first streaming query takes over with on_new_owner="adopt"."""
@@ -82,8 +81,7 @@ def adopt(
     fields added since are not noticed.
 
     """
-    store: Any = resolve(backend_or_url).open(check_state_name(state))
-    try:
+    with opened(backend_or_url, state) as store:
         can_scan = isinstance(store, Scan)
         if not can_scan:
             raise UsageError(f"the store of state {state!r} cannot list its keys, so it cannot be adopted.")
@@ -118,8 +116,6 @@ def adopt(
             ledger = _ledger(state, type, tuple(keys), tuple(fields), adopted)
             _make_ledger(store, msgspec.structs.replace(_with_history(ledger, history), serializer=serializer))
         return adopted
-    finally:
-        close_if_possible(store)
 
 
 class _History(NamedTuple):

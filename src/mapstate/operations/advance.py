@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.capabilities import close_if_possible
 from mapstate.errors import UsageError
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.windows import Time, number_of_caller, shown_time
-from mapstate.spec import check_state_name
+from mapstate.spec import opened
 from mapstate.windows import number_of
 
 
@@ -58,8 +56,7 @@ def advance(
         StoreError: The store failed.
 
     """
-    store: Any = resolve(backend_or_url).open(check_state_name(state))
-    try:
+    with opened(backend_or_url, state) as store:
         record = read_ledger(store, state)  # raises the better error if there is no ledger
         upkeep.check_advance(record)
         kind = record.keys[0].type
@@ -74,6 +71,4 @@ def advance(
         upkeep.advance(record, number, "", take_over=take_over, back_at=back_at)  # refuses before it writes
         if not dry_run:
             Ledger(store, state).advance(number, take_over=take_over, back_at=back_at)
-    finally:
-        close_if_possible(store)
     return Advanced(shown_time((record.last_windows() or WindowCommit()).watermark, kind), to)

@@ -11,15 +11,13 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.capabilities import close_if_possible
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.spec import check_state_name
+from mapstate.spec import opened
 
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?(?=/)")
 
@@ -53,11 +51,8 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
     the batch; StateNotFoundError, StoreError. CheckpointError where its files cannot be read or moved.
 
     """
-    store: Any = resolve(backend_or_url).open(check_state_name(state))
-    try:
+    with opened(backend_or_url, state) as store:
         ledger = read_ledger(store, state)
-    finally:
-        close_if_possible(store)
     try:
         return _rewound(ledger, _local(checkpoint), dry_run=dry_run)
     except CheckpointError:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
-from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan, close_if_possible
+from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan
 from mapstate.errors import (
     CorruptRecordError,
     KeyEncodingError,
@@ -33,7 +32,7 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.reports import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.serializers import serializer
-from mapstate.spec import check_state_name
+from mapstate.spec import opened
 
 _MOST_DEAD = 1000
 _PAGE = 1000
@@ -72,8 +71,7 @@ def examine(
         StoreError: The store failed.
 
     """
-    store: Any = resolve(backend_or_url).open(check_state_name(state))
-    try:
+    with opened(backend_or_url, state) as store:
         ledger = read_ledger(store, state)
         reports: list[BatchReport] = []
         findings = [*_capabilities(store), *_reports(store, ledger, reports), _dead(ledger), _last_batch(ledger)]
@@ -87,8 +85,6 @@ def examine(
         if isinstance(store, Checkup):
             findings += store.checkup(replay_horizon)
         return findings
-    finally:
-        close_if_possible(store)
 
 
 def _capabilities(store: Any) -> Iterator[Finding]:
@@ -104,7 +100,7 @@ def _capabilities(store: Any) -> Iterator[Finding]:
                 "warning",
                 "store",
                 f"the store offers no {capability.__name__}: {missing}",
-                "all that docs/guarantees.md lists per store",
+                "all that mapstate help guarantees lists per store",
                 "Run one driver at a time, without speculation; or use another store.",
             )
 
@@ -158,7 +154,7 @@ def _last_batch(ledger: LedgerRecord) -> Finding:
         return Finding("ok", "last batch", "none", expected)
     name = f"batch {last.batch_id} of query {last.owner}"
     if last.is_part:
-        advice = "See docs/operating.md#each-refusal-and-what-to-do, IncompleteBatchError."
+        advice = "See mapstate help IncompleteBatchError."
         return Finding("error", "last batch", f"only a part of {name} counts", expected, advice)
     if last.run is not None and (last.plan is None or last.plan.fingerprint is None):
         advice = "Keep no older copy of the checkpoint: a batch that it plans anew would be taken for a replay."
@@ -182,8 +178,7 @@ def recount(
         StoreError: The store failed.
 
     """
-    store: Any = resolve(backend_or_url).open(check_state_name(state))
-    try:
+    with opened(backend_or_url, state) as store:
         record = read_ledger(store, state)  # raises the better error if there is no ledger
         upkeep.check_recount(record)
         ledger = Ledger(store, state)
@@ -192,8 +187,6 @@ def recount(
         upkeep.recount(counted.ledger, counted.ledger, counted.found)  # refuses before it writes
         if not dry_run:
             ledger.recount(counted.ledger, counted.found)
-    finally:
-        close_if_possible(store)
     return counted
 
 

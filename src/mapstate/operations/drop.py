@@ -10,16 +10,15 @@ import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.capabilities import Drops, Scan, SpreadFences, close_if_possible
+from mapstate.capabilities import Drops, Scan, SpreadFences
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
 from mapstate.findings import named_in
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import LedgerRecord, clock_txid, encode_ledger, now
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
 from mapstate.protocol.upkeep import begin_drop
-from mapstate.spec import check_state_name
+from mapstate.spec import opened
 
 
 class Dropped(NamedTuple):
@@ -65,16 +64,13 @@ def drop(
         StoreError: The store failed.
 
     """
-    store: Any = resolve(backend_or_url).open(check_state_name(state))
-    try:
+    with opened(backend_or_url, state) as store:
         if not isinstance(store, Drops) or store.drop is None:
             raise UsageError(
                 f"the store of state {state!r} offers no Drops, so it cannot remove a state. Nothing was removed. "
                 "Remove the keys under the state's name with the store's own tools."
             )
         return _drop(store, state, force=force, dry_run=dry_run, on_page=on_page)
-    finally:
-        close_if_possible(store)
 
 
 def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callable[[Dropped], None] | None) -> Dropped:

@@ -248,6 +248,9 @@ class _Source:
         self.skip = 0
         self.shared_between_processes = backend.shared_between_processes
 
+    def __repr__(self) -> str:
+        return repr(self._backend)
+
     def open(self, state: str, *, ttl: float | None = None) -> Any:
         """See `Backend.open`."""
         backend = self._backend

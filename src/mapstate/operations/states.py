@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import ListsStates
-from mapstate.errors import ConfigurationError, CorruptRecordError, UsageError
+from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavailableError, UsageError
 from mapstate.protocol.control import is_control
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import decode_ledger
@@ -38,7 +39,16 @@ def list_states(backend_or_url: Backend | str) -> list[ListedState]:
         StoreError: The store failed.
 
     """
+    if missing := missing_file(backend_or_url):
+        raise StoreUnavailableError(missing)
     return sorted(_listed(name, ledger) for page in _pages(backend_or_url) for name, ledger in page)
+
+
+def missing_file(backend_or_url: Backend | str) -> str:
+    """What to say of a store in a file that is not there; empty for any other."""
+    path = getattr(resolve(backend_or_url), "path", None)
+    is_there = path is None or Path(path).exists()
+    return "" if is_there else f"there is no file {path!r}. The start of its job makes a SQLite file."
 
 
 def state_names(backend_or_url: Backend | str) -> Iterator[list[str]]:

@@ -15,9 +15,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan, close_if_possible
+from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan
 from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
@@ -32,7 +31,7 @@ from mapstate.protocol.records import CommitView, contains_none
 from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
-from mapstate.spec import check_state_name
+from mapstate.spec import opened
 
 _log = logging.getLogger("mapstate")
 
@@ -91,11 +90,8 @@ def vacuum(
         StoreError: The store failed.
 
     """
-    store: Any = resolve(backend_or_url).open(check_state_name(state))
-    try:
+    with opened(backend_or_url, state) as store:
         return _vacuum(store, state, page_size, take_over=take_over, beside=beside, on_page=on_page)
-    finally:
-        close_if_possible(store)
 
 
 def _vacuum(
@@ -171,7 +167,7 @@ def _say_missing(ledger: LedgerRecord, held: int | None) -> None:
     expected = ledger.keys_held()
     if expected is not None and held is not None and held < expected:
         _log.warning(
-            "state %s: the vacuum found %d keys, and the ledger says %d; see docs/operating.md#how-many-keys",
+            "state %s: the vacuum found %d keys, and the ledger says %d; see mapstate help operating#how-many-keys",
             *(ledger.state, held, expected),
         )
 
@@ -237,11 +233,8 @@ def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, st
     if ledger.last_commit is not None and not set(ledger.last_commit.apart_from) <= {name for _, name in beside}:
         check_vacuum(ledger)
     for backend_or_url, name in beside:
-        store: Any = resolve(backend_or_url).open(check_state_name(name))
-        try:
+        with opened(backend_or_url, name) as store:
             other = read_ledger(store, name)
-        finally:
-            close_if_possible(store)
         if not has_last_batch(ledger, other):
             raise UsageError(
                 f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}. The next "

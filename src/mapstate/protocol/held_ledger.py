@@ -106,7 +106,7 @@ class HeldLedger:
         """After the ledger's write: remember the ledger for the commit, and advance fences that are apart from it."""
         self.mark_begun()
         for remains in self._remains:
-            _log.warning("state %s: %s. See docs/operating.md#options-that-change", self.state, remains)
+            _log.warning("state %s: %s. See mapstate help operating#options-that-change", self.state, remains)
         self._remains = ()
         if isinstance(result, Attempt) and self._fences is not None:
             self._fences.advance_to(result.token, None if accept_loss else result.view.last)

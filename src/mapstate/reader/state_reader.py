@@ -29,7 +29,7 @@ from mapstate.protocol.records import contains_none
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
-from mapstate.spec import check_state_name
+from mapstate.spec import check_state_name, naming
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,8 +84,10 @@ def open_reader(
 
     """
     bound = checked(consistency, max_age)
-    reader = StateReader(resolve(backend_or_url), state, consistency, aggregators or {}, max_age=bound)
-    reader.ledger()
+    backend = resolve(backend_or_url)
+    reader = StateReader(backend, state, consistency, aggregators or {}, max_age=bound)
+    with naming(backend):
+        reader.ledger()
     return reader
 
 

@@ -65,6 +65,10 @@ class AerospikeStore:
         found = self._connection.retrying(self._ledger)
         return None if found is None else (found[0], (found[0], self._connection.retrying(self._cluster)))
 
+    def probe(self) -> None:
+        """See `Probes.probe`. Only reads, so a right to write that is missing comes out with the first batch."""
+        self.load()
+
     def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:  # noqa: ARG002
         """See `LedgerStore.swap`: a read, and a write that checks the generation. There is no fence to move.
 

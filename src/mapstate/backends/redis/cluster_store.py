@@ -97,6 +97,10 @@ class RedisClusterStore:
         record = self._checked(reply)
         return None if record is None else (record, (record, reply.incarnation_before))
 
+    def probe(self) -> None:
+        """See `Probes.probe`: removes a key that is not there. Asks the ledger's node alone."""
+        self._cluster.ask([Request(self._slot, (remove_equal([self._ledger + b"!probe"], b"-"),))])
+
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`; leaves the fences alone. A closed ``fence`` removes the claims up to its txid.
 

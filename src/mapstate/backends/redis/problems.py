@@ -24,6 +24,15 @@ _UNREACHABLE = (driver.ConnectionError, driver.TimeoutError, OSError, UnicodeErr
 _REDIRECTED = (driver.MovedError, driver.AskError, driver.TryAgainError)
 _CLUSTER = (*_REDIRECTED, driver.ClusterCrossSlotError)
 
+_SHAPES = {  # what a server says that is another one than the URL names
+    "DB index is out of range": "has no database of this number: see its setting 'databases'.",
+    "SELECT is not allowed in cluster mode": "belongs to a cluster, which has no databases: use redis+cluster://.",
+    "cluster support disabled": "is one server and no cluster: use redis://.",
+    "SENTINEL": "is no sentinel: redis+sentinel:// takes their addresses, mostly port 26379, and not the server's.",
+    "unknown command": "lacks a command. A sentinel answers so: use redis+sentinel://HOST:PORT/NAME. So does a server "
+    "whose commands were renamed.",
+}
+
 NOT_DONE = (*_REDIRECTED, *_NOT_READY)
 """Errors after which a command was not run, so that any command can be sent again."""
 
@@ -73,6 +82,11 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         return StoreUnavailableError, advice, True
     if isinstance(error, _CLUSTER):
         return StoreError, "belongs to a cluster, and redis:// speaks to one server: use redis+cluster://.", False
+    if isinstance(error, driver.InvalidResponse):
+        return StoreError, "is no Redis server: another kind of server answers at this port, such as for HTTP.", False
+    for said, advice in _SHAPES.items():
+        if said in text:
+            return StoreError, advice, False
     return StoreError, "refused a command; something else may use the state's Redis keys.", False
 
 

@@ -14,6 +14,7 @@ from mapstate.backends.redis.problems import another_layout
 from mapstate.backends.redis.removal import dropped
 from mapstate.backends.redis.scan_parts import cursor_of, once_each, part_of, parts_of, position_of
 from mapstate.backends.redis.wire import (
+    DISCARD,
     EXEC,
     INFO,
     MULTI,
@@ -93,6 +94,13 @@ class RedisStore:
         if layout != self._layout_text and (record is not None or layout is not None):
             raise self._elsewhere(layout, record)
         return None if record is None else (record, (record, incarnation_of(*info)))
+
+    def probe(self) -> None:
+        """See `Probes.probe`. A server checks commands as it queues them; a cluster's node finds two slots in MGET."""
+        put, replies = self._layout.put(self._layout.pack(["-"]), [b""])
+        changes = self._changes(b"", FenceToken(0, 0), is_new=True)
+        asked = [MULTI, command(b"MGET", self._ledger, self._fence), *changes, put, DISCARD]
+        self._server.ask(b"".join(asked), len(changes) + replies + 3)
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""

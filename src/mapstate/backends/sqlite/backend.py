@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import unquote
 
 from mapstate.backends.sqlite.connection import Database
 from mapstate.backends.sqlite.store import SqliteStore
@@ -74,7 +75,7 @@ class SqliteBackend:
                 "a sqlite:// URL names a file and no host: sqlite:///relative.db, or sqlite:////absolute.db with four "
                 "slashes"
             )
-        return cls(path if slash else "", **parameters_in("sqlite", query, _PARAMETERS))
+        return cls(unquote(path) if slash else "", **parameters_in("sqlite", query, _PARAMETERS))
 
     def open(self, state: str, *, ttl: float | None = None) -> SqliteStore:
         """See `Backend.open`. The file is opened with the first call that needs it."""

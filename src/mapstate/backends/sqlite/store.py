@@ -76,6 +76,10 @@ class SqliteStore:
         version = self._database.transaction("BEGIN", self._version)
         return None if version is None else (version[0], version)
 
+    def probe(self) -> None:
+        """See `Probes.probe`: takes the lock of a writer, and makes the file and its tables."""
+        self._database.transaction("BEGIN IMMEDIATE", lambda _: None, create=True)
+
     def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         """See `LedgerStore.swap`."""
         done = self.swap_all([Swap(self, record, expected, fence)])

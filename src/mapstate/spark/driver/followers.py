@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mapstate.capabilities import close_if_possible
 from mapstate.errors import StateSchemaError
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.job import Branch, Downstream, Follower
-from mapstate.spec import StateSpec
+from mapstate.spec import StateSpec, opened
 
 
 def check_followers(
@@ -54,9 +53,6 @@ def _check_fields(follower: Branch, ledger: LedgerRecord | None, query_id: str) 
 
 def ledger_of(spec: StateSpec) -> LedgerRecord | None:
     """The ledger in the state's store, None where there is none yet."""
-    store = spec.open()
-    try:
+    with opened(spec.backend, spec.state) as store:
         loaded = Ledger(store, spec.state).load()
-    finally:
-        close_if_possible(store)
     return None if loaded is None else loaded[0]

@@ -20,6 +20,7 @@ from mapstate.spark.driver.access import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 _CHANGES = re.compile(r"@[0-9a-f]+\b|_\d+\)? -> ")
 """In the text of an expression: an address in the JVM, or the number of a lambda's variable. No run has them again."""
@@ -47,9 +48,18 @@ class Only:
         return frame.select(self.column)
 
 
-def has_expressions(aggregates: Mapping[str, Aggregator]) -> bool:
-    """Whether an aggregator has an expression in place of a column name."""
-    return any(is_column(value) for aggregator in aggregates.values() for value in vars(aggregator).values())
+def has_expressions(aggregates: Mapping[str, Aggregator], schema: StructType) -> bool:
+    """Whether an aggregator has an expression, or a field of a struct, in place of a column name."""
+    values = (value for aggregator in aggregates.values() for value in vars(aggregator).values())
+    return any(map(is_column, values)) or bool(nested_in(aggregates, schema))
+
+
+def nested_in(aggregates: Mapping[str, Aggregator], schema: StructType) -> dict[str, Column]:
+    """The fields of structs that aggregators name as ``struct.field``, by that name."""
+    names: list[Any] = [name for one in aggregates.values() for name in one.columns()]  # or expressions
+    parts = {name: name.partition(".") for name in names if isinstance(name, str) and name not in schema.names}
+    structs = {field.name: getattr(field.dataType, "names", ()) for field in schema.fields}
+    return {name: column_of(a).getField(b) for name, (a, _, b) in parts.items() if b in structs.get(a, ())}
 
 
 def expressions_of(

@@ -9,7 +9,7 @@ from mapstate.aggregators import Aggregator
 from mapstate.spark.driver.job import Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.steps.batch_aggregate import Links
-from mapstate.spark.steps.expressions import Only, analysed, expressions_of, has_expressions
+from mapstate.spark.steps.expressions import Expressions, Only, analysed, expressions_of, has_expressions, nested_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -58,7 +58,7 @@ class ChainedAggregate(Generic[R]):
     def chainEnd(self) -> R:
         """The rows that they emit."""
         rows, links = self._rows, self._links
-        if has_expressions(links.aggregators):
+        if has_expressions(links.aggregators, rows.schema):
             rows, named = with_expressions(rows, links.aggregators)
             links = links.over_columns(named)
         return rows.with_step(links.over(rows.schema, self._keys), by_row=False)
@@ -76,6 +76,7 @@ def with_expressions(rows: R, aggregates: Mapping[str, Aggregator]) -> tuple[R, 
             return name
 
     expressions, named = expressions_of(aggregates, rows.schema.names, spark_name)
+    expressions = Expressions(nested_in(aggregates, rows.schema) | {**expressions.columns})
     if not expressions.columns:
         return rows, named
     more = rows.with_step(expressions, by_row=True)

@@ -73,6 +73,8 @@ class GroupedStream(Generic[Kept, R]):
         Nothing is connected yet. Raises ConfigurationError: UnknownColumnError, UnsupportedTypeError,
         DuplicateNameError, NotPicklableError.
         """
+        from pyspark.sql import SparkSession
+
         if not isinstance(state, StateSpec):
             raise ConfigurationError(
                 f"persistentAggregate needs a spec such as opaque(url), not a {type(state).__name__}"
@@ -87,7 +89,7 @@ class GroupedStream(Generic[Kept, R]):
                     f"{name} is a {kind_of(one)}, not an aggregator: write {name}=Count(), or an instance of a "
                     "CombinerAggregator or ReducerAggregator of your own"
                 )
-        if has_expressions(aggregates):
+        if has_expressions(aggregates, self._schema):
             rows, named = with_expressions(self._rows, aggregates)
             by = tuple(key.name for key in self._keys)
             return GroupedStream(rows, by).persistentAggregate(state, **named)
@@ -105,7 +107,9 @@ class GroupedStream(Generic[Kept, R]):
         for one in adapted.values():
             names = one.columns() or self._all_unless_native(one)
             read |= {name: column_type(types, name, one) for name in names}
-        for name in read:
+        session = SparkSession.getActiveSession()
+        tells_case = session is not None and session.conf.get("spark.sql.caseSensitive") == "true"
+        for name in () if tells_case else read:
             same = [other for other in self._names if other.casefold() == name.casefold()]
             if len(same) > 1:
                 raise DuplicateNameError(

@@ -11,7 +11,7 @@ from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
 from mapstate.spark.driver.repeats import branches_of
-from mapstate.spark.streams.starting import start_query
+from mapstate.spark.streams.starting import say_last, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -111,11 +111,7 @@ class Query:
         self._driver = None
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Applies one micro-batch. What Spark calls, on the driver.
-
-        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts, unless a function that follows the commit raised it.
-        """
+        """See `Startable.__call__`."""
         if not self.plan.branches and not self.plan.behind:
             raise UsageError(f"the stream {self.name!r}{self._owner} has no state to keep")
         if self._driver is None:
@@ -195,4 +191,6 @@ class Startable:
             options=options or {},
         )
         query.served = started if is_connect(query.df) else None
+        if query.served is None:
+            say_last(started, lambda: query.last_error)
         return started

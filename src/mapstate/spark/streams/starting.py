@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mapstate.errors import ConfigurationError, UsageError
+from mapstate.capabilities import Probes
+from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
 from mapstate.spark.driver.access import access_of, is_connect
 from mapstate.spark.driver.job import Branch
+from mapstate.spec import opened
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,6 +48,11 @@ def start_query(
             "refused, because the state is the first one's. Nothing was started. checkpointLocation=None is for a "
             "query that is started once"
         )
+    else:
+        for branch in branches:
+            with opened(branch.job.spec.backend, branch.job.spec.state) as store:
+                if isinstance(store, Probes):
+                    store.probe()  # raises here what the first batch would, but for the text that Spark puts around it
     writer = df.writeStream.foreachBatch(called).outputMode(outputMode)
     if trigger is not None:
         if not isinstance(trigger, (str, Mapping)):
@@ -59,3 +66,17 @@ def start_query(
         check_first_offsets(str(checkpointLocation))
         writer = writer.option("checkpointLocation", str(checkpointLocation))
     return writer.options(**options).start()
+
+
+def say_last(query: StreamingQuery, error_of: Callable[[], MapStateError | None]) -> None:
+    """Have what the query raises end with the message of our error, below all that Spark says of its own."""
+
+    def awaitTermination(timeout: int | None = None) -> bool | None:
+        try:
+            return wait(timeout)
+        except Exception as error:
+            if (ours := error_of()) is not None:
+                error.add_note(f"{type(ours).__name__}: {ours}")
+            raise
+
+    wait, query.awaitTermination = query.awaitTermination, awaitTermination  # type: ignore[method-assign]
