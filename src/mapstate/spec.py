@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from mapstate.backends import resolve
@@ -29,6 +30,7 @@ Repeat = Literal["refuse", "allowed"]
 CHUNK_SIZE = 2000
 """Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
 
+_MOST_PAGES = 10  # of states that are listed to find like names: a server may have millions of keys
 _LONGEST = 10**10  # seconds; a server adds them to its clock, in milliseconds of 64 bits
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -245,7 +247,7 @@ def naming(backend: Backend) -> Iterator[None]:
         names: list[str] = []
         if isinstance(backend, ListsStates):
             with suppress(MapStateError):
-                names = [name for page in backend.states() for name, _ in page]
+                names = [name for page in islice(backend.states(), _MOST_PAGES) for name, _ in page]
         like = ", ".join(map(shown, get_close_matches(error.state, names)))
         where = f"{error} The store is {backend!r}{like and f', which has {like}'}."
         raise StateNotFoundError(where, **error.facts) from None
