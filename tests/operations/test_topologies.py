@@ -358,8 +358,9 @@ def test_the_deployment_of_the_service_calls_it_as_it_is():
     assert context.params["token_env"] in {one["name"] for one in container["env"]}
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"]["path"] == "/health"
+    for probe, path in (("readinessProbe", "/ready"), ("livenessProbe", "/health")):
+        assert container[probe]["httpGet"]["path"] == path
+    assert container["readinessProbe"]["timeoutSeconds"] > 3  # as long as /ready may take
 
 
 def test_the_extras_that_the_manifests_name_exist():

@@ -16,7 +16,9 @@ from mapstate.drpc import DRPCClient
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.protocol.control import rebalance
 from mapstate.protocol.stored_ledger import check_page_size
+from mapstate.serve import make_app
 from mapstate.serve.drpc import Calls
+from mapstate.spark import DRPCServer
 from mapstate.spark.steps.spread import broadcast, spread
 from mapstate.spark.streams.windows import windows_of
 from mapstate.trident import FirstN
@@ -43,7 +45,8 @@ NUMBERS: dict[str, tuple[Declare, Any, Any, list[Any]]] = {
     "rows of FirstN": (FirstN, 1, 2**31 - 1, [0, 10**30, HUGE]),
     "rows of a window": (lambda v: SlidingCountWindow.of(v, v), 1, 2**61, [0, 2**61 + 1, HUGE]),
     "timeout of a DRPC client": (lambda v: DRPCClient("h", timeout=v), 0.001, 86_400, [0, 86_401, 1e300, HUGE]),
-    "timeout of a DRPC server": (lambda v: Calls({}, seconds=v), 0.001, 86_400, [0, 86_401, 1e300, HUGE]),
+    "timeout of a DRPC server": (lambda v: DRPCServer(None, timeout=v), 0.001, 86_400, [0, 86_401, 1e300, HUGE]),
+    "timeout of a service": (lambda v: make_app("memory://", timeout=v), 0.001, 86_400, [0, 86_401, 1e300, HUGE]),
     "most_waiting": (lambda v: Calls({}, most_waiting=v), 1, 2**31 - 1, [0, HUGE]),
 }
 

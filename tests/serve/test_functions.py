@@ -21,6 +21,8 @@ from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
 from mapstate.serve.answers import Problem
 from mapstate.serve.drpc import Calls
+from mapstate.serve.guard import Guard
+from mapstate.testing import wait_for
 
 N = (Field("n", "Sum(n)", "bigint"),)
 MODULE = '''
@@ -118,7 +120,9 @@ def test_a_state_that_is_not_there_is_not_found(url, module):
         drop(url, "s")
         assert [asked(client, "total", "a")[0] for _ in range(2)] == [404, 404]
         Job(url).batch(a=2)
-        assert asked(client, "total", "a") == (200, {"result": {"total": 2}})
+        wait_for(
+            lambda: asked(client, "total", "a") == (200, {"result": {"total": 2}}), "the state that was made again"
+        )
 
 
 @pytest.mark.parametrize("name", ["twice", "swallows"])
@@ -166,8 +170,10 @@ def test_bounds_of_time_and_number():
         return error.response()
 
     def app(seconds):
-        calls = Calls({"waits": waits}, most_waiting=3, seconds=seconds)
-        return Starlette(routes=[calls.route()], exception_handlers={Problem: of_problem})
+        calls = Calls({"waits": waits}, most_waiting=3)
+        made = Starlette(routes=[calls.route()], exception_handlers={Problem: of_problem})
+        made.add_middleware(Guard, token=None, local_only=False, seconds=seconds)
+        return made
 
     with TestClient(app(0.05)) as client:
         assert asked(client, "waits")[0] == 504

@@ -35,7 +35,7 @@ def api(tmp_path_factory):
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 CALLS = ["/states", "/states/{state}", "/states/{state}/values", "/states/{state}/scan", "/states/{state}/windows"]
-CALLS += ["/states/{state}/windows/{end}", "/metrics", "/health"]
+CALLS += ["/states/{state}/windows/{end}", "/metrics", "/health", "/ready"]
 
 
 def test_every_call_but_events_is_tried(api):

@@ -31,6 +31,7 @@ def serve(
         str | None,
         typer.Option(metavar="MODULE", help="functions over states that POST /drpc/NAME calls", show_default=False),
     ] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="within which a request is answered")] = 10.0,
 ) -> None:
     """Answers reads over HTTP, with a live page, until Ctrl-C. It only reads the store.
 
@@ -52,5 +53,5 @@ def serve(
 
     if functions is not None:
         sys.path.insert(0, "")  # as python -m has it, and a console script has not
-    app = make_app(place, token=token, local_only=is_local and token is None, functions=functions)
+    app = make_app(place, token=token, local_only=is_local and token is None, functions=functions, timeout=timeout)
     run(app, host, port, on_start=lambda address: say(f"Serving on {address} (Ctrl-C ends it)", err=True))

@@ -20,13 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backing_map import Backend
-from mapstate.errors import (
-    CorruptRecordError,
-    LedgerError,
-    MapStateError,
-    MissingKeysError,
-    UsageError,
-)
+from mapstate.errors import CorruptRecordError, LedgerError, MapStateError, MissingKeysError, UsageError, check_range
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import WindowCommit
@@ -55,6 +49,7 @@ from mapstate.values import plain
 MOST_KEYS = 10_000  # of one POST
 MOST_SCANS = 16
 MOST_SECONDS = 60.0  # of one wait
+_CLOSE_SECONDS = 2.0  # for the connections to the store to be closed
 _PAGE = 2_000  # keys of a page of a scan
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
@@ -72,17 +67,19 @@ def make_app(
     aggregators: Mapping[str, Mapping[str, Aggregator]] | None = None,
     local_only: bool = False,
     functions: str | None = None,
+    timeout: float = 10.0,
 ) -> Starlette:
     """The service as an ASGI application: for ``mapstate serve``, or mounted in a server of your own.
 
     Args:
         store: The URL of a store, or its backend. It is only read.
         token: What a caller has to send as ``Authorization: Bearer``; None asks for nothing. The page itself and
-            ``/health`` hold no data, and need none.
+            ``/health`` and ``/ready`` hold no data, and need none.
         aggregators: A user's own aggregators by state and field, if readers shall show their results.
         local_only: Refuse requests that were sent to another name than this machine's own, as a page of another site
             can make a browser do.
         functions: The name of a module whose functions ``POST /drpc/NAME`` calls, each with states and the arguments.
+        timeout: Seconds within which a request is answered, a 503 at worst.
 
     Raises:
         ConfigurationError: The URL cannot be used, or the module cannot be imported or has no function.
@@ -90,21 +87,23 @@ def make_app(
     """
     if token is not None and not token.strip():
         raise UsageError("the token is empty. Nothing was started.")
-    own = None if functions is None else Functions(store, functions)
-    service = _Service(States(store, aggregators=aggregators), {} if own is None else own.functions)
+    check_range("timeout", timeout, 0.001, 86_400, " of seconds")
+    states = States(store, aggregators=aggregators)
+    own = None if functions is None else Functions(states, functions)
+    service = _Service(states, {} if own is None else own.functions)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         if own is not None:
             own.close()
-        await service.close()
+        await asyncio.wait({asyncio.create_task(service.close())}, timeout=_CLOSE_SECONDS)
 
     handlers: Any = {Problem: _of_problem, MapStateError: service.failed, HTTPException: _of_http}
     handlers |= {ClientDisconnect: _of_disconnect, Exception: _of_defect}
     app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False  # to what the client calls this host
-    app.add_middleware(Guard, token=token, local_only=local_only, metrics=service.metrics)
+    app.add_middleware(Guard, token=token, local_only=local_only, metrics=service.metrics, seconds=timeout)
     return app
 
 
@@ -130,6 +129,7 @@ class _Service:
             Route("/metrics", self.measured, methods=["GET"]),
             Route("/openapi.json", self.document, methods=["GET"]),
             Route("/health", _health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
             Route("/", _page_file("page.html", "text/html"), methods=["GET"]),
             Route("/page.css", _page_file("page.css", "text/css"), methods=["GET"]),
             Route("/page.js", _page_file("page.js", "text/javascript"), methods=["GET"]),
@@ -283,6 +283,14 @@ class _Service:
         """What Prometheus asks for."""
         return Response(await self.metrics.text(), media_type=self.metrics.media_type)
 
+    async def ready(self, request: Request) -> Response:
+        """Whether the store answers. Anybody may ask, so the answer says nothing else."""
+        try:
+            await self._states.check_answers()
+        except (MapStateError, TimeoutError) as error:
+            raise Problem(503, "The store does not answer.", retry_after=1, error=type(error).__name__) from None
+        return await _health(request)
+
     async def failed(self, request: Request, error: Exception) -> Response:
         """The answer for an error of mapstate. A state that is gone is not sought again for a while."""
         assert isinstance(error, MapStateError)  # noqa: S101  for the type checker; Starlette calls by class
@@ -311,6 +319,7 @@ class _Service:
             seconds = request.query_params.get("wait", "10")
             if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", seconds, re.ASCII) or float(seconds) > MOST_SECONDS:
                 raise BadRequest(f"wait is a number of seconds, at most {MOST_SECONDS:g}.")
+            request.scope["mapstate.request"].wait(float(seconds))
             await self._commits.reached(name, least, float(seconds))
         return await self._states.state(name)
 

@@ -10,37 +10,23 @@ import asyncio
 import importlib
 import inspect
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mapstate.backends import resolve
-from mapstate.backing_map import Backend
-from mapstate.errors import (
-    ConfigurationError,
-    LedgerLostError,
-    MapStateError,
-    StaleBatchError,
-    StateNotFoundError,
-    check_range,
-    cut,
-)
-from mapstate.reader import StateReader, open_reader
+from mapstate.errors import ConfigurationError, MapStateError, StaleBatchError, check_range, cut
 from mapstate.serve.answers import Busy, Problem, line
+from mapstate.serve.merged import Values
 from mapstate.serve.parameters import body_of
-from mapstate.serve.states import check_is_there
+from mapstate.serve.states import States
 from mapstate.urls import LIKE_A_URL
 from mapstate.values import plain
 
 MOST_WAITING = 1_000
-SECONDS = 60.0
-
 _TRIES = 10
 _THREADS = 16
 
@@ -53,14 +39,10 @@ Execute = Callable[[str], Awaitable[Any]]
 class Calls:
     """The calls of all functions, with their bounds."""
 
-    def __init__(
-        self, functions: Mapping[str, Execute], *, most_waiting: int = MOST_WAITING, seconds: float = SECONDS
-    ) -> None:
+    def __init__(self, functions: Mapping[str, Execute], *, most_waiting: int = MOST_WAITING) -> None:
         check_range("most_waiting", most_waiting, 1)
-        check_range("timeout", seconds, 0.001, 86_400, " of seconds")
         self._functions = functions
         self._most_waiting = most_waiting
-        self._seconds = seconds
         self._waiting = 0
 
     def route(self) -> Route:
@@ -75,23 +57,17 @@ class Calls:
         if self._waiting >= self._most_waiting:
             raise Busy(f"{self._waiting} requests wait.")
         self._waiting += 1
-        limit = asyncio.timeout(self._seconds)
         try:
-            async with limit:
-                try:
-                    args = (await body_of(request)).decode()
-                except UnicodeDecodeError:
-                    raise Problem(400, "The arguments are text in UTF-8.") from None
-                result = await self._functions[name](args)
+            try:
+                args = (await body_of(request)).decode()
+            except UnicodeDecodeError:
+                raise Problem(400, "The arguments are text in UTF-8.") from None
+            result = await self._functions[name](args)
         except (Problem, MapStateError):
             raise
         except Exception as error:  # noqa: BLE001  anybody's function
-            if limit.expired():
-                found = Problem(504, f"The function has not answered in {self._seconds:g} seconds.", retry_after=1)
-            else:
-                _log.warning("the DRPC function %s failed: %s", name, type(error).__name__)
-                found = Problem(500, _said(error), error=type(error).__name__)
-            raise found from None
+            _log.warning("the DRPC function %s failed: %s", name, type(error).__name__)
+            raise Problem(500, _said(error), error=type(error).__name__) from None
         finally:
             self._waiting -= 1
         return Response(line({"result": result}), media_type="application/json", headers={"Cache-Control": "no-store"})
@@ -111,14 +87,12 @@ class Functions:
     repeated, so a function must do nothing but read.
     """
 
-    def __init__(self, store: Backend | str, module: str) -> None:
+    def __init__(self, states: States, module: str) -> None:
         try:
             found = importlib.import_module(module)
         except ImportError as error:
             raise ConfigurationError(f"the module {module!r} of --functions cannot be imported: {error}") from error
-        self._backend = resolve(store)
-        self._readers: dict[str, StateReader] = {}
-        self._opening = threading.Lock()
+        self._states = states
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="mapstate-function")
         self.functions: dict[str, Execute] = {
             name: self._execute(function)
@@ -129,34 +103,22 @@ class Functions:
             raise ConfigurationError(f"the module {module!r} of --functions defines no function")
 
     def close(self) -> None:
-        """Close all readers."""
-        self._pool.shutdown(cancel_futures=True)
-        for reader in self._readers.values():
-            reader.close()
-
-    def reader(self, name: str) -> StateReader:
-        """The reader of a state, which all threads share. Raises the errors of `open_reader`."""
-        with self._opening:
-            if name not in self._readers:
-                check_is_there(self._backend, name)
-                self._readers[name] = open_reader(self._backend, name)
-            return self._readers[name]
-
-    def forget(self, name: str) -> None:
-        """Open the state anew at the next call: it is gone, and its reader would look for records. Not closed yet."""
-        with self._opening:
-            self._readers.pop(name, None)
+        """Take no call any more. One that hangs in its function goes on."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _execute(self, function: Callable[[PinnedStates, str], Any]) -> Execute:
         async def execute(args: str) -> Any:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, self._call, function, args)
+            states = PinnedStates(self._states)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, function, args, states)
+            finally:
+                states.end()
 
         return execute
 
-    def _call(self, function: Callable[[PinnedStates, str], Any], args: str) -> Any:
+    def _call(self, function: Callable[[PinnedStates, str], Any], args: str, states: PinnedStates) -> Any:
         for _ in range(_TRIES):
-            states = PinnedStates(self)
+            states.begin()
             try:
                 result = plain(function(states, args))
             except StopIteration as error:  # which no future can hold
@@ -175,36 +137,57 @@ class Functions:
 
 
 class PinnedStates:
-    """The states that one call of a function reads."""
+    """The states that one call of a function reads, on the event loop: what it reads ends with its request."""
 
-    def __init__(self, functions: Functions) -> None:
-        self._functions = functions
+    def __init__(self, states: States) -> None:
+        self._opened, self._loop = states, asyncio.get_running_loop()
+        self._last: Future[Values] | None = None
+        self._have_ended = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the batches that were read: the call begins."""
         self._states: dict[str, _Pinned] = {}
         self.have_moved = False
 
+    def end(self) -> None:
+        """Nobody waits for the call any more. On the event loop."""
+        self._have_ended = True
+        if self._last is not None:
+            self._last.cancel()
+
     def __getitem__(self, name: str) -> _Pinned:
-        if name not in self._states:
-            forget = partial(self._functions.forget, name)
-            self._states[name] = _Pinned(self, self._functions.reader(name), forget)
-        return self._states[name]
+        return self._states.setdefault(name, _Pinned(self, name))
+
+    def multi_get_as_of(self, name: str, keys: Sequence[Any]) -> Values:
+        """See `StateReader.multi_get_as_of`."""
+        self._last = read = asyncio.run_coroutine_threadsafe(self._read(name, keys), self._loop)
+        if self._have_ended:
+            read.cancel()
+        try:
+            return read.result()
+        except CancelledError:  # becomes one that is no Exception: no function goes on with another read
+            raise asyncio.CancelledError from None
+
+    async def _read(self, name: str, keys: Sequence[Any]) -> Values:
+        try:
+            return await (await self._opened.state(name)).merged.multi_get(keys)
+        except MapStateError as error:
+            await self._opened.lose_if_gone(name, error)
+            raise
 
 
 class _Pinned:
     """One state as of the batch of the call's first read."""
 
-    def __init__(self, states: PinnedStates, reader: StateReader, forget: Callable[[], None]) -> None:
+    def __init__(self, states: PinnedStates, name: str) -> None:
         self._states = states
-        self._reader = reader
-        self._forget = forget
+        self._name = name
         self._contents: tuple[Any, ...] | None = None
 
     def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
         """As `StateReader.multi_get`."""
-        try:
-            values, ledger = self._reader.multi_get_as_of(keys)
-        except (StateNotFoundError, LedgerLostError):
-            self._forget()
-            raise
+        values, ledger = self._states.multi_get_as_of(self._name, keys)
         if ledger.type == "opaque":
             contents = ledger.contents()
             if self._contents not in (None, contents):

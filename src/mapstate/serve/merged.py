@@ -35,7 +35,7 @@ class MergedReads:
         self._reader = reader
         self._waiting: list[_Waiting] = []
         self._keys_waiting = 0
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], list[_Waiting]] = {}
         self.reads = 0
 
     async def multi_get(self, keys: Sequence[Key]) -> Values:
@@ -43,25 +43,36 @@ class MergedReads:
         if self._keys_waiting and self._keys_waiting + len(keys) > _MOST_WAITING:
             raise Busy(f"{self._keys_waiting} keys wait for the store.")
         values: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(keys, values))
+        request = _Waiting(keys, values)
+        self._waiting.append(request)
         self._keys_waiting += len(keys)
         self._start()
-        return await values
+        try:
+            return await values
+        finally:
+            if values.cancelled():  # nobody waits for it any more: its place is free, and that of a read for such alone
+                left = [one for one in self._waiting if one is not request]
+                self._keys_waiting -= len(keys) * (len(self._waiting) - len(left))
+                self._waiting = left
+                for task, taken in self._running.items():
+                    if taken and all(one.values.cancelled() for one in taken):
+                        task.cancel()
 
     def _start(self) -> None:
         """Start a read, if there is something to read and not enough is under way."""
         if self._waiting and len(self._running) < _MOST_AT_ONCE:
-            task = asyncio.create_task(self._read())
-            self._running.add(task)
+            taken: list[_Waiting] = []
+            task = asyncio.create_task(self._read(taken))
+            self._running[task] = taken
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        del self._running[task]
         self._start()
 
-    async def _read(self) -> None:
+    async def _read(self, taken: list[_Waiting]) -> None:
         await asyncio.sleep(0)  # requests that arrived with this one come along
-        taken, count = list[_Waiting](), 0
+        count = 0
         for request in self._waiting:
             if taken and count + len(request.keys) > _MOST_KEYS:
                 break

@@ -142,6 +142,7 @@ def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
             "/health": {
                 "get": _call("health", "Whether the service answers", {"200": _answer("it does", _ref("Health"))})
             },
+            "/ready": {"get": _call("ready", "Whether the store answers", {"200": _answer("it does", _ref("Health"))})},
             **computed,
         },
         "components": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ def run(app: ASGIApp, host: str, port: int, *, on_start: Callable[[str], object]
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # by which it ends at last: Python would wait for all threads
         server_of(app).run(sockets=[bound])
 
 
@@ -95,10 +97,13 @@ class _Impatient(HttpToolsProtocol):
         self._expect(_HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
+        """Stop the clocks, and end the request that is under way."""
         self._expect(None)
         self.resume_writing()
         super().connection_lost(exc)
+        cycle: Any = self.cycle  # None before the first head
+        if cycle is not None and "mapstate.request" in cycle.scope:
+            cycle.scope["mapstate.request"].within(0)
 
     def data_received(self, data: bytes) -> None:
         """Cut off a head that is too long, and one that does not come after all: a line end may stand before it."""

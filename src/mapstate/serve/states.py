@@ -26,6 +26,7 @@ from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
+from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.windows import Time, Window
 from mapstate.serve.answers import BadRequest, Forms, View
 from mapstate.serve.merged import MergedReads
@@ -39,6 +40,7 @@ _REFRESH_SHARE = 20  # times what a listing takes, between two of them
 MOST_OPEN = 1_000
 """States that are listed and followed, each with a connection or more."""
 _MORE_OPEN = 100  # that are asked for by their names
+_READY_SECONDS = 3.0
 _MOST_BESIDE = 8  # reads of one state beside those that are merged, and scans
 
 
@@ -124,6 +126,7 @@ class States:
         self._names: asyncio.Task[list[str]] | None = None
         self._list_again_at = 0.0
         self._closed_reads = 0
+        self._asking: asyncio.Task[None] | None = None
 
     async def names(self) -> list[str]:
         """The states by name: those of the last listing, and those that were asked for since; at most `MOST_OPEN`.
@@ -176,10 +179,26 @@ class States:
             check_state_name(name)
         except ConfigurationError:
             raise StateNotFoundError("there is no state of this name: no state can have it") from None
-        await asyncio.to_thread(check_is_there, self._backend, name)
+        await self._check_is_there(name)
         aggregators = self._aggregators.get(name, {})
         reader = await open_async_reader(self._backend, name, aggregators=aggregators)
         return OpenState(reader, aggregators)
+
+    async def check_answers(self) -> None:
+        """Raise the store's error, or TimeoutError, where it does not answer in time. One asks, for all who ask now."""
+        if self._asking is None or self._asking.done():
+            name = next(reversed(self._open), "ready")  # a user of the store may have rights to some states only
+            self._asking = asyncio.create_task(asyncio.wait_for(self._check_is_there(name), _READY_SECONDS))
+        with suppress(StateNotFoundError):
+            await asyncio.shield(self._asking)
+
+    async def _check_is_there(self, name: str) -> None:
+        if isinstance(self._backend, EventLoops):  # a call that hangs holds no thread, and can be ended
+            from mapstate.event_loop import on_loop
+
+            await on_loop(check_is_there, self._backend.on_event_loop(), name)
+        else:
+            await asyncio.to_thread(check_is_there, self._backend, name)
 
     async def lose_if_gone(self, name: str, error: MapStateError) -> None:
         """Remember that an open state is gone, if ``error`` says so.

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mapstate.drpc import PORT
-from mapstate.errors import ConfigurationError, UsageError, missing_driver
+from mapstate.errors import ConfigurationError, UsageError, check_range, missing_driver
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.streams.stream import Stream, newStream
@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 
 from mapstate.errors import MapStateError
 from mapstate.serve.answers import Problem, problem_of
-from mapstate.serve.drpc import MOST_WAITING, SECONDS, Calls, Execute
+from mapstate.serve.drpc import MOST_WAITING, Calls, Execute
 from mapstate.serve.guard import Guard
 from mapstate.serve.server import listening, server_of
 
@@ -65,7 +65,7 @@ class DRPCServer:
         port: int = PORT,
         token: str | None = None,
         most_waiting: int = MOST_WAITING,
-        timeout: float = SECONDS,
+        timeout: float = 60.0,
     ) -> None:
         is_local = host in _LOCAL
         if token is None and not is_local:
@@ -76,10 +76,11 @@ class DRPCServer:
         self._place = host, port
         self._functions: dict[str, Execute] = {}
         self._jobs: list[_Jobs] = []
-        calls = Calls(self._functions, most_waiting=most_waiting, seconds=timeout)
+        check_range("timeout", timeout, 0.001, 86_400, " of seconds")
+        calls = Calls(self._functions, most_waiting=most_waiting)
         handlers: Any = {Problem: _of_problem, MapStateError: _of_error, HTTPException: _of_http}
         self._app = Starlette(routes=[calls.route()], exception_handlers=handlers)
-        self._app.add_middleware(Guard, token=token, local_only=is_local and token is None, metrics=None)
+        self._app.add_middleware(Guard, token=token, local_only=is_local and token is None, seconds=timeout)
         self._open = ExitStack()
         self._has_ended = False
         self.address = ""
