@@ -29,7 +29,8 @@ def plain(value: Any, kind: str = "any") -> Any:
     tuple in Python. Raises UnsupportedTypeError for a variant.
     """
     if value is None or isinstance(value, bool | int | str):
-        return value
+        is_months = value is not None and kind.startswith("interval ")
+        return f"{'-' * (value < 0)}P{abs(value)}M" if is_months else value
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, Decimal):
