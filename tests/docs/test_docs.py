@@ -35,7 +35,7 @@ def blocks(page: Path) -> list[str]:
 
 def save_named(page: Path, folder: Path) -> list[str]:
     """Save the blocks that begin with the name of their file. Returns the names."""
-    named = {name[1]: code for code in blocks(page) if (name := NAMED.match(code))}
+    named = {found[1]: code for code in blocks(page) if (found := NAMED.match(code))}
     for name, code in named.items():
         (folder / name).write_text(code)
     return list(named)
