@@ -29,8 +29,7 @@ def plain(value: Any, kind: str = "any") -> Any:
     tuple in Python. Raises UnsupportedTypeError for a variant.
     """
     if value is None or isinstance(value, bool | int | str):
-        is_months = value is not None and kind.startswith("interval ")
-        return f"{'-' * (value < 0)}P{abs(value)}M" if is_months else value
+        return f"{'-' * (value < 0)}P{abs(value)}M" if isinstance(value, int) and kind[:9] == "interval " else value
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, Decimal):

@@ -113,12 +113,10 @@ def get(*, place: Place, as_json: AsJson = False) -> None:
         rows = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
         if rows:
             show_rows(console(), record, rows)
-        cells = JsonRows(record.keys, ()).cells
         for key, value in zip(keys, values, strict=True):
             if value is None:
-                said = (
-                    "that was given" if any(map(LIKE_A_URL.search, texts)) else cut(" ".join(cells(key, None)) or "()")
-                )
+                parts = JsonRows(record.keys, ()).cells(key, None)
+                said = "that was given" if any(map(LIKE_A_URL.search, texts)) else cut(" ".join(parts) or "()")
                 say(f"mapstate: state {state!r} has no key {said}", err=True)
     if None in values:
         raise typer.Exit(1)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MOST_OF_A_JOB = 1_000
-_YEARS = re.compile(r'(ype":)"interval (?:year|month)[^"]*"')
+_YEARS = re.compile(r'(ype":)"interval (?:year|month)[^"]*"')  # a quote inside of a column's name is escaped
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 Steps = Callable[[Stream], Stream]
@@ -282,18 +282,10 @@ def _in_months(rows: DataFrame) -> DataFrame:
     """Cast intervals of years and months, also inside of other values, to numbers of months: Arrow gets no others."""
     from pyspark.sql.types import StructType
 
-    found = rows.schema.json()  # where a quote inside of a name is escaped
-    if not _YEARS.search(found):
-        return rows
-    months, numbers = (
-        StructType.fromJson(json.loads(_YEARS.sub(rf'\1"{kind}"', found))) for kind in ("interval month", "integer")
-    )
-    return rows.select(
-        *(
-            column_of(one.name).cast(one.dataType).cast(other.dataType).alias(one.name)
-            for one, other in zip(months, numbers, strict=True)
-        )
-    )
+    for kind in ("interval month", "integer") if _YEARS.search(rows.schema.json()) else ():
+        made = StructType.fromJson(json.loads(_YEARS.sub(rf'\1"{kind}"', rows.schema.json())))
+        rows = rows.select(*(column_of(one.name).cast(one.dataType).alias(one.name) for one in made))
+    return rows
 
 
 async def _of_problem(_: Any, error: Any) -> Any:
