@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
+from html import escape
 from typing import Any
 
 import msgspec
 
-from mapstate.errors import UnsupportedTypeError
+from mapstate.errors import UnsupportedTypeError, cut
 from mapstate.serializers.value_types import inner_types, item_type, struct_fields
 
 SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
@@ -29,7 +30,7 @@ def plain(value: Any, kind: str = "any") -> Any:
     tuple in Python. Raises UnsupportedTypeError for a variant.
     """
     if value is None or isinstance(value, bool | int | str):
-        return value
+        return f"{'-' * (value < 0)}P{abs(value)}M" if isinstance(value, int) and kind[:9] == "interval " else value
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, Decimal):
@@ -71,6 +72,12 @@ def text(value: Any, kind: str = "any") -> str:
 def json_text(value: Any, kind: str = "any") -> str | None:
     """A value as the text of its JSON, None for null."""
     return None if value is None else _encoder.encode(plain(value, kind)).decode()
+
+
+def html_table(title: str, rows: Iterable[Iterable[Any]]) -> str:
+    """Rows of text and numbers as a table for a notebook, each cell cut and escaped. It never fails."""
+    cells = ["".join(f"<td>{escape(cut('' if part is None else part))}</td>" for part in row) for row in rows]
+    return f"<table><caption>{escape(title)}</caption>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def in_column(value: Any, kind: str) -> Any:

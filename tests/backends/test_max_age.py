@@ -67,6 +67,7 @@ WITHOUT_WINDOWS: dict[str, Callable[[Any], Any]] = {
     "pages_as_of": lambda reader: list(reader.pages_as_of()),
     "to_arrow": lambda reader: reader.to_arrow(),
     "to_pandas": lambda reader: reader.to_pandas(),
+    "to_polars": lambda reader: reader.to_polars(),
     "position": lambda reader: reader.position(),
     "changed_keys": lambda reader: reader.changed_keys(Position(START, START), Position(START, START)),
 }
@@ -106,7 +107,7 @@ def test_no_call_answers_as_of_a_commit_that_is_older_than_max_age(url, opened, 
         date(url, ago(0))
         for name, call in calls.items():
             found = call(reader)
-            assert name.endswith(("as_of", "count_keys", "to_arrow", "to_pandas")) or found == right[name]
+            assert name.endswith(("as_of", "count_keys", "to_arrow", "to_pandas", "to_polars")) or found == right[name]
     for bound in (dt.timedelta(hours=2), 2 * HOUR, None):
         date(url, ago(HOUR))
         with opened(url, "s", max_age=bound) as reader:

@@ -18,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "mapstate-postgresql" / "README.md"]
 FOLDERS = ("bench", "compose", "docs", "examples", "fuzz", "model", "scripts", "src", "tests")
-IN_PROCESSES = [ROOT / "docs" / name for name in ("tutorial.md", "connect.md")]  # test_tutorial.py, test_connect.py
+OF_PROCESSES = ("tutorial.md", "connect.md", "testing-your-job.md")  # test_tutorial.py and so on
+IN_PROCESSES = [ROOT / "docs" / name for name in OF_PROCESSES]
 NO_MODULES = {"mapstate.backends": "an entry point group too", "mapstate.claims": "a set in Aerospike"}
+NAMED = re.compile(r"# (\w+\.py)\n")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -29,6 +31,14 @@ def name_of(page: Path) -> str:
 
 def blocks(page: Path) -> list[str]:
     return [code for language, code in BLOCK.findall(page.read_text()) if language == "python"]
+
+
+def save_named(page: Path, folder: Path) -> list[str]:
+    """Save the blocks that begin with the name of their file. Returns the names."""
+    named = {found[1]: code for code in blocks(page) if (found := NAMED.match(code))}
+    for name, code in named.items():
+        (folder / name).write_text(code)
+    return list(named)
 
 
 def test_every_block_says_what_language_it_is():
@@ -146,6 +156,8 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, 
     )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "mapstate-postgresql" / "src"))
+    if save_named(page, tmp_path):
+        monkeypatch.syspath_prepend(str(tmp_path))
 
     def run() -> None:
         names: dict[str, Any] = {}

@@ -54,7 +54,7 @@ LAYERS = [
 # A store's files or package are loaded when its URL is used, so they alone may import its driver at the top.
 DRIVERS = {"redis": "mapstate.backends.redis", "aerospike": "mapstate.backends.aerospike"}
 READERS = ("greenlet",)
-SPARK = ("pyspark", "py4j", "pyarrow", "pandas", "numpy")
+SPARK = ("pyspark", "py4j", "pyarrow", "pandas", "polars", "numpy")
 HEAVY = (*SPARK, *DRIVERS, *READERS, "aerospike_helpers", "sqlite3", "hypothesis", "pytest", "typer", "rich")
 # Names with an underscore that a module may use of others, and whose they are.
 FOREIGN = {
@@ -166,8 +166,8 @@ def test_nothing_below_spark_imports_spark_even_late(module):
         assert not [name for name in late if name.startswith("mapstate.spark")]
     heavy = [name for name in imports(MODULES[module]) if name.partition(".")[0] in SPARK]
     assert heavy == []
-    # Aggregators write Spark expressions, and a reader makes a table of pyarrow: in functions.
-    if not module.startswith(("mapstate.aggregators", "mapstate.reader.tables")):
+    # Aggregators write Spark expressions, a reader makes a table of pyarrow, and a fixture starts Spark: in functions.
+    if not module.startswith(("mapstate.aggregators", "mapstate.reader.tables", "mapstate.testing.plugin")):
         assert not [name for name in late if name.partition(".")[0] in SPARK]
 
 
@@ -405,7 +405,13 @@ def table():
     with mapstate.open_reader("memory://", "s") as reader:
         reader.to_pandas()
 
-for call, package, extra in ((table, "pyarrow", "tables"), (lambda: asyncio.run(read()), "greenlet", "redis")):
+def polars():
+    with mapstate.open_reader("memory://", "s") as reader:
+        mapstate.StateReader.to_arrow = lambda *_, **__: None
+        reader.to_polars()
+
+calls = (table, "pyarrow", "tables"), (lambda: asyncio.run(read()), "greenlet", "redis"), (polars, "polars", "polars")
+for call, package, extra in calls:
     try:
         call()
     except MissingDriverError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
+import notebook_pictures
 import pictures
 import pytest
 from test_docs import PAGES, ROOT
@@ -53,6 +54,19 @@ def test_every_picture_stands_on_a_page_with_words_for_who_does_not_see_it():
     }
     assert set(shown) == set(DRAWN)
     assert all(len(words) > 20 for words in shown.values())
+
+
+@pytest.mark.spark
+def test_the_plots_of_the_guide_to_notebooks_are_those_of_its_code(spark, tmp_path):
+    from matplotlib.image import imread
+
+    notebook_pictures.main(tmp_path, spark, "memory://notebook-pictures")
+    page = notebook_pictures.PAGE.read_text()
+    for name in notebook_pictures.PICTURES.values():
+        found, kept = imread(tmp_path / name), imread(pictures.FOLDER / name)
+        assert found.shape == kept.shape
+        assert abs(found - kept).mean() < 0.01, "run scripts/run python scripts/notebook_pictures.py"
+        assert f"](../pictures/{name})" in page
 
 
 def test_the_decision_names_every_error_of_the_protocol_and_of_stores():

@@ -744,6 +744,47 @@ def test_a_table_has_the_key_columns_and_the_fields_with_the_types_of_the_ledger
         assert list(frame.columns) == ["user", "at", "price", "visits"]
 
 
+def test_a_frame_of_polars_has_the_types_of_the_table(backend):
+    import polars as pl
+
+    keys = (KeyField("user", "string"), KeyField("price", "decimal(10,2)"))
+    Job(backend, keys=keys, fields=TWO).batch({("a", Decimal("1.50")): (1, 2**53 + 1), (None, None): (2, None)})
+    with reading(backend) as reader:
+        frame = reader.to_polars()
+        assert dict(frame.schema) == {
+            "user": pl.String,
+            "price": pl.Decimal(10, 2),
+            "visits": pl.Int64,
+            "bytes": pl.Int64,
+        }
+        assert frame.sort("visits").rows() == [("a", Decimal("1.50"), 1, 2**53 + 1), (None, None, 2, None)]
+        assert reader.to_polars(1, columns=["bytes"]).columns == ["user", "price", "bytes"]
+
+
+def as_of_one_batch(reader):
+    """What reads Arrow's C stream gets, which an async reader has none of."""
+    import pyarrow as pa
+
+    if not hasattr(type(reader), "__arrow_c_stream__"):
+        pytest.skip("the stream is read at once, which blocks an event loop")
+    return {row["user"]: row["visits"] for row in pa.table(reader).to_pylist()}
+
+
+def test_a_stream_of_arrow_is_as_of_one_batch_whatever_is_committed_meanwhile(backend):
+    job = Job(backend)
+    job.batch({"a": 1, "b": 1})
+    between = InterleavedBackend(backend)
+    with open_reader(between, STATE) as reader:
+        assert as_of_one_batch(reader) == {"a": 1, "b": 1}
+        between.store.before_records = [lambda: job.batch({"a": 10, "new": 10})]
+        assert as_of_one_batch(reader) == {"a": 1, "b": 1}
+        assert as_of_one_batch(reader) == {"a": 11, "b": 1, "new": 10}
+        between.store.before_records = [lambda: [job.batch({"a": 1}) for _ in range(2)]]
+        with pytest.raises(StaleBatchError, match="cannot be read as of batch 1 any more"):
+            as_of_one_batch(reader)
+        assert counts(reader, "a") == [13]
+
+
 def test_an_ungrouped_state_is_a_table_of_one_row(backend):
     Job(backend, keys=()).batch({(): 3})
     with reading(backend) as reader:

@@ -10,7 +10,7 @@ from mapstate.batch_report import BatchReport
 from mapstate.cli.arguments import AsJson, Place, State, StoreUrl, Url, seconds, split_place, store_url
 from mapstate.cli.progress import keys_held, progress
 from mapstate.cli.show import console, emit, say, show_findings, show_ledger, show_reports, show_rows, show_states
-from mapstate.errors import CorruptRecordError, StoreError, shown
+from mapstate.errors import CorruptRecordError, StoreError, cut
 from mapstate.operations.doctor import examine
 from mapstate.operations.states import ListedState, list_states
 from mapstate.reader import StateReader, open_reader
@@ -115,7 +115,8 @@ def get(*, place: Place, as_json: AsJson = False) -> None:
             show_rows(console(), record, rows)
         for key, value in zip(keys, values, strict=True):
             if value is None:
-                said = "that was given" if any(map(LIKE_A_URL.search, texts)) else shown(key)
+                parts = JsonRows(record.keys, ()).cells(key, None)
+                said = "that was given" if any(map(LIKE_A_URL.search, texts)) else cut(" ".join(parts) or "()")
                 say(f"mapstate: state {state!r} has no key {said}", err=True)
     if None in values:
         raise typer.Exit(1)

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.batch_report import BatchReport
 from mapstate.errors import UsageError, missing_driver
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.committed import Consistency
 from mapstate.reader.counting import CountedKeys
+from mapstate.reader.forms import reader_html
+from mapstate.reader.reports import BatchReports
 from mapstate.reader.state_reader import ScanPage, StateReader, checked
 from mapstate.spec import check_state_name
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
     import pyarrow as pa
 
     from mapstate.reader.changes import Position
@@ -103,7 +105,7 @@ class AsyncStateReader:
         """See `StateReader.ledger`."""
         return await self._call(StateReader.ledger)
 
-    async def reports(self) -> list[BatchReport]:
+    async def reports(self) -> BatchReports:
         """See `StateReader.reports`."""
         return await self._call(StateReader.reports)
 
@@ -187,6 +189,13 @@ class AsyncStateReader:
     async def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """See `StateReader.to_pandas`."""
         return await self._call(StateReader.to_pandas, page_size, columns=columns)
+
+    async def to_polars(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """See `StateReader.to_polars`."""
+        return await self._call(StateReader.to_polars, page_size, columns=columns)
+
+    def _repr_html_(self) -> str:
+        return reader_html(self._state, None) if self._reader is None else self._reader._repr_html_()
 
     async def close(self) -> None:
         """Close the connections, after the reads of other tasks have ended. Closing twice is no error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from hashlib import blake2b
 from threading import RLock
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -12,10 +13,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import results_of
-from mapstate.batch_report import BatchReport
 from mapstate.capabilities import LedgerReads, Scan, close_if_possible
-from mapstate.errors import CorruptRecordError, StaleBatchError, StateNotFoundError, UsageError
-from mapstate.keys import KeyCodec, StoreKey
+from mapstate.errors import CorruptRecordError, KeyEncodingError, StaleBatchError, StateNotFoundError, UsageError
+from mapstate.findings import Unreadable
+from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import without_gone
@@ -33,7 +34,7 @@ from mapstate.protocol.stored_ledger import (
 )
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
-from mapstate.reader.reports import read_reports
+from mapstate.reader.reports import BatchReports, read_reports
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 
@@ -54,6 +55,20 @@ class Opened(NamedTuple):
     keys: KeyCodec
     codec: RecordCodec
     fields: Fields
+
+    def decoded(self, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Any]:
+        """The keys, None for what is none."""
+        try:
+            return [*self.keys.decode_all(texts)]
+        except KeyEncodingError:
+            keys: list[Key | None] = []
+        for text in texts:
+            try:
+                keys.append(self.keys.decode(text))
+            except KeyEncodingError as error:
+                unreadable.add([str(text)], error)
+                keys.append(None)
+        return keys
 
 
 class CommittedReads:
@@ -88,13 +103,23 @@ class CommittedReads:
         self._before = before
         self._max_age = max_age
         self._last: Opened | None = None
+        self.seen: LedgerRecord | None = None  # what was read last, to be shown
+
+    def frozen(self) -> CommittedReads:
+        """Return these reads as of the last batch of the newest ledger, see `StateReader`, or of their own one."""
+        if self._as_of is not None or self._before is not None:
+            return self
+        frozen = copy(self)
+        frozen._as_of, frozen.compares, frozen.latest = self.ledger(), False, False
+        return frozen
 
     def ledger(self) -> LedgerRecord:
         """Read the current ledger, however old its last commit is. Errors as of `read_ledger`."""
         with self._turn:
-            return read_ledger(self.store, self.state)
+            self.seen = ledger = read_ledger(self.store, self.state)
+        return ledger
 
-    def reports(self) -> list[BatchReport]:
+    def reports(self) -> BatchReports:
         """Read the batch reports. Errors as of `read_reports`."""
         with self._turn:
             return read_reports(self.store, self.state)
@@ -304,7 +329,7 @@ class CommittedReads:
                 RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts),
                 results_of(ledger.fields, self.aggregators),
             )
-        self._last = opened
+        self._last, self.seen = opened, ledger
         self._check_age(ledger)
         return opened
 

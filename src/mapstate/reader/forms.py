@@ -21,7 +21,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.tables import types_of
 from mapstate.schema import Field, KeyField
 from mapstate.urls import quoted
-from mapstate.values import SAME_IN_JSON, plain, text
+from mapstate.values import SAME_IN_JSON, html_table, plain, text
 
 _NULL = "\\N"
 _DOUBLES = ("double", "float")
@@ -93,6 +93,16 @@ def json_state(ledger: LedgerRecord) -> dict[str, Any]:
     if last is not None:
         batch = {"batch_id": last.batch_id, "txid": last.txid, "committed_at": last.at or None}
     return {**batch, "keys_held": ledger.keys_held()}
+
+
+def reader_html(state: str, seen: LedgerRecord | None) -> str:
+    """A reader in a notebook: the ledger that it read last. Asks no store."""
+    rows: list[tuple[str, Any]] = []
+    if seen is not None:
+        done = seen.last_commit
+        rows = [("type", seen.type), ("last batch that was read", done and done.batch_id), ("at", done and done.at)]
+        rows += [("keys", seen.keys_held()), *seen.keys, *((field.name, field.aggregator) for field in seen.fields)]
+    return html_table(f"reader of state {state}", rows)
 
 
 class JsonKeys:

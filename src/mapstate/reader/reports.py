@@ -10,19 +10,28 @@ from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Reports
 from mapstate.errors import CorruptRecordError, cut
 from mapstate.protocol.ledger_record import is_time
+from mapstate.values import html_table
 
 _decoder = msgspec.json.Decoder(BatchReport)
 
 
-def read_reports(store: Any, state: str) -> list[BatchReport]:
+class BatchReports(list[BatchReport]):
+    """Reports in a list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        names = [name for name in BatchReport.__struct_fields__ if any(getattr(one, name) is not None for one in self)]
+        return html_table("batch reports", [names, *([getattr(one, name) for name in names] for one in self)])
+
+
+def read_reports(store: Any, state: str) -> BatchReports:
     """Read the reports of a state, newest first, for readers and tools. Empty if the store keeps none.
 
     Raises CorruptRecordError for a report that another program wrote, and StoreError.
     """
     if not isinstance(store, Reports):
-        return []
+        return BatchReports()
     try:
-        reports = [_decoder.decode(data) for data in store.reports()]
+        reports = BatchReports(_decoder.decode(data) for data in store.reports())
         _check_times(reports)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise CorruptRecordError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -11,7 +12,6 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
-from mapstate.batch_report import BatchReport
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -19,20 +19,23 @@ from mapstate.errors import (
     UnknownColumnError,
     UsageError,
     check_range,
-    missing_driver,
 )
 from mapstate.findings import Unreadable
-from mapstate.keys import Key, KeyCodec, StoreKey
+from mapstate.keys import Key, StoreKey
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import contains_none
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
+from mapstate.reader.forms import reader_html
+from mapstate.reader.reports import BatchReports
+from mapstate.reader.tables import Columns, driver
 from mapstate.spec import check_state_name, naming
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
     import pyarrow as pa
 
     from mapstate.reader.changes import Position
@@ -138,7 +141,7 @@ class StateReader:
         """The current ledger: owner, last and previous commit, the attempt in flight."""
         return self._reads.ledger()
 
-    def reports(self) -> list[BatchReport]:
+    def reports(self) -> BatchReports:
         """The reports of the last hundred batches, newest first; empty if the store keeps none. One read."""
         return self._reads.reports()
 
@@ -335,8 +338,6 @@ class StateReader:
             UnsupportedTypeError: Arrow has no such type, or a mean of decimals has more digits than its type.
 
         """
-        from mapstate.reader.tables import Columns
-
         chosen = None if columns is None else self._chosen(columns)
         opened = self._reads.opened(newest=True)
         names = None if chosen is None else [*(key.name for key in opened.keys.fields), *chosen]
@@ -385,10 +386,22 @@ class StateReader:
     def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame. Needs pandas, too. Integers beside nulls are Python's objects."""
         table = self.to_arrow(page_size, columns=columns)
-        try:
-            return table.to_pandas(integer_object_nulls=True)  # doubles would round integers above 2**53
-        except ModuleNotFoundError as error:
-            raise missing_driver("to_pandas", error, extra="tables") from error
+        driver("pandas", "to_pandas")
+        return table.to_pandas(integer_object_nulls=True)  # doubles would round integers above 2**53
+
+    def to_polars(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """`to_arrow` as a polars DataFrame: ``pip install 'mapstate[polars]'``."""
+        table = self.to_arrow(page_size, columns=columns)
+        return driver("polars", "to_polars").from_arrow(table)  # type: ignore[no-any-return]
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """`to_arrow` as of one batch, as ``as_of`` above: ``pyarrow.table(reader)``, ``polars.DataFrame(reader)``."""
+        frozen = copy(self)
+        frozen._reads = self._reads.frozen()
+        return frozen.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        return reader_html(self._state, self._reads.seen)
 
     def _chosen(self, columns: Sequence[str]) -> list[str]:
         """The columns, if the state has them."""
@@ -424,14 +437,11 @@ class StateReader:
         """The keys of each page that are there, and their values. Errors as of `scan`, after the last page."""
         unreadable = unreadable or Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
-            keys = _decoded(opened.keys, texts, unreadable)
+            keys = opened.decoded(texts, unreadable)
             if contains_none(values) or contains_none(keys):
-                there = [
-                    (key, value)
-                    for key, value in zip(keys, values, strict=True)
-                    if key is not None and value is not None
-                ]
-                keys, values = [key for key, _ in there], [value for _, value in there]  # noqa: PLW2901
+                pairs = zip(keys, values, strict=True)
+                there = [(key, one) for key, one in pairs if key is not None and one is not None]
+                keys, values = [key for key, _ in there], [one for _, one in there]  # noqa: PLW2901
             yield opened, keys, values, behind
         self._reads.check_scanned()
         if unreadable.count:
@@ -482,18 +492,3 @@ class StateReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _decoded(codec: KeyCodec, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Any]:
-    """The keys, None for what is none."""
-    try:
-        return [*codec.decode_all(texts)]
-    except KeyEncodingError:
-        keys: list[Key | None] = []
-    for text in texts:
-        try:
-            keys.append(codec.decode(text))
-        except KeyEncodingError as error:
-            unreadable.add([str(text)], error)
-            keys.append(None)
-    return keys

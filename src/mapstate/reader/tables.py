@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.fields import Fields
@@ -23,7 +24,7 @@ class Columns:
     """
 
     def __init__(self, keys: Sequence[KeyField], fields: Fields, names: Sequence[str] | None = None) -> None:
-        self._arrow = _pyarrow()
+        self._arrow = driver("pyarrow", "to_arrow")
         types = types_of(keys, fields)
         names = list(types) if names is None else names
         at = {key.name: place for place, key in enumerate(keys)}
@@ -42,9 +43,7 @@ class Columns:
             if field.name in self._json:
                 column = list(map(json_text, column))
             arrays.append(array_of(self._arrow, field, column))
-        if not arrays:  # an ungrouped state without its fields
-            return self._arrow.RecordBatch.from_pylist([{}] * len(keys), self.schema)
-        return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return self._of(arrays, len(keys))
 
     def absent(self, keys: Sequence[Key]) -> pa.RecordBatch:
         """Some keys that are not there, with nulls for the fields."""
@@ -53,9 +52,12 @@ class Columns:
             self._arrow.nulls(len(keys), field.type) if place is None else array_of(self._arrow, field, of_keys[place])
             for field, place in zip(self.schema, self._from_keys, strict=True)
         ]
-        if not arrays:
-            return self._arrow.RecordBatch.from_pylist([{}] * len(keys), self.schema)
-        return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return self._of(arrays, len(keys))
+
+    def _of(self, arrays: list[Any], rows: int) -> pa.RecordBatch:
+        if arrays:
+            return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return self._arrow.RecordBatch.from_pylist([{}] * rows, self.schema)  # an ungrouped state without its fields
 
     def table(self, batches: Iterable[pa.RecordBatch]) -> pa.Table:
         """All of them, without a copy."""
@@ -81,12 +83,12 @@ def array_of(pa: Any, field: Any, values: Any) -> Any:
         ) from error
 
 
-def _pyarrow() -> Any:
+def driver(name: str, user: str) -> Any:
+    """The library of that name, which ``user`` needs. Raises MissingDriverError."""
     try:
-        import pyarrow as pa
+        return import_module(name)
     except ModuleNotFoundError as error:
-        raise missing_driver("to_arrow", error, extra="tables") from error
-    return pa
+        raise missing_driver(user, error, extra="polars" if name == "polars" else "tables") from error
 
 
 def arrow_type(pa: Any, name: str) -> Any:

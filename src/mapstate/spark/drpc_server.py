@@ -6,6 +6,8 @@ A Spark job ends when all of its rows are done, so requests that wait go togethe
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import secrets
 import threading
 from collections import defaultdict
@@ -13,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from mapstate.aggregators.columns import column_of
 from mapstate.drpc import PORT
 from mapstate.errors import ConfigurationError, UsageError, check_range, missing_driver
 from mapstate.spark.driver.access import access_of
@@ -34,9 +37,10 @@ from mapstate.serve.guard import Guard
 from mapstate.serve.server import listening, server_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _MOST_OF_A_JOB = 1_000
+_YEARS = re.compile(r'(ype":)"interval (?:year|month)[^"]*"')  # a quote inside of a column's name is escaped
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 Steps = Callable[[Stream], Stream]
@@ -264,14 +268,25 @@ class _Jobs:
             raise ConfigurationError(
                 f"the rows of the function {self._name!r} have no column request_id, but {', '.join(rows.columns)}"
             )
+        kinds = {field.name: field.dataType.simpleString() for field in rows.schema}
+        rows = _in_months(rows)
         access_of(rows).plan_rows()  # as for `collected`
         table = rows.toArrow().cast(arrow_schema(rows.schema))  # rows of Python have no instants, but local times
-        kinds = {field.name: field.dataType.simpleString() for field in rows.schema}
         found: dict[str, list[Any]] = defaultdict(list)
         for row in table.to_pylist():
             request = str(row.pop("request_id"))
             found[request].append({name: plain(value, kinds[name]) for name, value in row.items()})
         return [found[one] for one in ids]
+
+
+def _in_months(rows: DataFrame) -> DataFrame:
+    """Cast intervals of years and months, also inside of other values, to numbers of months: Arrow gets no others."""
+    from pyspark.sql.types import StructType
+
+    for kind in ("interval month", "integer") if _YEARS.search(rows.schema.json()) else ():
+        made = StructType.fromJson(json.loads(_YEARS.sub(rf'\1"{kind}"', rows.schema.json())))
+        rows = rows.select(*(column_of(one.name).cast(one.dataType).alias(one.name) for one in made))
+    return rows
 
 
 async def _of_problem(_: Any, error: Any) -> Any:

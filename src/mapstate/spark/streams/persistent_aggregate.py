@@ -15,7 +15,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import SIGN, monotone_columns, retractable
-from mapstate.errors import ConfigurationError, DuplicateNameError
+from mapstate.errors import ConfigurationError, DuplicateNameError, shown
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
@@ -28,6 +28,7 @@ from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.rows import Rows
 from mapstate.spec import StateSpec
+from mapstate.values import html_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -130,8 +131,13 @@ class PersistentAggregate(Startable):
     def __repr__(self) -> str:
         job = self.job
         by = ", ".join(key.name for key in job.keys)
-        shown = ", ".join(f"{field.name}={field.aggregator}" for field in job.fields)
-        return f"<{job.stream} by ({by}): {shown} in {job.spec!r}>"
+        fields = ", ".join(f"{field.name}={field.aggregator}" for field in job.fields)
+        return f"<{job.stream} by ({by}): {fields} in {job.spec!r}>"
+
+    def _repr_html_(self) -> str:
+        job = self.job
+        rows = [("stream", job.stream), ("type", job.spec.type), ("store", shown(job.spec.backend)), *job.keys]
+        return html_table(f"state {job.spec.name}", rows + [(field.name, field.aggregator) for field in job.fields])
 
 
 @dataclass(frozen=True, eq=False)
