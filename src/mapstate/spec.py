@@ -6,23 +6,16 @@ and prints without secrets.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from difflib import get_close_matches
-from itertools import islice
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
-from mapstate.backends import resolve
+from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
-from mapstate.capabilities import ListsStates, close_if_possible
-from mapstate.errors import ConfigurationError, MapStateError, StateNotFoundError, check_range, shown
+from mapstate.errors import ConfigurationError, check_range
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.schema import KeyOrder, OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
-from mapstate.urls import LIKE_A_URL
 
 ApplyOn = Literal["auto", "executors", "driver"]
 Repeat = Literal["refuse", "allowed"]
@@ -30,9 +23,7 @@ Repeat = Literal["refuse", "allowed"]
 CHUNK_SIZE = 2000
 """Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
 
-_MOST_PAGES = 10  # of states that are listed to find like names: a server may have millions of keys
 _LONGEST = 10**10  # seconds; a server adds them to its clock, in milliseconds of 64 bits
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -214,40 +205,3 @@ def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, give
         if isinstance(options.get(option), timedelta):
             options[option] = options[option].total_seconds()
     return StateSpec(resolve(backend_or_url), kind, name, **options)
-
-
-def check_state_name(name: str) -> str:
-    """Return the name if it can name a state. Raises ConfigurationError."""
-    if type(name) is not str or not _NAME.fullmatch(name):
-        shown = "a URL" if LIKE_A_URL.search(repr(name)) else repr(name)  # which may hold a password
-        raise ConfigurationError(
-            f"{shown} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
-        )
-    return name
-
-
-@contextmanager
-def opened(backend_or_url: Backend | str, state: str) -> Iterator[Any]:
-    """The store of a state, closed in the end. Errors as of `naming`."""
-    backend = resolve(backend_or_url)
-    store = backend.open(check_state_name(state))
-    try:
-        with naming(backend):
-            yield store
-    finally:
-        close_if_possible(store)
-
-
-@contextmanager
-def naming(backend: Backend) -> Iterator[None]:
-    """Have a StateNotFoundError name the store, and the states there with names like it."""
-    try:
-        yield
-    except StateNotFoundError as error:
-        names: list[str] = []
-        if isinstance(backend, ListsStates):
-            with suppress(MapStateError):
-                names = [name for page in islice(backend.states(), _MOST_PAGES) for name, _ in page]
-        like = ", ".join(map(shown, get_close_matches(error.state, names)))
-        where = f"{error} The store is {backend!r}{like and f', which has {like}'}."
-        raise StateNotFoundError(where, **error.facts) from None

@@ -24,7 +24,7 @@ from test_checkpoint import checkpoint, files
 from typer.testing import CliRunner
 
 from mapstate import __version__, open_reader
-from mapstate.backends import resolve
+from mapstate.backends import naming, resolve
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
@@ -33,7 +33,6 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.schema import Field, KeyField
-from mapstate.spec import naming
 
 SECRET = "s3cret-p4ssword"
 ADOPT = ["adopt", "--type", "opaque"]

@@ -7,13 +7,23 @@ the driver looks it up; executors get the pickled backend. No package can take o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, missing_driver
+from mapstate.capabilities import ListsStates, close_if_possible
+from mapstate.errors import ConfigurationError, MapStateError, StateNotFoundError, missing_driver, shown
+from mapstate.urls import LIKE_A_URL
 
-__all__ = ["resolve"]
+__all__ = ["check_state_name", "naming", "opened", "resolve"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_MOST_PAGES = 10  # of states that are listed to find like names: a server may have millions of keys
 
 _BUILT_IN = {
     "aerospike": "mapstate.backends.aerospike:AerospikeBackend",
@@ -59,3 +69,40 @@ def _built_in(scheme: str) -> Any:
         if (error.name or "").startswith("mapstate"):
             raise
         raise missing_driver(f"{scheme}://", error, extra=module.rpartition(".")[2]) from error
+
+
+def check_state_name(name: str) -> str:
+    """Return the name if it can name a state. Raises ConfigurationError."""
+    if type(name) is not str or not _NAME.fullmatch(name):
+        shown = "a URL" if LIKE_A_URL.search(repr(name)) else repr(name)  # which may hold a password
+        raise ConfigurationError(
+            f"{shown} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
+        )
+    return name
+
+
+@contextmanager
+def opened(backend_or_url: Backend | str, state: str) -> Iterator[Any]:
+    """The store of a state, closed in the end. Errors as of `naming`."""
+    backend = resolve(backend_or_url)
+    store = backend.open(check_state_name(state))
+    try:
+        with naming(backend):
+            yield store
+    finally:
+        close_if_possible(store)
+
+
+@contextmanager
+def naming(backend: Backend) -> Iterator[None]:
+    """Have a StateNotFoundError name the store, and the states there with names like it."""
+    try:
+        yield
+    except StateNotFoundError as error:
+        names: list[str] = []
+        if isinstance(backend, ListsStates):
+            with suppress(MapStateError):
+                names = [name for page in islice(backend.states(), _MOST_PAGES) for name, _ in page]
+        like = ", ".join(map(shown, get_close_matches(error.state, names)))
+        where = f"{error} The store is {backend!r}{like and f', which has {like}'}."
+        raise StateNotFoundError(where, **error.facts) from None

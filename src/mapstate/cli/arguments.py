@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from mapstate.backends import check_state_name
 from mapstate.errors import MapStateError, UsageError
 from mapstate.operations.states import state_names
-from mapstate.spec import check_state_name
 from mapstate.urls import LIKE_A_URL, quoted
 
 _URL_VARIABLE = "MAPSTATE_URL"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mapstate.backends import opened
 from mapstate.cli.arguments import AsJson, State, Url, Yes, store_url
 from mapstate.cli.show import confirm, emit, say
 from mapstate.errors import UsageError
@@ -15,7 +16,6 @@ from mapstate.operations.checkpoint import rewind as rewind_checkpoint
 from mapstate.protocol import ways_back
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.spec import opened
 from mapstate.urls import LIKE_A_URL
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Scan
@@ -26,7 +27,6 @@ from mapstate.reader.reports import read_reports
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
-from mapstate.spec import opened
 
 FORMER_OWNER = "storm-redis"
 """The owner in a ledger that `adopt` makes: the first streaming query takes over with on_new_owner="adopt"."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import NamedTuple
 
+from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import UsageError
 from mapstate.protocol import upkeep
@@ -12,7 +13,6 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.windows import Time, number_of_caller, shown_time
-from mapstate.spec import opened
 from mapstate.windows import number_of
 
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.spec import opened
 
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?(?=/)")
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from mapstate.backends import resolve
+from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken, ListsStates, close_if_possible
 from mapstate.errors import CorruptRecordError, UsageError
@@ -20,7 +20,6 @@ from mapstate.protocol import control
 from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, DriverRecord, decode_control, is_control
 from mapstate.protocol.ledger_record import now
 from mapstate.protocol.stored_ledger import ledger_store
-from mapstate.spec import check_state_name
 
 OBEY_SECONDS = 30.0
 _POLL_SECONDS = 0.1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan
@@ -32,7 +33,6 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.reports import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.serializers import serializer
-from mapstate.spec import opened
 
 _MOST_DEAD = 1000
 _PAGE = 1000

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Drops, Scan, SpreadFences
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
@@ -18,7 +19,6 @@ from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import LedgerRecord, clock_txid, encode_ledger, now
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
 from mapstate.protocol.upkeep import begin_drop
-from mapstate.spec import opened
 
 
 class Dropped(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 import msgspec
 
 from mapstate.aggregators.results import results_of
-from mapstate.backends import resolve
+from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Scan, Snapshots
 from mapstate.errors import (
@@ -39,7 +39,6 @@ from mapstate.reader import StateReader, open_reader
 from mapstate.reader.tables import types_of
 from mapstate.serializers import serializer
 from mapstate.serializers.value_types import WireForm, item_type, struct_fields, wire_type
-from mapstate.spec import check_state_name
 
 _PAGE = 1000
 _COMMIT = 1.0  # seconds of work that a kill may lose

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from mapstate.backends import resolve
+from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import ListsStates
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavailableError, UsageError
 from mapstate.protocol.control import is_control
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import decode_ledger
-from mapstate.spec import check_state_name
 
 
 class ListedState(NamedTuple):

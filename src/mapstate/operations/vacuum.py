@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan
 from mapstate.distinct_keys import DistinctKeys
@@ -31,7 +32,6 @@ from mapstate.protocol.records import CommitView, contains_none
 from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
-from mapstate.spec import opened
 
 _log = logging.getLogger("mapstate")
 

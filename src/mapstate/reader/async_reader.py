@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
-from mapstate.backends import resolve
+from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import UsageError, missing_driver
 from mapstate.keys import Key
@@ -22,7 +22,6 @@ from mapstate.reader.counting import CountedKeys
 from mapstate.reader.forms import reader_html
 from mapstate.reader.reports import BatchReports
 from mapstate.reader.state_reader import ScanPage, StateReader, checked
-from mapstate.spec import check_state_name
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.backends import resolve
+from mapstate.backends import check_state_name, naming, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import (
     ConfigurationError,
@@ -31,7 +31,6 @@ from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
 from mapstate.reader.forms import reader_html
 from mapstate.reader.reports import BatchReports
 from mapstate.reader.tables import Columns, driver
-from mapstate.spec import check_state_name, naming
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
-from mapstate.backends import resolve
+from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import ListsStates, close_if_possible
@@ -30,7 +30,6 @@ from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.windows import Time, Window
 from mapstate.serve.answers import BadRequest, Forms, View
 from mapstate.serve.merged import MergedReads
-from mapstate.spec import check_state_name
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mapstate.aggregators.columns import column_of
+from mapstate.backends import check_state_name
 from mapstate.drpc import PORT
 from mapstate.errors import ConfigurationError, UsageError, check_range, missing_driver
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.streams.stream import Stream, newStream
-from mapstate.spec import check_state_name
 from mapstate.values import plain
 
 try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mapstate.backends import opened
 from mapstate.errors import StateSchemaError
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver.job import Branch, Downstream, Follower
-from mapstate.spec import StateSpec, opened
+from mapstate.spec import StateSpec
 
 
 def check_followers(

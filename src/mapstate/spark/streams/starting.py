@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mapstate.backends import opened
 from mapstate.capabilities import Probes
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
 from mapstate.spark.driver.access import access_of, is_connect
 from mapstate.spark.driver.job import Branch
-from mapstate.spec import opened
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Never, Self, overload
 
 from mapstate.aggregators.aggregator import Aggregator
+from mapstate.backends import check_state_name
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.executors import start_workers_as_here
@@ -22,7 +23,7 @@ from mapstate.spark.streams.persistent_aggregate import NewValuesStream, Persist
 from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.rows import Rows
 from mapstate.spark.streams.windows import WindowedStream, windows_of, with_ticks
-from mapstate.spec import StateSpec, check_state_name
+from mapstate.spec import StateSpec
 from mapstate.windows import (
     CountWindow,
     Duration,

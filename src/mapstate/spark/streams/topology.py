@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+from mapstate.backends import check_state_name
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError, check_range
 from mapstate.protocol.ledgers import commit_domains
@@ -24,7 +25,6 @@ from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.streams.query import Query, Startable
 from mapstate.spark.streams.running import Running
 from mapstate.spark.streams.stream import Stream, newStream
-from mapstate.spec import check_state_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
