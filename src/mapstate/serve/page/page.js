@@ -166,7 +166,7 @@ function drawLookUp(state) {
   const inputs = columns.map((key, at) => {
     const [group, label, input] = ["div", "label", "input"].map((name) => document.createElement(name));
     input.id = label.htmlFor = `key-${at}`;
-    input.name = key.name;
+    input.name = key.name.replace(state.has_windows ? /^(min_batch|wait|since|until)$/ : /^(min_batch|wait)$/, "key.$1");
     input.autocomplete = "off";
     label.textContent = `${key.name} (${key.type})`;
     group.append(label, input);
