@@ -8,8 +8,10 @@ import pickle
 import threading
 import traceback
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,9 +19,11 @@ from servers import free_port
 
 from mapstate import open_async_reader, open_reader
 from mapstate.backends import resolve
+from mapstate.capabilities import Scan
 from mapstate.errors import StoreUnavailableError, UsageError
 from mapstate.event_loop import wait_for
 from mapstate.maps.serialized import SerializedMap
+from mapstate.reader.changes import Position
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.driver import CountingQuery
 
@@ -303,6 +307,89 @@ def test_a_reader_is_opened_before_it_reads_and_once(tmp_path):
             await reader.get("a")
 
     asyncio.run(read())
+
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {  # of those of a reader's methods that need some
+    "get": ("a",),
+    "multi_get": (["a"],),
+    "multi_get_as_of": (["a"],),
+    "found": (["a"],),
+    "window": (1,),
+    "parts": (1,),
+    "changed_keys": (Position(1, 1), Position(2, 1)),
+}
+
+
+def methods_of(reader):
+    """What a reader can be asked; what needs no keys and what takes a cursor, too."""
+    names = [name for name in dir(reader) if not name.startswith("_") and name not in ("close", "is_thread_safe")]
+    assert set(ARGUMENTS) & set(dir(reader)) <= set(names)
+    assert len(names) > 12
+    return [(name, partial(getattr(reader, name), *ARGUMENTS.get(name, ()))) for name in names] + [
+        ("no keys", partial(reader.multi_get, [])),
+        ("a page", partial(reader.pages_as_of, 7, cursor="x")),
+    ]
+
+
+def refusal_of(call):
+    """What a call of a reader says, or the first step of what it gives."""
+
+    def answer():
+        found = call()
+        return next(found) if isinstance(found, Iterator) else found
+
+    with pytest.raises(UsageError) as caught:
+        answer()
+    return caught.value.message
+
+
+async def async_refusal_of(call):
+    async def answer():
+        found = call()
+        return await (anext(found) if isinstance(found, AsyncIterator) else found)
+
+    with pytest.raises(UsageError) as caught:
+        await answer()
+    return caught.value.message
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "third party", *ON_REDIS[:1]], indirect=True)
+def test_all_that_a_reader_can_be_asked_is_refused_alike_after_its_end_and_on_another_loop(backend):
+    CountingQuery(backend.open(STATE), How(backend)).run(0, {"a": 1, "b": 2})
+    said = dict[str, str]()
+    with open_reader(backend, STATE) as reader:
+        scan = reader.pages(1) if isinstance(backend.open(STATE), Scan) else iter([reader.get("a")])
+        next(scan)
+        ARGUMENTS["part"] = (reader.parts(1)[0],)
+    if isinstance(backend.open(STATE), Scan):
+        said["closed in a scan"] = refusal_of(lambda: scan)
+    for name, call in methods_of(reader):
+        said[f"closed: {name}"] = refusal_of(call)
+    said["closed: with"] = refusal_of(reader.__enter__)
+    reader.close()
+
+    async def opened():
+        return await open_async_reader(backend, STATE)
+
+    async def on_another_loop(reader):
+        for name, call in methods_of(reader):
+            said[f"other loop: {name}"] = await async_refusal_of(call)
+        said["other loop: close"] = await async_refusal_of(reader.close)
+
+    async def after_its_end(reader):
+        assert await reader.get("a") == {"n": 1}
+        await reader.close()
+        await reader.close()
+        for name, call in methods_of(reader):
+            said[f"closed on a loop: {name}"] = await async_refusal_of(call)
+        said["closed on a loop: with"] = await async_refusal_of(reader.__aenter__)
+
+    with asyncio.Runner() as own, asyncio.Runner() as other:
+        reader = own.run(opened())
+        other.run(on_another_loop(reader))
+        own.run(after_its_end(reader))
+    assert len(set(said.values())) == 1, Counter(said.values())
+    assert "is not open here" in said["closed: get"]
 
 
 class BusyBackend(PlainBackend):

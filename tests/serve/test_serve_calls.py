@@ -48,7 +48,7 @@ def test_a_value_comes_with_its_batch(visits):
         answer = client.get("/states/visits/values", params={"user_id": "user-42"})
         assert answer.json() == {
             "state": "visits",
-            "as_of": {"batch_id": 0, "txid": 1000, "committed_at": AT},
+            "as_of": {"batch_id": 0, "txid": 1000, "committed_at": AT, "commit": answer.json()["as_of"]["commit"]},
             "key": {"user_id": "user-42"},
             "value": {"visits": 3, "bytes": 512},
         }
@@ -657,3 +657,40 @@ def test_a_page_of_another_site_reads_nothing_and_may_link_here(visits):
         problem(client.get("/states", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}), 403)
         assert client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).is_success
         assert client.get("/states", headers={"Sec-Fetch-Site": "same-origin"}).is_success
+
+
+# Key columns with the names of parameters
+
+
+def test_a_key_column_with_the_name_of_a_parameter_is_asked_for_by_another_one(url):
+    fields = (KeyField("min_batch", "bigint"), KeyField("wait", "string"), KeyField("since", "string"))
+    made_of_one_batch(url, "s", fields, VISITS, {str(KeyCodec(fields).encode((7, "a", "b"))): (3, 4)})
+    call, key = "/states/s/values", {"key.min_batch": "7", "key.wait": "a", "since": "b"}
+    with client_of(url) as client:
+        assert client.get(call, params=key).json()["value"] == {"visits": 3, "bytes": 4}
+        assert client.get(call, params={**key, "min_batch": "0", "wait": "1"}).json()["value"] == {
+            "visits": 3,
+            "bytes": 4,
+        }
+        problem(client.get(call, params={**key, "min_batch": "1", "wait": "0.05"}), 503)
+        began = time.monotonic()
+        for wrong in (
+            {"min_batch": "7", "wait": "30", "since": "b"},
+            {"min_batch": "7", "key.wait": "a", "since": "b"},
+        ):
+            assert "key.min_batch" in problem(client.get(call, params=wrong), 400)  # and nobody waits for batch 7
+        assert "key.min_batch" in problem(client.get(call, params={"min_batch": "x"}), 400)
+        assert time.monotonic() - began < 25
+        assert "key.wait" in problem(client.get(call, params={"key.min_batch": 7, "wait": "1", "since": "b"}), 400)
+        body = {"keys": [{"min_batch": 7, "wait": "a", "since": "b"}]}
+        assert client.post(f"{call}?min_batch=0", json=body).json()["values"] == [{"visits": 3, "bytes": 4}]
+        assert client.get("/states/s/scan?min_batch=0").status_code == 200
+
+
+def test_two_key_columns_that_have_one_parameter_are_refused(url):
+    fields = (KeyField("wait", "string"), KeyField("key.wait", "string"))
+    made_of_one_batch(url, "s", fields, VISITS, {str(KeyCodec(fields).encode(("a", "b"))): (3, 4)})
+    with client_of(url) as client:
+        assert "POST" in problem(client.get("/states/s/values", params={"key.wait": "a"}), 400)
+        body = {"keys": [{"wait": "a", "key.wait": "b"}]}
+        assert client.post("/states/s/values", json=body).json()["values"] == [{"visits": 3, "bytes": 4}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from service import ROWS, VISITS, client_of, problem, report
 from states import Job, made_of_one_batch
 
 from mapstate.batch_report import encode_report
-from mapstate.errors import UsageError
+from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.operations.drop import drop
 from mapstate.reader import open_reader
@@ -248,12 +249,12 @@ def test_who_waits_for_a_batch_does_not_wait_for_the_listing_of_states(tmp_path,
         states = states_module.States(f"sqlite:///{tmp_path}/s.db")
         commits = Commits(states)
         listening: Any = asyncio.ensure_future(anext(commits.events()))
-        reached = asyncio.create_task(commits.reached("s", 1, 30))
+        reached = asyncio.create_task(commits.reached("s", "1", 30))
         await asyncio.to_thread(job.batch, a=2)
         await reached
         assert not listening.done()  # the states are not known yet
         go_on.set()
-        assert await listening is None
+        assert (await listening)[0] is None
         await commits.close()
         await states.close()
 
@@ -279,16 +280,16 @@ def test_no_state_is_held_up_by_another_one_that_does_not_answer(tmp_path, monke
         events = commits.events()
         listening: Any = asyncio.ensure_future(anext(events))
         for batch_id in (1, 2):
-            reached = asyncio.create_task(commits.reached("s", batch_id, 30))
+            reached = asyncio.create_task(commits.reached("s", str(batch_id), 30))
             await asyncio.to_thread(job.batch, a=batch_id)
             await reached
         assert not listening.done()
         go_on.set()
-        assert await listening is None
+        assert (await listening)[0] is None
         await asyncio.to_thread(job.batch, a=3)
         found = 0
         while found < 3:  # batches that came before the first comment may be events, too
-            event = await anext(events)
+            event, _ = await anext(events)
             assert event is not None
             assert (event["event"], event["state"]) == ("commit", "s")
             found = event["as_of"]["batch_id"]
@@ -304,7 +305,14 @@ async def asgi_events(app, most, do):
 
 
 async def first_events(app, most, do):
-    """The first events that the application sends; ``do`` is called once it has said that it listens."""
+    return [event for event, _ in (await heard(app, most, do))[1:]]
+
+
+async def heard(app, most, do=lambda: None, last_id=None):
+    """The first events that the application sends, each with its id; first what it says when it listens.
+
+    Then ``do`` is called.
+    """
     sent: asyncio.Queue[Any] = asyncio.Queue()
     gone = asyncio.Event()
 
@@ -317,19 +325,25 @@ async def first_events(app, most, do):
         "method": "GET",
         "path": "/events",
         "query_string": b"",
-        "headers": [],
+        "headers": [] if last_id is None else [(b"last-event-id", last_id.encode())],
         "root_path": "",
     }
     scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "scheme": "http"}
     task = asyncio.create_task(app(scope, receive, sent.put))
     events: list[Any] = []
-    is_done = False
-    while len(events) < most:
-        message = await asyncio.wait_for(sent.get(), 20)
-        if message["type"] == "http.response.body" and message["body"].startswith(b"event"):
-            events.append(json.loads(message["body"].split(b"data: ")[1]))
-        elif message["type"] == "http.response.body" and not is_done:
-            is_done = True
+    deadline = time.monotonic() + 20  # a heartbeat does not move it
+    while len(events) <= most:
+        message = await asyncio.wait_for(sent.get(), deadline - time.monotonic())
+        if message["type"] != "http.response.body":
+            continue
+        assert message["body"].endswith(b"\n\n")
+        lines = dict(line.split(": ", 1) for line in message["body"].decode().splitlines() if line)
+        if lines.get("event"):
+            event = json.loads(lines["data"])
+            assert event["event"] == lines["event"]
+            events.append((event, lines.get("id")))
+        elif not events:
+            events.append((None, lines.get("id")))
             await asyncio.to_thread(do)
     gone.set()
     await asyncio.wait_for(task, 20)
@@ -387,3 +401,231 @@ def test_a_batch_that_was_rolled_back_is_no_event(url, monkeypatch):
 
     events = asyncio.run(asgi_events(make_app(url), 2, batches))
     assert 1001 not in [one["as_of"]["txid"] for one in events]
+
+
+# Ids of events, and names of commits
+
+
+def commits_of(events):
+    """The batches of some events of one state; "gap" for a gap."""
+    return [event["as_of"]["batch_id"] if event["event"] == "commit" else event["event"] for event, _ in events[1:]]
+
+
+def back(url, most, last_id, do=lambda: None, app=None):
+    """What a client hears that comes back, to this service or to another one of the store."""
+    app = app or make_app(url)
+
+    async def listen():
+        async with app.router.lifespan_context(app):
+            return await heard(app, most, do, last_id)
+
+    return asyncio.run(listen())
+
+
+def reported(job, *batches):
+    for at in batches:
+        job.batch(a=at)
+        job.store.keep_report(encode_report(report(at)), 100)
+
+
+def test_a_client_that_comes_back_hears_what_was_committed_meanwhile(url):
+    job = Job(url)
+    reported(job, 0)
+    first = back(url, 1, None, lambda: reported(job, 1))
+    assert commits_of(first) == [1]
+    reported(job, 2, 3)
+    again = back(url, 3, first[1][1], lambda: reported(job, 4))
+    assert commits_of(again) == [2, 3, 4]
+    assert [event["report"]["batch_id"] for event, _ in again[1:]] == [2, 3, 4]
+    for (_, last_id), left in zip(again[1:], ([3, 4], [4]), strict=False):  # wherever the connection broke
+        assert commits_of(back(url, len(left), last_id)) == left
+
+
+def test_a_client_that_has_heard_nothing_yet_comes_back_to_all_that_was_committed_since(url):
+    """An EventSource sends the id of a comment, too."""
+    (_, last_id), *_ = back(url, 0, None)
+    job = Job(url)
+    job.batch(a=1)
+    made_of_one_batch(url, "more", (KeyField("k", "string"),), VISITS, ROWS)
+    events = back(url, 2, last_id)
+    assert sorted((event["event"], event["state"]) for event, _ in events[1:]) == [("commit", "more"), ("commit", "s")]
+    job.batch(a=2)
+    again = back(url, 1, events[-1][1])
+    assert [(event["state"], event["as_of"]["batch_id"]) for event, _ in again[1:]] == [("s", 1)]
+
+
+def test_two_clients_of_one_service_hear_each_what_they_lack_and_nothing_twice(url):
+    job, app = Job(url), make_app(url)
+
+    async def listen():
+        async with app.router.lifespan_context(app):
+            first = await heard(app, 1, lambda: reported(job, 0))
+            listens = threading.Event()
+            staying = asyncio.create_task(heard(app, 4, listens.set))
+            await asyncio.to_thread(listens.wait, 20)
+            reported(job, 1)
+            again = await heard(app, 2, lambda: reported(job, 2), first[1][1])
+            reported(job, 3)
+            last = await heard(app, 2, lambda: reported(job, 4), again[2][1])
+            return again, last, await staying
+
+    again, last, stayed = asyncio.run(listen())
+    assert commits_of(again) == [1, 2]
+    assert commits_of(last) == [3, 4]
+    assert commits_of(stayed) == [1, 2, 3, 4]
+
+
+def test_an_id_of_no_service_is_a_gap_and_no_silence(url):
+    job = Job(url)
+    job.batch(a=1)
+    for wrong in ("17", "{}x", '{"s":["x"]}', "too many states"):
+        (event, last_id), (commit, _) = back(url, 2, wrong, lambda: job.batch(a=2))[1:]
+        assert (event, last_id) == ({"event": "gap", "state": None}, None)
+        assert commit["event"] == "commit"
+
+
+def test_more_commits_than_the_store_tells_of_are_a_gap(url):
+    job = Job(url)
+    job.batch(a=0)
+    ((_, last_id),) = back(url, 0, None)
+    for at in range(1, 5):
+        job.batch(a=at)  # without reports a ledger tells of two
+    events = back(url, 3, last_id)
+    assert commits_of(events) == ["gap", 3, 4]
+    assert (events[1][0]["state"], events[1][0]["as_of"]["batch_id"]) == ("s", 4)
+    assert commits_of(back(url, 3, events[1][1])) == ["gap", 3, 4]  # the connection broke behind the gap
+    assert commits_of(back(url, 1, events[2][1])) == [4]
+
+
+@pytest.mark.parametrize("change", ["drop", "reset", "adopt_unchecked"])
+def test_an_id_of_before_a_state_was_another_is_a_gap(url, monkeypatch, change):
+    job = Job(url)
+    reported(job, 0, 1)
+    ((_, last_id),) = back(url, 0, None)
+    commit = as_of(url)["commit"]
+    monkeypatch.setattr("states.START", 2000)  # time has passed
+    job = another(url, change)
+    for at in range(3):
+        job.batch(a=at)
+    events = back(url, 2, last_id)
+    assert commits_of(events) == ["gap", 2]
+    assert commits_of(back(url, 1, events[2][1], lambda: job.batch(a=3))) == [3]
+    with client_of(url) as client:
+        assert "no commit of state 's'" in problem(client.get(f"/states/s/values?k=a&min_batch={commit}"), 410)
+        assert client.get("/states/s/values?k=a&min_batch=0").status_code == 200  # no number tells whose it is
+        assert as_of(url)["commit"].partition("-")[0] != commit.partition("-")[0]
+
+
+def another(url, change):
+    if change == "drop":
+        drop(url, "s")
+        return Job(url)
+    job = Job(url, owner="other", on_new_owner=change)
+    job.next = 0
+    return job
+
+
+def as_of(url):
+    with client_of(url) as client:
+        return client.get("/states/s/values?k=a").json()["as_of"]
+
+
+def test_a_state_that_was_dropped_while_a_client_was_away_is_a_problem(url):
+    Job(url).batch(a=1)
+    made_of_one_batch(url, "more", (KeyField("k", "string"),), VISITS, ROWS)
+    ((_, last_id),) = back(url, 0, None)
+    drop(url, "s")
+    ((event, last_id),) = back(url, 1, last_id)[1:]
+    assert (event["event"], event["state"], event["problem"]["status"]) == ("problem", "s", 404)
+    Job(url).batch(a=1)
+    assert commits_of(back(url, 1, last_id)) == [0]
+
+
+def test_a_listener_that_is_far_behind_is_cut_off_and_comes_back_to_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr("mapstate.serve.commits._MOST_BEHIND", 3)
+    url = f"sqlite:///{tmp_path}/s.db"
+    job = Job(url)
+    reported(job, *range(8))
+
+    async def listen():
+        states = states_module.States(url)
+        commits, found, last_id = Commits(states), list[Any](), "{}"
+        while len(found) < 8:
+            events = [one async for one in commits.events(last_id)]  # until it is cut off
+            found += [event["as_of"]["batch_id"] for event, _ in events if event]
+            last_id = events[-1][1]
+            if len(found) == 6:
+                break
+        await commits.close()
+        await states.close()
+        return found
+
+    assert asyncio.run(listen()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_named_commit_is_waited_for_and_a_later_one_does(url):
+    job = Job(url)
+    job.batch(a=1)
+    first = as_of(url)["commit"]
+    with client_of(url) as client:
+        assert client.get(f"/states/s/values?k=a&min_batch={first}").json()["value"] == {"n": 1}
+        mark, _, txid = first.partition("-")
+        problem(client.get(f"/states/s/values?k=a&min_batch={mark}-{int(txid) + 1}&wait=0.05"), 503)
+        later = threading.Timer(0.3, lambda: job.batch(a=2))
+        later.start()
+        asked = client.get(f"/states/s/values?k=a&min_batch={mark}-{int(txid) + 1}&wait=20")
+        later.join()
+        assert asked.json()["value"] == {"n": 2}
+        assert client.get(f"/states/s/scan?min_batch={first}").status_code == 200
+        for wrong in (f"{mark}-", mark, f"x{mark}-1", f"{mark}--1"):
+            problem(client.get(f"/states/s/values?k=a&min_batch={wrong}"), 400)
+
+
+def test_a_state_that_becomes_another_one_ends_the_wait_for_a_commit_of_it(url):
+    job = Job(url)
+    job.batch(a=1)
+    mark = as_of(url)["commit"].partition("-")[0]
+    with client_of(url) as client:
+        later = threading.Timer(0.3, lambda: Job(url, owner="other", on_new_owner="reset"))
+        later.start()
+        began = time.monotonic()
+        problem(client.get(f"/states/s/values?k=a&min_batch={mark}-999999&wait=50"), 410)
+        later.join()
+        assert time.monotonic() - began < 40
+
+
+def test_a_commit_of_another_state_is_refused_and_no_etag_is_of_two(url):
+    for name in "st":
+        made_of_one_batch(url, name, (KeyField("k", "string"),), VISITS, ROWS)
+    with client_of(url) as client:
+        of_s, of_t = (client.get(f"/states/{name}/values?k=user-7") for name in "st")
+        assert of_s.headers["etag"] != of_t.headers["etag"]
+        assert of_s.json()["as_of"]["txid"] == of_t.json()["as_of"]["txid"]
+        commit = of_s.json()["as_of"]["commit"]
+        problem(client.get(f"/states/t/values?k=user-7&min_batch={commit}"), 410)
+        other = client.get("/states/t/values?k=user-7", headers={"If-None-Match": of_s.headers["etag"]})
+        assert other.status_code == 200
+
+
+def test_a_state_that_is_not_there_yet_is_waited_for(url):
+    with client_of(url) as client:
+        assert "no state 's'" in problem(client.get("/states/s/values?k=a&min_batch=0&wait=0.3"), 404)
+        later = threading.Timer(0.3, lambda: Job(url).batch(a=1))
+        later.start()
+        assert client.get("/states/s/values?k=a&min_batch=0&wait=20").json()["value"] == {"n": 1}
+        later.join()
+
+    async def listen():
+        states = states_module.States(url)
+        commits = Commits(states)
+        events = commits.events()
+        assert (await anext(events))[0] is None
+        with pytest.raises(StateNotFoundError):
+            await commits.reached("t", "0", 1)
+        await asyncio.to_thread(made_of_one_batch, url, "t", (KeyField("k", "string"),), VISITS, ROWS)
+        event, _ = await anext(events)
+        await commits.close()
+        await states.close()
+        return event
+
+    assert asyncio.run(listen())["event"] == "commit"  # nobody else hears that a request waited

@@ -295,6 +295,34 @@ def test_wrong_declarations_are_refused(spark):
     assert caught.value.status is None
 
 
+def test_rows_of_no_request_are_an_error_and_no_silence(spark):
+    """They vanished; and a row whose id was made up could be the answer of another request."""
+    kept = list[str]()
+
+    def made_up(requests: Stream) -> Stream:
+        return requests.transform(lambda rows: rows.select(F.lit("0").alias("request_id"), "args"))
+
+    def null(requests: Stream) -> Stream:
+        return requests.transform(lambda rows: rows.select(F.lit(None).cast("string").alias("request_id"), "args"))
+
+    def of_the_job_before(requests: Stream) -> Stream:
+        ids = [row.request_id for row in requests.toDF().collect()]
+        kept.append(ids[0])
+        return requests.transform(lambda rows: rows.select(F.lit(kept[0]).alias("request_id"), "args"))
+
+    def more(requests: Stream) -> Stream:
+        return requests.transform(lambda rows: rows.union(rows.selectExpr("request_id || 'x'", "args")))
+
+    with serving(spark, made_up=made_up, null=null, before=of_the_job_before, more=more) as client:
+        for name, shown in (("made_up", "'0'"), ("null", "'None'"), ("more", "x'")):
+            with pytest.raises(DRPCError, match=f"request_id .*{shown}, which none of its requests has") as caught:
+                client.execute(name, "x")
+            assert caught.value.status == 409
+        assert client.execute("before", "x") == [{"args": "x"}]
+        with pytest.raises(DRPCError, match="none of its requests"):
+            client.execute("before", "x")
+
+
 @pytest.mark.slow
 def test_a_driver_that_is_killed_under_load_is_an_error_and_the_next_one_answers(tmp_path: Path):
     (tmp_path / "input").mkdir()

@@ -17,7 +17,7 @@ from mapstate.errors import UsageError, missing_driver
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import EventLoops
-from mapstate.reader.committed import Consistency
+from mapstate.reader.committed import Consistency, not_open
 from mapstate.reader.counting import CountedKeys
 from mapstate.reader.forms import reader_html
 from mapstate.reader.reports import BatchReports
@@ -87,6 +87,7 @@ class AsyncStateReader:
         self._open_reader = partial(
             StateReader, state=state, consistency=consistency, aggregators=aggregators, before=before, max_age=max_age
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: _Calls | None = None
         self._reader: StateReader | None = None
 
@@ -197,15 +198,18 @@ class AsyncStateReader:
         return reader_html(self._state, None) if self._reader is None else self._reader._repr_html_()
 
     async def close(self) -> None:
-        """Close the connections, after the reads of other tasks have ended. Closing twice is no error."""
+        """Close the connections on the reader's loop, after the reads of other tasks. Closing twice is no error."""
+        if self._loop is not asyncio.get_running_loop() and self._reader is not None:
+            raise not_open(self._state)
         reader, calls = self._reader, self._calls
         self._reader = self._calls = None
         if calls is not None:
             await calls.end(reader)
 
     async def _open(self) -> None:
-        if self._reader is not None:
-            raise UsageError(f"the reader of state {self._state!r} is open already")
+        if self._loop is not None:
+            raise not_open(self._state) if self._reader is None else UsageError("the reader is open already")
+        self._loop = asyncio.get_running_loop()
         backend = self._backend
         if isinstance(backend, EventLoops):
             self._calls = _OnLoop()
@@ -220,13 +224,12 @@ class AsyncStateReader:
             await self._call(StateReader.ledger)
         except BaseException:
             await self.close()
+            self._loop = None
             raise
 
     async def _call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        if self._reader is None or self._calls is None:
-            raise UsageError(
-                f"the reader of state {self._state!r} is not open: async with open_async_reader(...) as reader"
-            )
+        if self._reader is None or self._calls is None or self._loop is not asyncio.get_running_loop():
+            raise not_open(self._state)
         return await self._calls.run(partial(method, self._reader, *args, **kwargs))
 
 

@@ -97,7 +97,7 @@ class CommittedReads:
         self.compares = consistency == "committed" and before is None and as_of is None
         """Whether the number of keys can be compared with the ledger's."""
         self._in_one_call = isinstance(store, LedgerReads)  # once: an isinstance of a protocol is slow
-        self._turn: AbstractContextManager[Any] = nullcontext() if isinstance(store, ThreadSafe) else RLock()
+        self._turn: AbstractContextManager[Any] | None = nullcontext() if isinstance(store, ThreadSafe) else RLock()
         self.latest = consistency == "latest"
         self.aggregators = aggregators
         self._before = before
@@ -113,15 +113,22 @@ class CommittedReads:
         frozen._as_of, frozen.compares, frozen.latest = self.ledger(), False, False
         return frozen
 
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        """What each call of the store is in. Raises UsageError after `close`."""
+        if self._turn is None:
+            raise not_open(self.state)
+        return self._turn
+
     def ledger(self) -> LedgerRecord:
         """Read the current ledger, however old its last commit is. Errors as of `read_ledger`."""
-        with self._turn:
+        with self.turn:
             self.seen = ledger = read_ledger(self.store, self.state)
         return ledger
 
     def reports(self) -> BatchReports:
         """Read the batch reports. Errors as of `read_reports`."""
-        with self._turn:
+        with self.turn:
             return read_reports(self.store, self.state)
 
     def pages(self, page_size: int, cursor: str | None = None) -> Iterator[tuple[list[StoreKey], str | None]]:
@@ -134,11 +141,11 @@ class CommittedReads:
         store = self.store
         check_page_size(page_size)
         if cursor is not None and isinstance(store, ScansFrom):
-            mark = _mark_of(self.opened().ledger)
+            mark = mark_of(self.opened().ledger)
             if cursor and not cursor.startswith(mark):
                 raise UsageError(
-                    f"this is no cursor of state {self.state!r}, or of before it was reset or made anew: scan from the "
-                    "start. Nothing was read."
+                    f"this is no cursor of state {self.state!r}, or of before it was reset, made anew or given to "
+                    "another query: scan from the start. Nothing was read."
                 )
             listed = store.scan_from(cursor.removeprefix(mark), page_size)
             return self._in_turn((records_in(page), f"{mark}{behind}") for page, behind in listed)
@@ -153,7 +160,7 @@ class CommittedReads:
 
     def parts(self, most: int) -> list[str]:
         """Divide a listing of the store's keys; see `ScansParts.scan_parts`. One part where the store cannot."""
-        with self._turn:
+        with self.turn:
             return self.store.scan_parts(most) if isinstance(self.store, ScansParts) else [""]
 
     def part(self, part: str, page_size: int) -> Iterator[tuple[list[StoreKey], None]]:
@@ -169,8 +176,9 @@ class CommittedReads:
             _check_as_of(self._as_of, self.ledger(), [], [])
 
     def close(self) -> None:
-        """Close the store."""
-        with self._turn:
+        """Close the store. Later calls raise UsageError."""
+        turn, self._turn = self._turn, None
+        with turn or nullcontext():
             close_if_possible(self.store)
 
     def opened(self, *, newest: bool = False) -> Opened:
@@ -282,13 +290,13 @@ class CommittedReads:
         return self._load() != opened.data
 
     def _load(self) -> bytes | None:
-        with self._turn:
+        with self.turn:
             stored = ledger_store(self.store).load()
         return None if stored is None else stored[0]
 
     def _fetch(self, texts: list[Any]) -> tuple[bytes | None, list[Any], bytes | None]:
         store = self.store
-        with self._turn:
+        with self.turn:
             if self._in_one_call:
                 read: tuple[bytes | None, list[Any], bytes | None] = store.multi_get_with_ledger(texts)
                 return read
@@ -306,7 +314,7 @@ class CommittedReads:
             self._check_age(last.ledger)
             return last
         if data is None:
-            with self._turn:
+            with self.turn:
                 is_left = isinstance(self.store, Scan) and has_records(self.store)
             if is_left and self._load() is None:  # else the state is made anew meanwhile
                 raise lost_ledger(self.state)
@@ -352,7 +360,7 @@ class CommittedReads:
     def _in_turn(self, pages: Iterator[T]) -> Iterator[T]:
         """The pages, with one thread at a time in the store."""
         while True:
-            with self._turn:
+            with self.turn:
                 page = next(pages, None)
             if page is None:
                 return
@@ -394,9 +402,16 @@ def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
     return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer
 
 
-def _mark_of(ledger: LedgerRecord) -> str:
-    """What the cursors of a state begin with. Those of another state, or of another incarnation, begin with another."""
-    return blake2b(f"{ledger.state} {ledger.first_txid} {ledger.floor}".encode(), digest_size=6).hexdigest()
+def not_open(state: str) -> UsageError:
+    """The error of each call of a reader that is closed, or open on another event loop."""
+    why = "it was closed, or belongs to another event loop, or waits for async with"
+    return UsageError(f"this reader of state {state!r} is not open here: {why}. Nothing was read. Open one here.")
+
+
+def mark_of(ledger: LedgerRecord) -> str:
+    """What cursors and names of commits begin with: another for another state, owner, or incarnation."""
+    named = f"{ledger.state} {ledger.owner} {ledger.first_txid} {ledger.floor}"
+    return blake2b(named.encode(), digest_size=6).hexdigest()
 
 
 def _purged(ledger: LedgerRecord) -> tuple[int, ...]:

@@ -483,11 +483,12 @@ class StateReader:
         return isinstance(self._reads.store, ThreadSafe)
 
     def close(self) -> None:
-        """Close the store's connection. Closing twice is no error."""
+        """Close the store's connection: each later call raises UsageError. Closing twice is no error."""
         self._reads.close()
 
     def __enter__(self) -> Self:
-        return self
+        with self._reads.turn:
+            return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -28,7 +28,8 @@ from mapstate.errors import (
     UsageError,
     WindowGoneError,
 )
-from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.reader.committed import mark_of
 from mapstate.reader.forms import JsonKeys, JsonRows
 
 _encoder = msgspec.json.Encoder()
@@ -90,12 +91,13 @@ def problem_of(error: MapStateError) -> Problem:
     return Problem(status, error.message, retry_after=retry_after, error=type(error).__name__)
 
 
-def as_of(ledger: LedgerRecord) -> dict[str, Any]:
-    """The batch as of which an answer is; all null before the first."""
-    last = ledger.last_commit
+def as_of(ledger: LedgerRecord, of: Commit | BatchReport | None = None) -> dict[str, Any]:
+    """The batch as of which an answer is, the last one if not ``of`` another; all null before the first."""
+    last = of or ledger.last_commit
     if last is None:
-        return {"batch_id": None, "txid": None, "committed_at": None}
-    return {"batch_id": last.batch_id, "txid": last.txid, "committed_at": last.at or None}
+        return {"batch_id": None, "txid": None, "committed_at": None, "commit": None}
+    commit = f"{mark_of(ledger)}-{last.txid}"
+    return {"batch_id": last.batch_id, "txid": last.txid, "committed_at": last.at or None, "commit": commit}
 
 
 def _tag_of(ledger: LedgerRecord) -> str | None:

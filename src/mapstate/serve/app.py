@@ -42,7 +42,7 @@ from mapstate.serve.drpc import Calls, Execute, Functions
 from mapstate.serve.guard import Guard
 from mapstate.serve.metrics import Metrics
 from mapstate.serve.openapi import openapi
-from mapstate.serve.parameters import body_of, check_names, cursor_of, cursor_text, key_of, number, time_of
+from mapstate.serve.parameters import body_of, check_names, cursor_of, cursor_text, key_of, time_of
 from mapstate.serve.states import OpenState, States
 from mapstate.values import plain
 
@@ -189,7 +189,10 @@ class _Service:
 
     async def scan(self, request: Request) -> Response:
         """All keys and values as lines of JSON, from a cursor on."""
-        limit, cursor = number(request, "limit", 1), request.query_params.get("cursor", "")
+        cursor, given = request.query_params.get("cursor", ""), request.query_params.get("limit")
+        if given is not None and not re.fullmatch(r"(?=0*[1-9])\d{1,18}", given, re.ASCII):
+            raise BadRequest("limit is a number from 1 on.")
+        limit = None if given is None else int(given)
         check_names(request, {"limit", "cursor", "columns", "min_batch", "wait"})
         columns = request.query_params["columns"].split(",") if "columns" in request.query_params else None
         state = await self._state(request)
@@ -261,17 +264,16 @@ class _Service:
         return await self._streamed(sent())
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: one per commit."""
+        """Server-sent events: one per commit, also of those that a client which comes back has missed."""
         check_names(request, set())
-        events = self._commits.events()
+        events = self._commits.events(request.headers.get("last-event-id"))
 
         async def sent() -> AsyncGenerator[bytes, None]:
             async with aclosing(events):
-                async for event in events:
-                    if event is None:
-                        yield b": mapstate\n\n"
-                    else:
-                        yield b"event: %b\ndata: %b\n\n" % (event["event"].encode(), line(event))
+                async for event, at in events:
+                    head = f"event: {event['event']}\n" if event else ": mapstate\n"
+                    head += f"id: {at}\n" if at else ""
+                    yield head.encode() + (b"data: %b\n\n" % line(event) if event else b"\n")
 
         return _Stream(sent(), "text/event-stream")
 
@@ -314,13 +316,17 @@ class _Service:
         """The state that the path names, once it has the batch that the query asks for."""
         name = request.path_params["state"]
         query = request.scope["query_string"]
-        least = number(request, "min_batch", 0) if b"min_batch" in query or b"%" in query else None
+        least = request.query_params.get("min_batch") if b"min_batch" in query or b"%" in query else None
         if least is not None:
+            if not re.fullmatch(r"([0-9a-f]{12}-)?\d{1,18}", least, re.ASCII):
+                raise BadRequest("min_batch is a number from 0 on or an as_of.commit; key.min_batch is a key column.")
             seconds = request.query_params.get("wait", "10")
             if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", seconds, re.ASCII) or float(seconds) > MOST_SECONDS:
                 raise BadRequest(f"wait is a number of seconds, at most {MOST_SECONDS:g}.")
             request.scope["mapstate.request"].wait(float(seconds))
-            await self._commits.reached(name, least, float(seconds))
+            by_key = request.method == "GET" and request.scope["path"].endswith(("/values", "/windows"))
+            by_key = by_key and "key.min_batch" not in request.query_params
+            await self._commits.reached(name, least, float(seconds), by_key=by_key)
         return await self._states.state(name)
 
     async def _streamed(self, chunks: AsyncGenerator[bytes, None]) -> Response:

@@ -9,6 +9,7 @@ from mapstate.version import VERSION
 
 _JSON = "application/json"
 _TEXT: dict[str, Any] = {"type": "string"}
+_WORD: dict[str, Any] = {"type": ["string", "null"]}
 _NUMBER: dict[str, Any] = {"type": ["integer", "null"]}
 _STATE = {"name": "state", "in": "path", "required": True, "schema": _TEXT, "description": "the name of a state"}
 _KEY = {
@@ -16,15 +17,15 @@ _KEY = {
     "in": "query",
     "style": "form",
     "explode": True,
-    "description": "a parameter for each key column, by its name; \\N is null",
+    "description": "a parameter for each key column, by its name, or key.min_batch and the like; \\N is null",
     "schema": {"type": "object", "additionalProperties": _TEXT},
 }
 _AS_OF_WAIT = [
     {
         "name": "min_batch",
         "in": "query",
-        "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
-        "description": "wait until the owner's batch of this number, or a later one, is committed",
+        "schema": {"type": "string", "pattern": "^([0-9a-f]{12}-)?[0-9]{1,18}$"},
+        "description": "wait until the owner's batch of this number, or this as_of.commit, or a later one is there",
     },
     {
         "name": "wait",
@@ -130,6 +131,7 @@ def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
                     "events",
                     "An event per commit",
                     {"200": {"description": "server-sent events", "content": {"text/event-stream": {"schema": _TEXT}}}},
+                    ({"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "what a client has"},),
                 )
             },
             "/metrics": {
@@ -171,7 +173,7 @@ def _schemas() -> dict[str, Any]:
     window = _object("start end is_final value", start={}, end={}, is_final={"type": "boolean"}, value=value)
     return {
         "AsOf": _object(
-            "batch_id txid committed_at", batch_id=_NUMBER, txid=_NUMBER, committed_at={"type": ["string", "null"]}
+            "batch_id txid committed_at commit", batch_id=_NUMBER, txid=_NUMBER, committed_at=_WORD, commit=_WORD
         ),
         "Value": _object("state as_of key value", **read, key=key, value=value),
         "Keys": {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,7 +19,7 @@ MOST_BYTES = 4 << 20
 
 
 def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> Key:
-    """The key in the query: a parameter for each key column. Those of ``others`` may stand beside them."""
+    """The key in the query: a parameter for each key column, with ``key.`` in front where ``others`` has its name."""
     given: dict[str, str] = {}
     try:
         pairs = parse_qsl(request.url.query, keep_blank_values=True, errors="strict")
@@ -30,11 +29,13 @@ def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> 
         if name in given:
             raise BadRequest(f"{name!r} is given twice. POST takes several keys.")
         given[name] = text
-    names = [field.name for field in fields]
+    names = [f"key.{field.name}" if field.name in others else field.name for field in fields]
+    if len({*names}) < len(names):
+        raise BadRequest("Two key columns have one name as a parameter. POST takes keys by their columns.")
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names and name not in others]
     if missing or unknown:
-        schema = ", ".join(f"{field.name} {field.type}" for field in fields)
+        schema = ", ".join(f"{name} {field.type}" for name, field in zip(names, fields, strict=True))
         found = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(map(repr, unknown))}"
         raise BadRequest(f"The key is a parameter for each key column ({schema}); {found[:200]}.")
     return typed_keys([given[name] for name in names], fields)[0]
@@ -45,16 +46,6 @@ def check_names(request: Request, known: set[str]) -> None:
     for name in request.query_params:
         if name not in known:
             raise BadRequest(f"There is no parameter {name[:100]!r} here.")
-
-
-def number(request: Request, name: str, least: int) -> int | None:
-    """A parameter that is a number, None where it is not given. Raises Problem."""
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) < least:
-        raise BadRequest(f"{name} is a number from {least} on.")
-    return int(text)
 
 
 def time_of(ledger: LedgerRecord, text: str | None) -> Any:

@@ -10,7 +10,6 @@ import json
 import re
 import secrets
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from mapstate.aggregators.columns import column_of
 from mapstate.backends import check_state_name
 from mapstate.drpc import PORT
-from mapstate.errors import ConfigurationError, UsageError, check_range, missing_driver
+from mapstate.errors import ConfigurationError, UsageError, check_range, cut, missing_driver
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.streams.stream import Stream, newStream
@@ -242,7 +241,7 @@ class _Jobs:
         try:
             try:
                 with self._access.tagged(tag):
-                    results = self._computed([request.args for request in requests])
+                    results = self._computed(tag, [request.args for request in requests])
             finally:
                 with self._changed:
                     self._running = None
@@ -258,10 +257,10 @@ class _Jobs:
         for request, result in zip(requests, results, strict=True):
             request.set(result)
 
-    def _computed(self, args: Sequence[str]) -> list[list[Any]]:
+    def _computed(self, tag: str, args: Sequence[str]) -> list[list[Any]]:
         import pyarrow as pa
 
-        ids = [str(at) for at in range(len(args))]
+        ids = [f"{tag}-{at}" for at in range(len(args))]  # which no function makes up, nor keeps from another job
         requests = self._spark.createDataFrame(pa.table({"request_id": ids, "args": list(args)}))
         rows = self._steps(newStream(self._name, requests)).toDF()
         if "request_id" not in rows.columns:
@@ -272,11 +271,16 @@ class _Jobs:
         rows = _in_months(rows)
         access_of(rows).plan_rows()  # as for `collected`
         table = rows.toArrow().cast(arrow_schema(rows.schema))  # rows of Python have no instants, but local times
-        found: dict[str, list[Any]] = defaultdict(list)
+        found: dict[Any, list[Any]] = {one: [] for one in ids}
         for row in table.to_pylist():
-            request = str(row.pop("request_id"))
+            request = row.pop("request_id")
+            if request not in found:
+                raise ConfigurationError(
+                    f"the function {self._name!r} gave a row with the request_id {cut(request)!r}, which none of its "
+                    "requests has. Nothing was answered. Give each row the request_id of its request, unchanged."
+                )
             found[request].append({name: plain(value, kinds[name]) for name, value in row.items()})
-        return [found[one] for one in ids]
+        return [*found.values()]
 
 
 def _in_months(rows: DataFrame) -> DataFrame:

@@ -191,9 +191,10 @@ function drawChart(reports) {
 function drawLookUp(state) {
   const columns = state.has_windows ? state.keys.slice(1) : state.keys;
   const inputs = columns.map((key, at) => {
+    const name = key.name.replace(state.has_windows ? /^(min_batch|wait|since|until)$/ : /^(min_batch|wait)$/, "key.$1");
     const group = make("div");
     group.append(make("label", { htmlFor: `key-${at}`, textContent: `${key.name} (${key.type})` }));
-    group.append(make("input", { id: `key-${at}`, name: key.name, autocomplete: "off" }));
+    group.append(make("input", { id: `key-${at}`, name, autocomplete: "off" }));
     return group;
   });
   const button = make("button", { textContent: state.has_windows ? "Show its windows" : "Show its value" });
