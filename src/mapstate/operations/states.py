@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mapstate.backends import check_state_name, resolve
+from mapstate.backends.sqlite import SqliteBackend
 from mapstate.backing_map import Backend
 from mapstate.capabilities import ListsStates
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavailableError, UsageError
@@ -44,10 +45,11 @@ def list_states(backend_or_url: Backend | str) -> list[ListedState]:
 
 
 def missing_file(backend_or_url: Backend | str) -> str:
-    """What to say of a store in a file that is not there; empty for any other."""
-    path = getattr(resolve(backend_or_url), "path", None)
-    is_there = path is None or Path(path).exists()
-    return "" if is_there else f"there is no file {path!r}. The start of its job makes a SQLite file."
+    """What to say of a SQLite file that is not there; empty for any other store."""
+    backend = resolve(backend_or_url)
+    if not isinstance(backend, SqliteBackend) or Path(backend.path).exists():
+        return ""
+    return f"there is no file {backend.path!r}. The start of its job makes a SQLite file."
 
 
 def state_names(backend_or_url: Backend | str) -> Iterator[list[str]]:
