@@ -269,6 +269,10 @@ def test_where_an_acl_forbids_multi_nothing_is_written_unguarded(store, side_doo
             one.multi_get(["a"])
         with pytest.raises(StoreAuthError):
             limited.swap(b"mine", store.load()[1], LATER)
+        before = store.load()
+        with pytest.raises(StoreAuthError):
+            limited.probe()
+        assert (store.load(), store.multi_get(["-"])) == (before, [None])
         assert store.multi_get(["a"]) == [None]
         assert store.load()[0] != b"mine"
         writer(store).multi_put(["a"], [b"1"])  # the fence has not moved

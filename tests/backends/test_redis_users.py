@@ -72,6 +72,7 @@ def names(commands: set[str]) -> set[str]:
 def live(url: str) -> None:
     """All that a job does with a state, and an operator's vacuum."""
     store: Any = resolve(url).open("visits")
+    store.probe()
     ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
     assert store.claim(attempt.txid, 0, "me") == "me"
     count(store, ledger, attempt, KEYS)

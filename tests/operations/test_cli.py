@@ -308,6 +308,17 @@ def test_output_that_cannot_be_written_ends_with_2_and_one_line(words, url, tmp_
     assert (done.returncode, done.stderr) == (2, "mapstate: BrokenPipeError: [Errno 32] Broken pipe\n")
 
 
+def test_a_command_that_ends_by_itself_ends_as_it_says(tmp_path):
+    (tmp_path / "no_config.py").write_text("import sys\nsys.exit('no config')\n")
+    for words, code, said in (
+        ("--show-completion bash", 0, ""),
+        (f"serve sqlite:///{tmp_path}/state.db --functions no_config", 1, "no config"),
+    ):
+        script = [Path(sys.executable).with_name("mapstate"), *words.split()]
+        done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, *done.stderr.splitlines()[-1:]) == (code, *filter(None, [said]))
+
+
 def test_the_help_of_a_command_keeps_its_brackets():
     shown = re.sub(r"[^\w,\[\]]+", " ", run("adopt", "--help").stdout)
     for text in ("[txid,curr,prev],", "[txid,val],"):

@@ -162,6 +162,21 @@ def test_a_state_that_is_closed_within_a_request_is_to_be_asked_for_again(visits
         assert answer.headers["retry-after"] == "1"
 
 
+def test_a_state_that_was_not_there_when_its_caller_had_gone_is_sought_anew(url):
+    async def ask():
+        states = states_module.States(url)
+        gone = asyncio.create_task(states.state("s"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone, *states._open.values()])
+        assert not states.is_open("s")
+        await asyncio.to_thread(Job(url).batch, a=1)
+        assert (await (await states.state("s")).ledger()).state == "s"
+        await states.close()
+
+    asyncio.run(ask())
+
+
 def test_the_state_that_was_not_asked_for_longest_is_closed_for_another(url, monkeypatch):
     monkeypatch.setattr(states_module, "MOST_OPEN", 1)
     monkeypatch.setattr(states_module, "_MORE_OPEN", 1)

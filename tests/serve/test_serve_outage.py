@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import time
@@ -233,6 +234,9 @@ def test_callers_who_went_away_keep_no_place(server, functions):
                 one.close()
             wait_for(lambda: asked(served, "/openapi.json")[0] == 200, "a place for a request", 30)
             assert asked(served, "POST /drpc/pings")[2] < SLACK
+        metrics = asked(served, "/metrics")[1]
+        counts = dict(re.findall(r'^mapstate_serve_requests_total\{status="(\d+)"\} (\d+)', metrics, re.MULTILINE))
+        assert int(counts["499"]) >= 6 + 40
 
 
 def test_a_read_that_nobody_waits_for_frees_the_place_of_its_keys(monkeypatch):

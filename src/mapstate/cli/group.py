@@ -65,6 +65,8 @@ def _errors_shown() -> Iterator[None]:
         yield
     except (MapStateError, OSError, SystemExit) as error:
         said = error.__context__ if isinstance(error, SystemExit) else error  # rich's, for a closed pipe
+        if not isinstance(said, MapStateError | OSError):
+            raise  # of --show-completion, or of a module of --functions
         say(f"mapstate: {type(said).__name__}: {said}", err=True)
         if not isinstance(error, MapStateError):  # Python would write the rest once more at its end, and end with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -110,8 +110,13 @@ class _Request:
         self._given = seconds + min(_BESIDE_WAIT, self._seconds or _BESIDE_WAIT)
         self.within(self._given)
 
+    def leave(self) -> None:
+        """End it: its client has gone. One without an answer is counted as other servers count it."""
+        self.status = self.status or 499
+        self.within(0)
+
     def within(self, seconds: float | None) -> None:
-        """Set the deadline: 0 once the client has gone, None while it takes its time."""
+        """Set the deadline, None while the client takes its time."""
         if not self._limit.expired():
             self._limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 

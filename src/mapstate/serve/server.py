@@ -103,7 +103,7 @@ class _Impatient(HttpToolsProtocol):
         super().connection_lost(exc)
         cycle: Any = self.cycle  # None before the first head
         if cycle is not None and "mapstate.request" in cycle.scope:
-            cycle.scope["mapstate.request"].within(0)
+            cycle.scope["mapstate.request"].leave()
 
     def data_received(self, data: bytes) -> None:
         """Cut off a head that is too long, and one that does not come after all: a line end may stand before it."""

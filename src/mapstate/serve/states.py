@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
@@ -163,15 +164,16 @@ class States:
             del self._lost[name]
         while name not in self._open and len(self._open) >= MOST_OPEN + _MORE_OPEN:
             await self._close(next(iter(self._open)))
-        task = self._open.pop(name, None) or asyncio.create_task(self._opened(name))
+        task = self._open.pop(name, None)
+        if task is None:
+            task = asyncio.create_task(self._opened(name))
+            task.add_done_callback(partial(self._forget_failed, name))
         self._open[name] = task  # behind all that were asked for before
-        try:
-            return await asyncio.shield(task)
-        except BaseException:
-            failed = task.done() and (task.cancelled() or task.exception() is not None)
-            if failed and self._open.get(name) is task:  # else the request is cancelled, and the state is opened
-                del self._open[name]
-            raise
+        return await asyncio.shield(task)
+
+    def _forget_failed(self, name: str, task: asyncio.Task[OpenState]) -> None:  # nobody may wait for it any more
+        if (task.cancelled() or task.exception() is not None) and self._open.get(name) is task:
+            del self._open[name]
 
     async def _opened(self, name: str) -> OpenState:
         try:

@@ -96,11 +96,12 @@ class RedisStore:
         return None if record is None else (record, (record, incarnation_of(*info)))
 
     def probe(self) -> None:
-        """See `Probes.probe`. A server checks commands as it queues them; a cluster's node finds two slots in MGET."""
+        """See `Probes.probe`. A server checks commands as it queues them; a cluster's node finds two slots in WATCH."""
         put, replies = self._layout.put(self._layout.pack(["-"]), [b""])
         changes = self._changes(b"", FenceToken(0, 0), is_new=True)
-        asked = [MULTI, command(b"MGET", self._ledger, self._fence), *changes, put, DISCARD]
-        self._server.ask(b"".join(asked), len(changes) + replies + 3)
+        both, asked = command(b"WATCH", self._ledger, self._fence), b"".join([MULTI, *changes, put, DISCARD])
+        server, count = self._server, len(changes) + replies + 2
+        server.retrying(lambda: server.finish(server.watch(server.take(), self._ledger, both, 1)[0], asked, count))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
