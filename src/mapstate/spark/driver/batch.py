@@ -75,7 +75,6 @@ class BatchDriver:
         calls = _Calls()
         if run.run_id is not None and self._of_stream and specs:
             calls = _calls_of_run(run, tuple((repr(spec.backend), spec.state) for spec in specs))
-        calls.plan = self._plan
         batch = _Batch(batch_df, batch_id, run, access, policy, calls)
         try:
             with calls.of(batch):
@@ -147,6 +146,7 @@ class BatchDriver:
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
             batch.calls.ledgers = ledgers
+            batch.calls.plan = self._plan
         if self._quarantine is not None:
             self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
@@ -296,6 +296,7 @@ class BatchDriver:
         return repeats.in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.policy))
 
     def _call_behind_alone(self, batch: _Batch) -> None:
+        batch.calls.plan = self._plan
         with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
             self._call_behind(rows, batch.batch_id)
 
