@@ -345,7 +345,10 @@ def test_first_mistakes_are_told_with_what_to_write(spark, tmp_path):
 
     for mistake, words in (
         (lambda: newStream(frame, "s"), "newStream takes a name first"),
-        (lambda: stream.groupBy("k").persistentAggregate(opaque(url), Count()), "needs a name, such as visits=Count"),
+        (
+            lambda: stream.groupBy("k").persistentAggregate(opaque(url), Count()),
+            r"a name, such as visits=Count\(\)$",
+        ),
         (lambda: stream.persistentAggregate(opaque(url), Sum(F.col("n") * 2)), r"such as visits=Sum\(Column<"),
         (lambda: stream.aggregate(Sum(F.col("n") * 2)), r"Sum\(Column<.* is no BatchAggregator"),
         (lambda: stream.groupBy(3), "column names and expressions, not 3"),

@@ -80,7 +80,8 @@ class GroupedStream(Generic[Kept, R]):
                 f"persistentAggregate needs a spec such as opaque(url), not a {type(state).__name__}"
             )
         if extra:
-            raise ConfigurationError(f"each aggregate needs a name, such as visits={extra[0]}")
+            call = "" if "(" in str(extra[0]) else "()"
+            raise ConfigurationError(f"each aggregate needs a name, such as visits={extra[0]}{call}")
         if not aggregates:
             raise ConfigurationError("persistentAggregate needs at least one aggregate, such as visits=Count()")
         for name, one in aggregates.items():
