@@ -202,7 +202,7 @@ def with_definition(
     found, expected = map(_shown, (None if windows is None else windows.definition, asked), keys)
     raise StateSchemaError(
         f"state {state!r}: its ledger has the windows {found}, the job asks for {expected}. Nothing was written. Open "
-        "the state as it was made, or name another state.",
+        "the state as it was made, or name another state, with a new checkpoint.",
         state=state,
         found=found,
         expected=expected,

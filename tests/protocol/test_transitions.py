@@ -264,7 +264,7 @@ def test_after_a_reset_only_txids_above_the_floor_can_be_dead():
         ({"keys": (KeyField("user_id", "bigint"),)}, "(user_id string)", "(user_id bigint)"),
         ({"keys": (KeyField("id", "string"),)}, "(user_id string)", "(id string)"),
         ({"keys": ()}, "(user_id string)", "()"),
-        ({"fields": (BYTES,)}, "(visits Count bigint)", "()"),
+        ({"fields": (BYTES,)}, "(visits Count bigint)", "none of this name"),
         ({"fields": (VISITS._replace(type="double"),)}, "(visits Count bigint)", "(visits Count double)"),
         ({"fields": (VISITS._replace(aggregator="Sum(x)"),)}, "(visits Count bigint)", "(visits Sum(x) bigint)"),
     ],

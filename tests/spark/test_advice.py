@@ -413,7 +413,7 @@ def test_another_aggregate_takes_another_name_and_a_replay(job):
     job.run()
     job.aggregates = {"visits": Count(), "bytes": Max("bytes")}
     job.put()
-    job.refused(errors.StateSchemaError, "name another state")
+    job.refused(errors.StateSchemaError, "or name another state, with a new checkpoint")
     job.checkpoint = job.folder / "new"
     job.run(name="largest")
     assert {key: each["visits"] for key, each in contents(job.url, "largest").items()} == {

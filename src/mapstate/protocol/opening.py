@@ -129,8 +129,8 @@ def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
     new = {field.name: field for field in opening.fields}
     for field in ledger.fields:
         if new.get(field.name) != field:
-            changed = [new[field.name]] if field.name in new else []
-            raise _schema_error(ledger.state, "field", _schema([field]), _schema(changed))
+            changed = _schema([new[field.name]]) if field.name in new else "none of this name"
+            raise _schema_error(ledger.state, "field", _schema([field]), changed)
     added = tuple(field for field in opening.fields if field.name not in names)
     if not added:
         return ledger
@@ -243,7 +243,7 @@ def _schema(fields: tuple[KeyField, ...] | tuple[Field, ...] | list[Field]) -> s
 def _schema_error(state: str, part: str, stored: str, requested: str) -> StateSchemaError:
     return StateSchemaError(
         f"state {state!r}: its ledger has the {part} {stored}, the job asks for {requested}. Nothing was written. Open "
-        "the state as it was made (fields may only be added), or name another state.",
+        "the state as it was made (fields may only be added), or name another state, with a new checkpoint.",
         state=state,
         found=stored,
         expected=requested,

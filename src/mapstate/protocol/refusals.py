@@ -42,6 +42,7 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
         return MissingBatchesError(
             f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
             "written. If the store was emptied: restore a copy and run mapstate rewind, or take a new checkpoint. If "
+            "the checkpoint is another state's: take a new one. If "
             "the function made no call for them: with_empty_batches, and a new checkpoint. If "
             "the job is new to the state: run it once with on_gap='accept'. See "
             "docs/operating.md#a-store-that-was-emptied",
