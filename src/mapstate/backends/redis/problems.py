@@ -14,7 +14,6 @@ DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
 _IN_SCRIPT = re.compile(r"Error running script .*@user_script: ?\d+: -?")  # as Redis 6 puts it before the error itself
 _ECHO = re.compile(r",? with args beginning with:.*", re.DOTALL)  # the first of what was sent, perhaps a part of it
 _REFUSED = (
-    driver.AuthenticationError,
     driver.AuthenticationWrongNumberOfArgsError,
     driver.AuthorizationError,
     driver.NoPermissionError,
@@ -54,6 +53,9 @@ def problem_of(error: Exception, *, state: str, store: str, secret: str | None) 
 
 def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
     """Our class for an error of the driver, its message, and whether it may pass by itself."""
+    if isinstance(error, driver.AuthenticationError):
+        advice = "refused the password, or the URL has none (redis://:password@host). See docs/operating.md#passwords."
+        return StoreAuthError, advice, False
     if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED", "The user executing the script can't")):
         advice = (
             "refused the user, the password or a command. A reader's ACL needs GET, MGET, EXISTS, TYPE and SCAN (and "
