@@ -279,6 +279,7 @@ def test_a_file_that_is_not_there_is_said_by_ls_and_serve(tmp_path):
     done = run("ls", url)
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"there is no file '{tmp_path}/typo.db'" in done.stderr
+    assert "max_value_bytes=999000000), whose file is not there.\n" in run("get", url, "s", "a").stderr
     with patch("mapstate.serve.server.run"):
         assert f"there is no file '{tmp_path}/typo.db'" in run("serve", url).stderr
     Job(url).batch(a=1)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from mapstate.backing_map import Backend
@@ -99,10 +100,14 @@ def naming(backend: Backend) -> Iterator[None]:
     try:
         yield
     except StateNotFoundError as error:
+        from mapstate.backends.sqlite import SqliteBackend  # imported where it is needed, as each store
+
         names: list[str] = []
         if isinstance(backend, ListsStates):
             with suppress(MapStateError):
                 names = [name for page in islice(backend.states(), _MOST_PAGES) for name, _ in page]
         like = ", ".join(map(shown, get_close_matches(error.state, names)))
-        where = f"{error} The store is {backend!r}{like and f', which has {like}'}."
+        is_gone = isinstance(backend, SqliteBackend) and not Path(backend.path).exists()
+        gone = is_gone * ", whose file is not there"
+        where = f"{error} The store is {backend!r}{gone}{like and f', which has {like}'}."
         raise StateNotFoundError(where, **error.facts) from None

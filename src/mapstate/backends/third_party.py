@@ -21,9 +21,10 @@ def backend_of(scheme: str, url: str, *, known: Iterable[str]) -> Backend:
     found = {(_package(point), point.value): point for point in points if point.name == scheme}
     if not found:
         there = ", ".join(f"{one}://" for one in sorted({*known, *(point.name for point in points)}))
+        file = "" if scheme else " A file's URL is sqlite:///visits.db, or sqlite:////data/visits.db from the root."
         raise UnknownSchemeError(
             f"no store answers to {scheme + '://' if scheme else 'a URL without a scheme'}; there is {there}, and "
-            f"what packages add through the entry point group {_GROUP!r}: is the one that has it installed here?",
+            f"what packages add through the entry point group {_GROUP!r}: is the one that has it installed here?{file}",
             scheme=scheme,
         )
     if len(found) > 1:
