@@ -52,6 +52,7 @@ keyword-only attributes. Errors pickle, because executors send them to the drive
 from __future__ import annotations
 
 import re
+import sys
 from pickle import PicklingError
 from typing import Any
 
@@ -315,7 +316,8 @@ class CorruptStoreError(StoreError):
 def missing_driver(user: str, error: ModuleNotFoundError, extra: str) -> MissingDriverError:
     """The error for a failed import: ``user`` needs the package, and ``extra`` installs it."""
     return MissingDriverError(
-        f"{user} needs the package {error.name!r}, which is not installed: pip install 'mapstate[{extra}]'",
+        f"{user} needs the package {error.name!r}, which is not installed: "
+        f"{sys.executable or 'python'} -m pip install 'mapstate[{extra}]'",
         package=error.name,
     )
 

@@ -320,6 +320,14 @@ def test_a_command_that_ends_by_itself_ends_as_it_says(tmp_path):
         assert (done.returncode, *done.stderr.splitlines()[-1:]) == (code, *filter(None, [said]))
 
 
+def test_without_typer_the_command_says_how_to_install_it_for_this_python():
+    script = "import sys; sys.modules['typer'] = None; from mapstate.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    advice = f"which is not installed: {sys.executable} -m pip install 'mapstate[cli]'\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"mapstate: the command needs the package 'typer', {advice}"
+
+
 def test_the_help_of_a_command_keeps_its_brackets():
     shown = re.sub(r"[^\w,\[\]]+", " ", run("adopt", "--help").stdout)
     for text in ("[txid,curr,prev],", "[txid,val],"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from mapstate.errors import missing_driver
+
 __all__ = ["main"]
 
 
@@ -14,5 +16,6 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mapstate"):
             raise
-        sys.exit(f"mapstate: the command needs the package {error.name!r}: pip install 'mapstate[cli]'")
+        print(f"mapstate: {missing_driver('the command', error, extra='cli')}", file=sys.stderr)
+        sys.exit(2)
     app()
