@@ -343,6 +343,12 @@ def test_help_says_what_to_do_after_an_error_and_prints_pages():
     assert section.count("\n## ") == 0
     assert section.strip() in run("help", "operating").stdout
     assert "# The command line" in run("help").stdout
+    assert "[Passwords](operating.md#passwords)" in run("help", "StoreAuthError").stdout
+    assert run("help", "operating.md#passwords").stdout.startswith("## Passwords\n")
+    reference = run("help", "reference/urls").stdout
+    assert "    python -m pydoc mapstate.backends.resolve\n" in reference
+    assert ":::" not in reference
+    assert "options:" not in reference
     done = run("help", "MisingKeysError")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "there is no error and no page of this name; there is MissingKeysError, " in done.stderr

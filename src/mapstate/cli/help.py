@@ -25,7 +25,8 @@ def text_of(topic: str) -> str:
     """What the tables of errors say of one; or a page, or a section of it. Raises UsageError."""
     if topic in errors.__all__:
         kind: type[BaseException] = getattr(errors, topic)
-        tables = text_of("concepts/errors") + text_of("operating#each-refusal-and-what-to-do")
+        refusals = text_of("operating#each-refusal-and-what-to-do").replace("](#", "](operating.md#")
+        tables = text_of("concepts/errors") + refusals
         rows = re.findall(rf"^(?:\| \d )?\|( [^|]*`{topic}`[^|]*)\|([^|]*)\|(.*)\|$", tables, re.MULTILINE)
         above = {kind.__bases__[0].__name__} & {*errors.__all__} if not rows else ()
         return "\n\n".join([f"{topic}: {kind.__doc__}", *map("\n ".join, rows), *map(text_of, above)])
@@ -34,7 +35,9 @@ def text_of(topic: str) -> str:
     if name not in pages:
         known = get_close_matches(name, [*errors.__all__, *pages]) or pages
         raise errors.UsageError(f"there is no error and no page of this name; there is {', '.join(known)}")
-    parts = re.split(r"(?m)^(?=##+ )", pages[name].read_text(encoding="utf-8"))
+    text = pages[name].read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^::: (\S+)(\n +options:.*)?$", r"    python -m pydoc \1", text)  # the site has it in place
+    parts = re.split(r"(?m)^(?=##+ )", text)
     for at, part in enumerate(parts):
         if re.sub(r"[^\w -]", "", part.partition("\n")[0].lower()).strip().replace(" ", "-") == section:
             return part + "".join(takewhile(lambda below: below.index(" ") > part.index(" "), parts[at + 1 :]))  # noqa: B023
