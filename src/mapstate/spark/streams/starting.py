@@ -36,6 +36,10 @@ def start_query(
         raise UsageError("this DataFrame is no stream: read it with spark.readStream")
     if branches and outputMode.lower() != "append":
         access_of(df).check_increments(outputMode)
+    if trigger is not None and not isinstance(trigger, (str, Mapping)):
+        raise ConfigurationError(
+            f"trigger is an interval such as '10 seconds', or {{'availableNow': True}}, not {trigger!r}"
+        )
     place = checkpointLocation or options.get("checkpointLocation")
     called: Any = function
     if is_connect(df):  # which pickles it
@@ -55,10 +59,6 @@ def start_query(
                     store.probe()  # raises here what the first batch would, but for the text that Spark puts around it
     writer = df.writeStream.foreachBatch(called).outputMode(outputMode)
     if trigger is not None:
-        if not isinstance(trigger, (str, Mapping)):
-            raise ConfigurationError(
-                f"trigger is an interval such as '10 seconds', or {{'availableNow': True}}, not {trigger!r}"
-            )
         writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
     if queryName is not None:
         writer = writer.queryName(queryName)
