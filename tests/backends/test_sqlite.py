@@ -115,7 +115,7 @@ def running(code, *args, before=()):
     ("url", "wanted"),
     [
         ("sqlite:////data/visits.db", SqliteBackend("/data/visits.db")),
-        ("sqlite:////data/a%20b.db", SqliteBackend("/data/a%20b.db")),  # as SQLAlchemy: the name as it is
+        ("sqlite:////data/a%20b.db", SqliteBackend("/data/a b.db")),  # as in the URLs of Redis
         ("sqlite:////data/v.db?timeout=1.5", SqliteBackend("/data/v.db", timeout=1.5)),
         ("sqlite:////data/v.db?synchronous=normal&timeout=0", SqliteBackend("/data/v.db", 0, "normal")),
         ("sqlite:////data/v.db?max_value_bytes=1000", SqliteBackend("/data/v.db", max_value_bytes=1000)),

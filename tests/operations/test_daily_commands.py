@@ -85,7 +85,8 @@ def test_ls_lists_every_state_with_its_last_commit_and_its_keys(countries):
     assert found[0]["keys"] == [{"name": "country", "type": "string"}, {"name": "day", "type": "date"}]
 
 
-def test_ls_of_a_store_without_states_is_no_error(url):
+def test_ls_of_a_store_without_states_is_no_error(url, tmp_path):
+    (tmp_path / "state.db").touch()
     assert run("ls", url).stdout.splitlines()[-1] == "0 states"
     assert json.loads(run("ls", url, "--json").stdout) == []
 

@@ -268,7 +268,7 @@ def test_a_checkpoint_that_is_older_by_more_than_a_batch_is_refused_until_it_is_
     job.run()
     newer, job.checkpoint = job.checkpoint, old
     job.put()
-    job.refused(errors.StaleBatchError, "See docs/operating.md#after-a-restored-checkpoint")
+    job.refused(errors.StaleBatchError, "See mapstate help operating#after-a-restored-checkpoint")
     if way == "newer checkpoint":
         job.checkpoint = newer
         job.run()

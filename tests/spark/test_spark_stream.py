@@ -749,7 +749,8 @@ def test_a_password_out_of_the_environment_is_not_in_what_py4j_logs(
         return counts
 
     missing = f"MAPSTATE_TEST_PASSWORD, which is not set on {socket.gethostname()}"
-    assert missing in str(run(opaque(url, name="nothing"), "0").last_error)
+    with pytest.raises(errors.ConfigurationError, match=missing):  # of start itself
+        run(opaque(url, name="nothing"), "0")
     monkeypatch.setenv("MAPSTATE_TEST_PASSWORD", password)
     with pytest.raises(errors.StateNotFoundError):  # nothing was written, not even a ledger
         contents(url, "nothing")

@@ -21,7 +21,7 @@ from mapstate.capabilities import ListsStates, close_if_possible
 from mapstate.errors import ConfigurationError, MapStateError, StateNotFoundError, missing_driver, shown
 from mapstate.urls import LIKE_A_URL
 
-__all__ = ["check_state_name", "naming", "opened", "resolve"]
+__all__ = ["resolve"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MOST_PAGES = 10  # of states that are listed to find like names: a server may have millions of keys

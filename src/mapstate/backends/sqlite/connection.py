@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
@@ -121,6 +122,13 @@ class Database:
                 if db is not None:
                     db.abandon()
             return result
+
+    def probe(self) -> None:
+        """Raise what a write would, without one: of a file that is not there its directory is asked."""
+        if identity_of(self.path) is None and not os.access(Path(self.path).parent, os.W_OK):
+            error = PermissionError("its directory cannot be written")
+            raise problem_of(error, path=self.path, state=self._state, timeout=self._timeout)
+        self.transaction("BEGIN IMMEDIATE", lambda _: None)
 
     def close(self) -> None:
         """Close the idle connections. Closing twice is no error; a later call opens again."""

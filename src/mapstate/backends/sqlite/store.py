@@ -77,8 +77,8 @@ class SqliteStore:
         return None if version is None else (version[0], version)
 
     def probe(self) -> None:
-        """See `Probes.probe`: takes the lock of a writer, and makes the file and its tables."""
-        self._database.transaction("BEGIN IMMEDIATE", lambda _: None, create=True)
+        """See `Probes.probe`: takes the lock of a writer. Makes no file."""
+        self._database.probe()
 
     def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         """See `LedgerStore.swap`."""

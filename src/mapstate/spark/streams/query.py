@@ -10,7 +10,6 @@ from mapstate.errors import MapStateError, UsageError
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
-from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.streams.starting import say_last, start_query
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ class Startable:
         started = start_query(
             query,
             query.df,
-            [*branches_of(query.plan)],
+            query.plan,
             checkpointLocation=checkpointLocation,
             trigger=trigger,
             queryName=queryName,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mapstate.backends import opened
@@ -10,7 +10,8 @@ from mapstate.capabilities import Probes
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
 from mapstate.spark.driver.access import access_of, is_connect
-from mapstate.spark.driver.job import Branch
+from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.repeats import branches_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,7 +24,7 @@ _SETTING = "spark.sql.streaming.checkpointLocation"
 def start_query(
     function: Callable[[DataFrame, int], None],
     df: DataFrame,
-    branches: Sequence[Branch],
+    plan: StreamPlan,
     *,
     checkpointLocation: str | None,
     trigger: str | Mapping[str, Any] | None,
@@ -31,10 +32,11 @@ def start_query(
     outputMode: str,
     options: Mapping[str, str],
 ) -> StreamingQuery:
-    """Start the query of a stream, whose batches ``function`` applies to ``branches``. See `Startable.start`."""
+    """Start the query of a stream, whose batches ``function`` applies as ``plan`` says. See `Startable.start`."""
     if not df.isStreaming:
         raise UsageError("this DataFrame is no stream: read it with spark.readStream")
-    if branches and outputMode.lower() != "append":
+    branches = [*branches_of(plan)]
+    if plan.branches and outputMode.lower() != "append":
         access_of(df).check_increments(outputMode)
     if trigger is not None and not isinstance(trigger, (str, Mapping)):
         raise ConfigurationError(
