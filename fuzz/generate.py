@@ -74,10 +74,11 @@ class _Generator:
         sources = 2 if not (windowed or special) and self.often(0.15) else 1
         together = self.pick("", "stream", "topology") if len(self.states) > 1 or self.often(0.1) else ""
         self.by_hand_is_possible = not windowed and not special
+        self.can_be_at_once = self.by_hand_is_possible and not self.trips
         steps = [*self.first(), *self.files(), self.start()]
         for _ in range(0 if self.gathers else self.pick(0, 0, 1, 1, 1, 2)):
             steps += self.event()
-        daily = self.often(0.3) and not (windowed or special or self.trips)
+        daily = self.often(0.3) and self.can_be_at_once
         queries = 2 if not self.ttl and self.often(0.05) else 1
         return Job(self.seed, store, self.states, tuple(steps), together, gives, sources, queries, daily)
 
@@ -148,6 +149,8 @@ class _Generator:
         habit = self.habit()
         if isinstance(fault, Break) and fault.lasts and self.often(0.5, "swallow"):
             habit = replace(habit, around="swallow")  # the run goes on after a batch that failed
+        if can_fail and habit.parts > 1 and not habit.united and self.often(0.3):
+            fault, killed = Dies("between the calls", self.pick(0, 1)), False  # a part counts, the others do not
         return Start(habit, tuple(options.items()), fault, killed)
 
     @property
@@ -174,19 +177,21 @@ class _Generator:
         kinds += ["old store", "old store"] if self.store == "sqlite" else []
         kind = self.pick(*kinds)
         between: list[Step] = []
+        at_once = False
         if kind in _PUT_BACK:
             copied, put_back = map(Event, _PUT_BACK[kind])
             between = [copied, *self.files(), self.start(can_fail=False), put_back]
             if kind == "old checkpoint" and self.often(0.4):
                 again = Event("the checkpoints that were replaced are put back")
                 between += [*self.files(), self.start(can_fail=False), again]
+            at_once = self.can_be_at_once and self.often(0.5)  # the batches of before come with other files
         elif kind == "lost checkpoint":
             between = [Event(self.pick("the checkpoints are lost", "the checkpoints are moved away by mistake"))]
         elif kind == "rollback":
             between = [Event("the last batch is taken back: mapstate rollback, mapstate rewind")]
         elif kind == "by hand" and self.by_hand_is_possible:
             between = self.by_hand(self.pick(0, self.number))
-        return [*between, *self.files(), self.start()]
+        return [*between, *self.files(), replace(self.start(), at_once=at_once)]
 
 
 def random_job(

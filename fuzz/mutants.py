@@ -115,7 +115,7 @@ def _gaps_accepted(begin: Any) -> Any:
 
 def _adopted_unasked(with_owner: Any) -> Any:
     def adopting(ledger: Any, opening: OpenRequest) -> Any:
-        asked = "adopt" if opening.on_new_owner == "refuse" else opening.on_new_owner
+        asked = "adopt_unchecked" if opening.on_new_owner == "refuse" else opening.on_new_owner
         return with_owner(ledger, msgspec.structs.replace(opening, on_new_owner=asked))
 
     return adopting
@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant("a batch that was planned anew is a replay", _TRANSITIONS, "is_replanned", _always(False)),
     Mutant("a batch may start anywhere", _TRANSITIONS, "check_follows", _always(None)),
     Mutant("a batch that is older than the state is a replay", _TRANSITIONS, "_already_committed", _never_stale),
-    Mutant("a state is adopted by every query", _OPENING, "_with_owner", _adopted_unasked),
+    Mutant("a state is adopted by every query, from any start", _OPENING, "_with_owner", _adopted_unasked),
     Mutant("a null in a key is an empty text", "mapstate.keys", "_around_nulls", _null_as_no_text),
 ]
 """A guard that is built anew gets its mutant in the same commit."""

@@ -53,7 +53,7 @@ def _smaller_step(step: Step) -> Iterator[Step]:
     elif isinstance(step, ByHand):
         yield from _shorter(step, "rows", 1)
     elif isinstance(step, Start):
-        yield from _simpler(step, killed=False, fault=None)
+        yield from _simpler(step, killed=False, fault=None, at_once=False)
         yield from _shorter(step, "options", 0)
         for habit in _simpler(step.habit, **vars(Habit())):
             yield replace(step, habit=habit)

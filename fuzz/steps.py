@@ -85,13 +85,14 @@ class AddFiles(Step):
 class Start(Step):
     """The queries run until they have read all files, and what an error advises is done until they end well.
 
-    ``killed``: it runs in a process of its own, and the fault is a real SIGKILL.
+    ``killed``: it runs in a process of its own, and the fault is a real SIGKILL. ``at_once``: its files are one batch.
     """
 
     habit: Habit = field(default_factory=Habit)
     options: tuple[tuple[str, Any], ...] = ()
     fault: Break | Dies | Trips | None = None
     killed: bool = False
+    at_once: bool = False
 
     def do(self, world: World) -> None:
         settle(world, self)
@@ -99,7 +100,8 @@ class Start(Step):
     def lines(self, gives: Gives) -> list[str]:
         options = "".join(f", {name}={value!r}" for name, value in self.options)
         fault = "" if self.fault is None else f", {'SIGKILL at ' * self.killed}{self.fault}"
-        return [f"start{options}{fault}, with def each_batch(rows, batch_id):"] + [
+        at_once = ", all files in one batch" * self.at_once
+        return [f"start{options}{fault}{at_once}, with def each_batch(rows, batch_id):"] + [
             f"    {line}" for line in self.habit.lines(gives)
         ]
 

@@ -250,7 +250,7 @@ class World:
             die("after the calls")
 
         try:
-            rows = self._rows(query)
+            rows = self._rows(query, at_once=step.at_once)
             calls = built()
             writer = rows.writeStream.foreachBatch(each_batch).trigger(availableNow=True)
             return run, writer.option("checkpointLocation", str(query.checkpoint)).start()
@@ -282,11 +282,13 @@ class World:
             )
         return self.queries[0], DiedError("the process was killed")
 
-    def _rows(self, query: Query) -> Any:
-        """The stream: the files of all sources, one of each in a batch."""
+    def _rows(self, query: Query, *, at_once: bool) -> Any:
+        """The stream: the files of all sources, one of each in a batch, or all of them."""
         from mapstate.spark import files_not_counted
 
-        read = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1000 if self.job.daily else 1)
+        read = self.spark.readStream.schema(SCHEMA).option(
+            "maxFilesPerTrigger", 1000 if self.job.daily or at_once else 1
+        )
         frames = [read.parquet(str(source)) for source in self.sources]
         if query.starts_at is not None:
             frames = [frame.where(files_not_counted(query.starts_at, at)) for at, frame in enumerate(frames)]
