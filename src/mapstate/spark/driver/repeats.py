@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mapstate.aggregators.fields import Fields
+from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.capabilities import close_if_possible
 from mapstate.errors import (
     FencedError,
     IncompleteBatchError,
@@ -228,12 +228,10 @@ def take_back(ledgers: Ledgers | None, plan: StreamPlan, batch_id: int, *, may_r
     if ledgers is not None:
         return ledgers.take_back(batch_id, may_roll_back=may_roll_back and _can_follow_back(plan, batch_id))
     for spec in [] if plan.branches else [branch.job.spec for branch in branches_of(plan)]:
-        if ledger_of(spec) is not None:
-            store = spec.open()
-            try:
-                Ledger(store, spec.state).mark_part(batch_id)
-            finally:
-                close_if_possible(store)
+        with opened(spec.backend, spec.state) as store:
+            ledger = Ledger(store, spec.state)
+            if ledger.load() is not None:
+                ledger.mark_part(batch_id)
     return False
 
 
