@@ -71,7 +71,7 @@ def can_all_roll_back(ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:
 def _has_fired(ledger: LedgerRecord) -> bool:
     windows, done = ledger.windows, ledger.last_windows()
     if windows is None or done is None:
-        return False
+        return windows is not None  # unknown: as if it had
     return windows.definition.fired_before(done.before) < windows.definition.fired_before(done.watermark)
 
 
