@@ -277,6 +277,18 @@ def test_a_scan_that_is_left_holds_no_connection(backend, job):
     assert asyncio.run(read()) == [{"n": 1}] * len(KEYS)
 
 
+@pytest.mark.parametrize("backend", ON_REDIS[-1:], indirect=True)
+def test_an_end_of_connections_that_takes_too_long_is_no_error(backend, job, monkeypatch):
+    """A busy event loop sees it late, and redis-py waits no longer than for a connection."""
+    monkeypatch.setattr(asyncio.StreamWriter, "wait_closed", lambda _: asyncio.Event().wait())
+
+    async def read():
+        async with open_async_reader(backend, STATE) as reader:
+            return await reader.get("user-7")
+
+    assert asyncio.run(read()) == {"n": 1}
+
+
 @redis
 @pytest.mark.parametrize("shape", ["redis", "redis+cluster", "redis+sentinel"])
 def test_an_async_reader_of_a_server_that_is_away_says_so_without_the_password(shape):

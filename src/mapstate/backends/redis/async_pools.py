@@ -53,10 +53,11 @@ class AsyncPool:
 
     def disconnect(self, *, inuse_connections: bool) -> None:
         """Close the connections, and those to sentinels."""
-        wait_for(self._pool.disconnect(inuse_connections=inuse_connections))
         sentinels = getattr(self._pool, "sentinel_manager", None)
-        for client in () if sentinels is None else sentinels.sentinels:
-            wait_for(client.connection_pool.disconnect())
+        clients = () if sentinels is None else sentinels.sentinels
+        for pool in (self._pool, *(client.connection_pool for client in clients)):
+            with suppress(OSError, driver.RedisError):  # they are closed; the loop was too busy to see it in time
+                wait_for(pool.disconnect(inuse_connections=inuse_connections))
 
 
 class AsyncConnection:
