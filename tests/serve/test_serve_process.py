@@ -91,7 +91,7 @@ def test_no_secret_is_in_a_message_or_an_answer(tmp_path):
             assert answer.status == (200 if path in ("/", "/metrics") else 503)
             connection.close()
         served.end()
-        assert "s3cr3t" not in served.process.stderr.read()
+        assert "s3cr3t" not in served.log.result()
 
 
 def test_a_token_from_the_environment_lets_other_machines_in(url, monkeypatch):

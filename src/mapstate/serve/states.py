@@ -190,6 +190,7 @@ class States:
         if self._asking is None or self._asking.done():
             name = next(reversed(self._open), "ready")  # a user of the store may have rights to some states only
             self._asking = asyncio.create_task(asyncio.wait_for(self._check_is_there(name), _READY_SECONDS))
+            self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # all may have gone
         with suppress(StateNotFoundError):
             await asyncio.shield(self._asking)
 
