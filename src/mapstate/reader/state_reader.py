@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Page = list[tuple[Key, dict[str, Any]]]
 _Listed = tuple[list[StoreKey], str | None]  # a page of keys, and the cursor behind it
+_PAGE_BYTES = 512 << 10  # of stored records, in a page of a scan
 
 
 class ScanPage(NamedTuple):
@@ -452,7 +453,7 @@ class StateReader:
         self, pages: Iterator[_Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, which ``count`` and ``unreadable`` note, and the cursor behind it."""
-        pauses, room = iter(PAUSES), Room(self._reads.opened().ledger.fields)
+        pauses, room = iter(PAUSES), Room(self._reads.opened().ledger.fields, most_bytes=_PAGE_BYTES)
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):

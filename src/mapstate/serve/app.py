@@ -51,6 +51,7 @@ MOST_SCANS = 16
 MOST_SECONDS = 60.0  # of one wait
 _CLOSE_SECONDS = 2.0  # for the connections to the store to be closed
 _PAGE = 2_000  # keys of a page of a scan
+_PART = 256 << 10  # bytes that wait in a connection at one time
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
     "Referrer-Policy": "no-referrer",
@@ -335,17 +336,19 @@ class _Service:
             raise Busy(f"{self._scans} scans are under way.")
         self._scans += 1
         try:
-            first = await anext(chunks)
+            chunk = await anext(chunks)
         except BaseException:
             self._scans -= 1
             raise
 
         async def sent() -> AsyncGenerator[bytes, None]:
+            nonlocal chunk  # the one that is held, while the client takes it
             async with aclosing(chunks):
-                yield first
                 try:
-                    async for chunk in chunks:
-                        yield chunk
+                    while chunk:
+                        for at in range(0, len(chunk), _PART):
+                            yield chunk[at : at + _PART]
+                        chunk = await anext(chunks, b"")
                 except MapStateError as error:
                     yield lines([{"is_end": False, "problem": problem_of(error).document}])
 
