@@ -125,7 +125,6 @@ class NativeCombiner(CombinerAggregator):
         """`combine` for a chunk. None in a list stands for absent or null. Executor."""
 
     def combine(self, a: Any, b: Any) -> Any:
-        """See `CombinerAggregator.combine`."""
         return self.combine_all([a], [b])[0]
 
 

@@ -41,11 +41,9 @@ class Collect(NativeCombiner):
         self.most = most
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         return f"struct<values:array<{check_ordered(self, self.column, columns)}>>"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
@@ -63,7 +61,6 @@ class Collect(NativeCombiner):
         return [self._kept(values) for values in columns[0]]
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         value = row[self.column]
         return _EMPTY if value is None else ([value],)
 
@@ -82,7 +79,6 @@ class Collect(NativeCombiner):
         return None if value is None else list(value[0])
 
     def result_type(self, value_type: str) -> str:
-        """See `Aggregator.result_type`."""
         return value_type.removeprefix("struct<values:").removesuffix(">")
 
     def _kept(self, values: Iterable[Any]) -> tuple[list[Any]]:
@@ -152,21 +148,18 @@ class TopN(Collect):
 
     @classmethod
     def of_ledger(cls, description: str) -> Self:
-        """See `Aggregator.of_ledger`."""
         shows = super().of_ledger(description)
         found = re.match(r"TopN\((\d+), ", description)
         shows.n = int(found[1]) if found else 0
         return shows
 
     def set_stored(self, value_type: str) -> None:
-        """See `Collect.set_stored`."""
         super().set_stored(value_type)
         self.by = "count" if ",counts:" in value_type else "value"
         if self.by == "value":
             self.most = self.n
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         kind = super().bind(columns)
         return kind if self.by == "value" else kind.removesuffix(">") + ",counts:array<bigint>>"
 
@@ -175,7 +168,6 @@ class TopN(Collect):
         return f"TopN({self.n}, {self.column}{' by count' if self.by == 'count' else ''})"
 
     def partials(self, value_type: str) -> list[Column]:
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         if self.by == "count":
@@ -190,7 +182,6 @@ class TopN(Collect):
         return [self._counted((value, 1) for value in values) for values in columns[0]]
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         value = row[self.column]
         if self.by == "value" or value is None:
             return super().init(row) if self.by == "value" else self.zero()
@@ -218,7 +209,6 @@ class TopN(Collect):
         return [{"value": one, "count": count} for one, count in most_frequent]
 
     def result_type(self, value_type: str) -> str:
-        """See `Aggregator.result_type`."""
         values, counts, _ = value_type.partition(">,counts:array<bigint>>")
         if not counts:
             return super().result_type(value_type)

@@ -56,7 +56,6 @@ class CountWindows(ReducerAggregator):
         return [Field(name, own, kind) for (name, own), kind in zip(described.items(), kinds, strict=True)]
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return self._read
 
     def bind(self, columns: Mapping[str, str]) -> str:  # noqa: ARG002  the fields are bound
@@ -74,11 +73,9 @@ class CountWindows(ReducerAggregator):
         return _BatchFolding(self)
 
     def init(self) -> Any:
-        """See `ReducerAggregator.init`."""
         return 0, [], []
 
     def reduce(self, acc: Any, row: Row) -> Any:
-        """See `ReducerAggregator.reduce`."""
         number, panes, fired = acc
         start = self._panes.pane(number)
         if start is not None:

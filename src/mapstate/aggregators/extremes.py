@@ -44,11 +44,9 @@ class _Extreme(NativeCombiner):
         self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         return check_ordered(self, self.column, columns)
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
@@ -58,11 +56,9 @@ class _Extreme(NativeCombiner):
         return [(F.max if self._greatest else F.min)(column_of(self.column))]
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         return row[self.column]
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
         out = []
         for old, new in zip(stored, partials, strict=True):
             if old is None or new is None:
@@ -88,7 +84,6 @@ class BoolAnd(Min):
     """Whether a boolean column is true in every row in which it is not null, as Spark's `bool_and`."""
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         return _check_boolean(self, self.column, columns)
 
 
@@ -96,7 +91,6 @@ class BoolOr(Max):
     """Whether a boolean column is true in any row, as Spark's `bool_or`."""
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         return _check_boolean(self, self.column, columns)
 
 
@@ -118,11 +112,9 @@ class _AtEnd(NativeCombiner):
         self.by = cast("str", only_where(by, where))
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column, self.by)
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         by = check_ordered(self, self.by, columns)
         value = column_type(columns, self.column, self)
         if value.startswith("array<") and is_ordered(value.removeprefix("array<").removesuffix(">")):
@@ -130,7 +122,6 @@ class _AtEnd(NativeCombiner):
         return f"struct<by:{by},value:{check_ordered(self, self.column, columns)}>"
 
     def describe(self) -> str:
-        """See `Aggregator.describe`."""
         return f"{type(self).__name__}({self.column} by {self.by})"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the columns' own types
@@ -144,11 +135,9 @@ class _AtEnd(NativeCombiner):
         return [end["by"], end["value"]]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`."""
         return list(zip(*columns, strict=True))
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         by = row[self.by]
         return (None, None) if by is None else (by, row[self.column])
 
@@ -157,7 +146,6 @@ class _AtEnd(NativeCombiner):
         return (None, None)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
         out = []
         for old, new in zip(stored, partials, strict=True):
             if new is None or new[0] is None:
@@ -174,7 +162,6 @@ class _AtEnd(NativeCombiner):
         return None if value is None else value[1]
 
     def result_type(self, value_type: str) -> str:
-        """See `Aggregator.result_type`."""
         return value_type[value_type.index(",value:") + len(",value:") : -1]
 
 

@@ -39,11 +39,9 @@ class Avg(NativeCombiner):
         self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         kind = column_type(columns, self.column, self)
         if kind in INTEGERS:
             return "struct<sum:decimal(38,0),count:bigint>"
@@ -54,7 +52,6 @@ class Avg(NativeCombiner):
         raise unsupported(self, self.column, kind, "a number")
 
     def partials(self, value_type: str) -> list[Column]:
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         column = column_of(self.column)
@@ -65,7 +62,6 @@ class Avg(NativeCombiner):
         return [F.try_sum(column), F.count(column)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`."""
         sums, counts = columns
         if None not in sums:
             return list(zip(sums, counts, strict=True))
@@ -77,7 +73,6 @@ class Avg(NativeCombiner):
         return out
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         value = row[self.column]
         if value is None:
             return (None, 0)
@@ -88,7 +83,6 @@ class Avg(NativeCombiner):
         return (None, 0)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
         sums = add_all(self, *([None if pair is None else pair[0] for pair in side] for side in (stored, partials)))
         counts = add_all(self, *([0 if pair is None else pair[1] for pair in side] for side in (stored, partials)))
         return list(zip(sums, counts, strict=True))
@@ -106,7 +100,6 @@ class Avg(NativeCombiner):
         return total / count
 
     def result_type(self, value_type: str) -> str:
-        """See `Aggregator.result_type`."""
         inner = value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
         scale = 0 if inner == "double" else scale_of(inner)
         return f"decimal(38,{min(scale + 4, 38)})" if scale else "double"
@@ -121,11 +114,9 @@ class VariancePop(NativeCombiner):
         self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         kind = column_type(columns, self.column, self)
         if kind in INTEGERS or kind in FLOATS or kind.startswith("decimal("):
             return MOMENTS
@@ -139,11 +130,9 @@ class VariancePop(NativeCombiner):
         return [F.count(value), F.avg(value), F.var_pop(value) * F.count(value)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`."""
         return [part if part[0] else _NOTHING for part in zip(*columns, strict=True)]
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         value = row[self.column]
         return _NOTHING if value is None else (1, float(value), 0.0 * float(value))  # NaN and infinity: NaN
 
@@ -152,7 +141,6 @@ class VariancePop(NativeCombiner):
         return _NOTHING
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
         return [_merged(old or _NOTHING, new or _NOTHING) for old, new in zip(stored, partials, strict=True)]
 
     def result(self, value: Any) -> Any:

@@ -60,11 +60,9 @@ class RetractableCount(Count):
     """The number of present rows, or of those with a ``column`` that is not null."""
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (*super().columns(), SIGN)
 
     def describe(self) -> str:
-        """See `Aggregator.describe`."""
         return "NetCount" if self.column is None else f"NetCount({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always a bigint
@@ -77,7 +75,6 @@ class RetractableCount(Count):
         return [F.sum(F.when(column_of(self.column).isNotNull(), sign).otherwise(0))]
 
     def init(self, row: Mapping[str, Any]) -> int:
-        """See `CombinerAggregator.init`."""
         return super().init(row) * int(row[SIGN])
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -92,7 +89,6 @@ class RetractableRows(RetractableCount):
     """The number of a key's present rows: a key with 0 rows is removed."""
 
     def describe(self) -> str:
-        """See `Aggregator.describe`."""
         return "NetRows"
 
 
@@ -100,11 +96,9 @@ class RetractableMax(Max):
     """The greatest of values that only grow: no retracted value is greater than its replacement."""
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column, SIGN)
 
     def describe(self) -> str:
-        """See `Aggregator.describe`."""
         return f"NetMax({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
@@ -114,7 +108,6 @@ class RetractableMax(Max):
         return [F.max(F.when(F.col(SIGN) > 0, column_of(self.column)))]
 
     def init(self, row: Mapping[str, Any]) -> Any:
-        """See `CombinerAggregator.init`."""
         return super().init(row) if row[SIGN] > 0 else None
 
 
@@ -122,11 +115,9 @@ class RetractableMin(Min):
     """The least of values that only fall. See `RetractableMax`."""
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column, SIGN)
 
     def describe(self) -> str:
-        """See `Aggregator.describe`."""
         return f"NetMin({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
@@ -136,7 +127,6 @@ class RetractableMin(Min):
         return [F.min(F.when(F.col(SIGN) > 0, column_of(self.column)))]
 
     def init(self, row: Mapping[str, Any]) -> Any:
-        """See `CombinerAggregator.init`."""
         return super().init(row) if row[SIGN] > 0 else None
 
 
@@ -144,11 +134,9 @@ class RetractableAvg(Avg):
     """The mean of a column over the present rows, stored as sum and count."""
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column, SIGN)
 
     def describe(self) -> str:
-        """See `Aggregator.describe`."""
         return f"NetAvg({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:
@@ -222,7 +210,6 @@ class RetractableSum(RetractableAvg):
         return value[0] if value is not None and value[1] else None
 
     def result_type(self, value_type: str) -> str:
-        """See `Aggregator.result_type`."""
         return value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
 
 

@@ -43,7 +43,6 @@ class _Sketch(NativeCombiner):
         self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
@@ -67,7 +66,6 @@ class _Sketch(NativeCombiner):
         return [None if sketch is None else with_checksum(bytes(sketch)) for sketch in columns[0]]
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         sketch, value = self._empty(self._package()), row[self.column]
         if value is not None:
             sketch.update(self._item(value))
@@ -78,7 +76,6 @@ class _Sketch(NativeCombiner):
         return with_checksum(self._bytes(self._empty(self._package())))
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
         package = self._package()
         kind = self._kind(package)
         pairs = zip(stored, partials, strict=True)
@@ -133,12 +130,10 @@ class _Distinct(_Sketch):
         self.log2k = _within(self, "log2k", log2k, *self._sizes)
 
     def describe(self) -> str:
-        """See `Aggregator.describe`."""
         return f"{type(self).__name__}({self.column}, log2k={self.log2k})"
 
     @classmethod
     def of_ledger(cls, description: str) -> Self:
-        """See `Aggregator.of_ledger`."""
         shows = super().of_ledger(description)
         found = re.search(r", log2k=(\d+)\)$", description)
         shows.log2k = int(found[1]) if found else 12
@@ -253,7 +248,6 @@ class ApproxPercentiles(_Sketch):
 
     @classmethod
     def of_ledger(cls, description: str) -> Self:
-        """See `Aggregator.of_ledger`."""
         column, ranks, k = description.partition("(")[2].removesuffix(")").rsplit(", ", 2)
         parts = ranks.removeprefix("ranks=").split()
         return cls(column, [float(part) for part in parts], k=int(k.removeprefix("k=")))
@@ -312,7 +306,6 @@ class ApproxTopK(_Sketch):
 
     @classmethod
     def of_ledger(cls, description: str) -> Self:
-        """See `Aggregator.of_ledger`."""
         k, _, rest = description.partition("(")[2].removesuffix(")").partition(", ")
         column, _, tracked = rest.rpartition(", tracked=")
         return cls(int(k), column, tracked=int(tracked))
@@ -324,7 +317,6 @@ class ApproxTopK(_Sketch):
         return [F.call_function("approx_top_k_accumulate", column_of(self.column).cast("string"), F.lit(self.tracked))]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`."""
         return super().assemble([[None if part is None else next(iter(part.values())) for part in columns[0]]])
 
     def _item(self, value: Any) -> Any:

@@ -40,11 +40,9 @@ class Count(NativeCombiner):
         self.column = cast("str | None", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return () if self.column is None else (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         super().bind(columns)
         return "bigint"
 
@@ -55,7 +53,6 @@ class Count(NativeCombiner):
         return [F.count(F.lit(1) if self.column is None else column_of(self.column))]
 
     def init(self, row: Row) -> int:
-        """See `CombinerAggregator.init`."""
         return 1 if self.column is None else int(row[self.column] is not None)
 
     def zero(self) -> int:
@@ -63,7 +60,6 @@ class Count(NativeCombiner):
         return 0
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
         return add_all(self, stored, partials)
 
 
@@ -78,11 +74,9 @@ class Sum(NativeCombiner):
         self.column = cast("str", only_where(column, where))
 
     def columns(self) -> Sequence[str]:
-        """See `Aggregator.columns`."""
         return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
-        """See `Aggregator.bind`."""
         kind = column_type(columns, self.column, self)
         if kind in INTEGERS:
             return "bigint"
@@ -93,7 +87,6 @@ class Sum(NativeCombiner):
         raise unsupported(self, self.column, kind, "a number")
 
     def partials(self, value_type: str) -> list[Column]:
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         column = column_of(self.column)
@@ -103,7 +96,6 @@ class Sum(NativeCombiner):
         return [F.try_sum(column), F.count(column)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        """See `NativeCombiner.assemble`."""
         sums = columns[0]
         if len(columns) > 1 and None in sums:
             for total, count in zip(sums, columns[1], strict=True):
@@ -112,11 +104,9 @@ class Sum(NativeCombiner):
         return sums
 
     def init(self, row: Row) -> Any:
-        """See `CombinerAggregator.init`."""
         return row[self.column]
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
-        """See `NativeCombiner.combine_all`."""
         return add_all(self, stored, partials)
 
 

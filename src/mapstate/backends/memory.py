@@ -29,14 +29,12 @@ class MemoryBackend:
         return cls(urlsplit(url).netloc)
 
     def open(self, state: str, *, ttl: float | None = None) -> MemoryStore:
-        """See `Backend.open`."""
         if ttl is not None:
             raise ConfigurationError("memory:// keeps no time, so it has no ttl")
         with _lock:
             return _stores.setdefault((self.name, state), MemoryStore())
 
     def states(self) -> Iterator[list[tuple[str, bytes]]]:
-        """See `ListsStates.states`."""
         with _lock:
             stores = {state: store for (name, state), store in _stores.items() if name == self.name}
         found = {state: store.load() for state, store in stores.items()}
@@ -58,23 +56,19 @@ class MemoryStore:
         self._reports: list[bytes] = []
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `IBackingMap.multi_get`."""
         with self._lock:
             return [self._records.get(key) for key in keys]
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """See `IBackingMap.multi_put`."""
         check_lengths(keys, values, "values")
         with self._lock:
             self._records.update(zip(keys, values, strict=True))
 
     def load(self) -> tuple[bytes, int] | None:
-        """See `LedgerStore.load`."""
         with self._lock:
             return self._ledger
 
     def swap(self, record: bytes, expected: int | None, fence: FenceToken) -> int | None:
-        """See `LedgerStore.swap`."""
         with self._lock:
             return self._set(record, fence) if self._version() == expected else None
 
@@ -83,7 +77,6 @@ class MemoryStore:
         return "memory"
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[int] | None:
-        """See `JointLedgers.swap_all`."""
         with ExitStack() as locks:
             for one in sorted(
                 swaps, key=lambda one: id(one.store)
@@ -94,33 +87,27 @@ class MemoryStore:
             return [one.store._set(one.record, one.fence) for one in swaps]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
-        """See `FencedWrites.writer`."""
         return _Writer(self, token)
 
     def claim(self, txid: int, partition: int, holder: str) -> str:
-        """See `Claims.claim`."""
         with self._lock:
             return self._claims.setdefault((txid, partition), holder)
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
-        """See `Scan.scan`."""
         with self._lock:
             keys = list(self._records)
         for at in range(0, len(keys), page_size):
             yield keys[at : at + page_size]
 
     def keep_report(self, report: bytes, most: int) -> None:
-        """See `Reports.keep_report`."""
         with self._lock:
             self._reports = [report, *self._reports][:most]
 
     def reports(self) -> list[bytes]:
-        """See `Reports.reports`."""
         with self._lock:
             return list(self._reports)
 
     def drop(self, expected: int, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`."""
         with self._lock:
             if self._version() != expected:
                 raise FencedError(f"the ledger has changed: the removal with txid {token.txid} ends", txid=token.txid)
@@ -185,7 +172,6 @@ class _Writer:
         self._store.put_fenced(self._token, keys, values)
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        """See `Rewrites.multi_rewrite`."""
         self._store.rewrite_fenced(self._token, keys, values)
 
 

@@ -45,7 +45,6 @@ class CachedMap(Generic[K, V]):
         return out
 
     def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
-        """See `IBackingMap.multi_put`."""
         check_lengths(keys, values, "values")
         for key in keys:
             self._entries.pop(key, None)

@@ -22,14 +22,12 @@ class MicroBatchBackingMap(Generic[K, V]):
         self._max_keys = max_keys
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
-        """See `IBackingMap.multi_get`."""
         out: list[V | None] = []
         for at in range(0, len(keys), self._max_keys):
             out += self._backing.multi_get(keys[at : at + self._max_keys])
         return out
 
     def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
-        """See `IBackingMap.multi_put`."""
         check_lengths(keys, values, "values")
         for at in range(0, len(keys), self._max_keys):
             self._backing.multi_put(keys[at : at + self._max_keys], values[at : at + self._max_keys])

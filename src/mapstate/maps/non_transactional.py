@@ -23,13 +23,11 @@ class NonTransactionalMap(MapState[V]):
         return self._backing.multi_get(keys)
 
     def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
-        """See `MapState.multi_combine`."""
         self._attempt()
         values = combine_all(self._backing.multi_get(keys), list(partials))
         self._backing.multi_put(keys, values)
         return values
 
     def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
-        """See `MapState.multi_put`."""
         self._attempt()
         self._backing.multi_put(*last_of_each(keys, values))

@@ -21,11 +21,9 @@ class SnapshottableMap(Generic[V]):
         self._keys = [key]
 
     def begin_commit(self, txid: int) -> None:
-        """See `MapState.begin_commit`."""
         self._state.begin_commit(txid)
 
     def commit(self, txid: int) -> None:
-        """See `MapState.commit`."""
         self._state.commit(txid)
 
     def get(self) -> V | None:

@@ -251,7 +251,6 @@ class _Source:
         return repr(self._backend)
 
     def open(self, state: str, *, ttl: float | None = None) -> Any:
-        """See `Backend.open`."""
         backend = self._backend
         store: Any = backend.open_snapshot(state) if isinstance(backend, Snapshots) else backend.open(state, ttl=ttl)
         names = ("multi_get", "multi_put", "multi_get_with_ledger", "load", "swap", "close")

@@ -113,11 +113,9 @@ class Ledger:
         self._change(commit, same_incarnation=True)
 
     def say_what_fenced(self) -> None:
-        """See `HeldLedger.say_what_fenced`."""
         self.held.say_what_fenced()
 
     def give_up(self) -> None:
-        """See `ways_back.give_up`."""
         self._change(lambda before: (ways_back.give_up(before, self.held.session), None))
 
     def rollback(self, txid: int | None = None) -> LedgerRecord:
@@ -134,7 +132,6 @@ class Ledger:
         self._change(lambda before: (ways_back.take_back(before, batch_id, can_roll_back=False), None))
 
     def begin_vacuum(self, *, take_over: bool = False, seen: LedgerRecord | None = None) -> Attempt:
-        """See `upkeep.begin_vacuum`."""
         session, at = secrets.token_hex(8), now()
         return self._begin(lambda before: upkeep.begin_vacuum(before, session, take_over=take_over, at=at, seen=seen))
 

@@ -123,7 +123,6 @@ class Ledgers:
         return not any(ways_back.is_part(record) for record in self.records)
 
     def say_what_fenced(self) -> None:
-        """See `HeldLedger.say_what_fenced`."""
         for ledger in self.ledgers:
             ledger.say_what_fenced()
 

@@ -90,13 +90,11 @@ class CodecWithIndex:
         self._index = index_codec(ledger.serializer, ledger.state)
 
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
-        """See `RecordCodec.loads`."""
         if not self._has_index(keys):
             return self._own.loads(keys, data)
         return [self._of(key).loads([key], [one])[0] for key, one in zip(keys, data, strict=True)]
 
     def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
-        """See `RecordCodec.dumps`."""
         if not self._has_index(keys):
             return self._own.dumps(records)
         return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]

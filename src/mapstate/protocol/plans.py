@@ -39,7 +39,6 @@ class BatchPlan(NamedTuple):
         return self.start, self.end
 
     def digest(self) -> PlanDigest:
-        """See `PlanDigest`."""
         return PlanDigest(
             None if self.planned_at is None else digest_of(f"{self.planned_at} {self.end}"),
             None if self.previous_planned_at is None else digest_of(f"{self.previous_planned_at} {self.start}"),

@@ -76,12 +76,10 @@ class WindowReads:
         self._last_txid: int | None = None  # of the ledger that `of_window` has read last
 
     def watermark(self) -> Watermark:
-        """See `StateReader.watermark`."""
         ledger = self._reads.opened(newest=True).ledger
         return watermark_of(self._reads.last_windows(ledger), self._reads.final_mark(ledger), self._time_type(ledger))
 
     def of_key(self, key: Any, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
-        """See `StateReader.windows_as_of`."""
         rest = tuple(key) if isinstance(key, tuple | list) else (key,)
         known = self._reads.opened(newest=True)
         kind = self._time_type(known.ledger)
@@ -118,7 +116,6 @@ class WindowReads:
         return values
 
     def of_window(self, end: Time) -> Iterator[WindowPage]:
-        """See `StateReader.window`."""
         opened = self._reads.opened(newest=True)
         windows = self._record(opened.ledger)
         if windows.definition.sessions:

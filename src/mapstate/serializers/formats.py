@@ -30,7 +30,6 @@ class JsonSerializer(Serializer):
         return _json.encode_lines(items).split(b"\n")[:-1]
 
     def decoder(self, kind: Any) -> Any:
-        """See `Serializer.decoder`."""
         return msgspec.json.Decoder(kind)
 
 
@@ -41,11 +40,9 @@ class MessagePackSerializer(Serializer):
     float_words = False
 
     def encode_all(self, items: list[Any]) -> list[bytes]:
-        """See `Serializer.encode_all`."""
         return list(map(_msgpack.encode, items))
 
     def decoder(self, kind: Any) -> Any:
-        """See `Serializer.decoder`."""
         return msgspec.msgpack.Decoder(kind)
 
 

@@ -27,7 +27,6 @@ class NativeSerializer(Serializer):
         return plain
 
     def decoder(self, kind: Any) -> Any:
-        """See `Serializer.decoder`."""
         return _Decoder(kind)
 
 

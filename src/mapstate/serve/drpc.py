@@ -160,7 +160,6 @@ class PinnedStates:
         return self._states.setdefault(name, _Pinned(self, name))
 
     def multi_get_as_of(self, name: str, keys: Sequence[Any]) -> Values:
-        """See `StateReader.multi_get_as_of`."""
         self._last = read = asyncio.run_coroutine_threadsafe(self._read(name, keys), self._loop)
         if self._have_ended:
             read.cancel()

@@ -70,7 +70,6 @@ class OpenState:
         return [one for one in reports if one.txid in view]
 
     async def windows(self, key: Key, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
-        """See `AsyncStateReader.windows_as_of`."""
         async with self._turns:
             return await self.reader.windows_as_of(key, since=since, until=until)
 

@@ -97,7 +97,6 @@ class AerospikeStore:
         return (record, cluster) if connection.retrying(put, retries=0) else None
 
     def filtered_writer(self, token: FenceToken) -> IBackingMap[Any, Any]:
-        """See `FilteredWrites.filtered_writer`."""
         return Writer(self._records, token, self._state)
 
     def claim(self, txid: int, partition: int, holder: str) -> str:
@@ -135,7 +134,6 @@ class AerospikeStore:
         return [f"{start} {end}" for start, end in zip(starts, ends, strict=True)]
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[StoreKey]]:
-        """See `ScansParts.scan_part`."""
         start, end = map(int, part.split(" "))
         part_filter = {"begin": start, "count": end - start}
         return self._listed({"total_timeout": 0, "partition_filter": part_filter}, page_size)
@@ -173,7 +171,6 @@ class AerospikeStore:
         connection.retrying(lambda: connection.client.put(place, bins, {}, policy), retries=0)
 
     def reports(self) -> list[bytes]:
-        """See `Reports.reports`."""
         found = self._connection.retrying(lambda: self._get(_REPORTS))
         return [] if found is None else [bytes(one) for one in found[2]["reports"]]
 

@@ -27,7 +27,6 @@ class AsyncPools:
         self._pools: dict[Any, AsyncPool] = {}
 
     def open(self, state: str, *, ttl: float | None = None) -> Any:
-        """See `Backend.open`."""
         return self._open_with(self._pool_to, state, ttl)
 
     def _pool_to(self, address: Any = None) -> AsyncPool:

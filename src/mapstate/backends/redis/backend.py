@@ -71,7 +71,6 @@ class OneServer(RedisSettings):
         return self.open_with(self.pool, state, ttl)
 
     def on_event_loop(self) -> Backend:
-        """See `EventLoops.on_event_loop`."""
         from mapstate.backends.redis.async_pools import AsyncPools
 
         return AsyncPools(lambda _: self.new_pool(asynchronous=True), self.open_with)
@@ -164,7 +163,6 @@ class RedisBackend(OneServer):
         return shown_address((self.host, self.port))
 
     def new_pool(self, *, asynchronous: bool = False) -> Any:
-        """See `OneServer.new_pool`."""
         driver = driver_module("connection", asynchronous=asynchronous)
         return driver.ConnectionPool(
             connection_class=driver.SSLConnection if self.tls else driver.Connection,

@@ -80,7 +80,6 @@ class RedisClusterBackend(RedisSettings):
         return self.open_with(self.pool_to, state, ttl)
 
     def on_event_loop(self) -> Backend:
-        """See `EventLoops.on_event_loop`."""
         from mapstate.backends.redis.async_pools import AsyncPools
 
         return AsyncPools(lambda node: self._new_pool(node, asynchronous=True), self.open_with)
@@ -119,7 +118,6 @@ class RedisClusterBackend(RedisSettings):
 
     @cached_property
     def _reached(self) -> Self:
-        """See `OneServer.reached`."""
         return replace(self, prefix="", buckets=1)
 
     def _new_pool(self, node: Address, *, asynchronous: bool = False) -> Any:

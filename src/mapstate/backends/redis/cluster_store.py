@@ -189,13 +189,11 @@ class RedisClusterStore:
         )
 
     def keep_report(self, report: bytes, most: int) -> None:
-        """See `Reports.keep_report`."""
         trim = command(b"LTRIM", self._reports, b"0", b"%d" % (most - 1))
         push = Request(self._slot, (command(b"LPUSH", self._reports, report), trim))
         self._cluster.ask([push], repeat=False)
 
     def reports(self) -> list[bytes]:
-        """See `Reports.reports`."""
         found: list[bytes] = self._at_ledger(command(b"LRANGE", self._reports, b"0", b"-1"))[0]
         return found
 

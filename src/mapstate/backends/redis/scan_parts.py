@@ -127,7 +127,6 @@ class _ShardPart:
         self.step, self.scanned = layout.step, layout.scanned
 
     def scan(self, cursor: bytes, page_size: int) -> bytes:
-        """See `Layout.scan`."""
         return self._layout.scan(cursor, page_size, self._end)
 
 

@@ -62,7 +62,6 @@ class RedisSentinelBackend(OneServer):
         return f"{self.master} (sentinels {self._hosts})"
 
     def new_pool(self, *, asynchronous: bool = False) -> Any:
-        """See `OneServer.new_pool`."""
         driver = driver_module("sentinel", asynchronous=asynchronous)
         options = self.connection_options(asynchronous=asynchronous)
         tls = {"ssl": True, **self.tls_options()} if self.tls else {}

@@ -59,19 +59,15 @@ class SlotGroup:
         return rewrite
 
     def exist(self, keys: Sequence[str]) -> bytes:
-        """See `Layout.exist`."""
         return self._layout.exist(self._layout.pack(keys))
 
     def types(self, keys: Sequence[str]) -> list[bytes]:
-        """See `Layout.types`."""
         return self._layout.types(keys)
 
     def foreign(self, keys: Sequence[str], types: Sequence[bytes | None]) -> CorruptRecordError:
-        """See `Layout.foreign`."""
         return self._layout.foreign(keys, types)
 
     def ttl_of(self, key: str) -> bytes:
-        """See `Layout.ttl_of`."""
         return self._layout.ttl_of(key)
 
 

@@ -221,12 +221,10 @@ class RedisStore:
         self._server.tell(MULTI + push + EXEC, 4)
 
     def reports(self) -> list[bytes]:
-        """See `Reports.reports`."""
         found: list[bytes] = self._server.ask(command(b"LRANGE", self._reports, b"0", b"-1"), 1)[0]
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`."""
         names = (self._ledger, self._fence, self._claims, self._reports, self._kept_layout)
         return dropped(self, self._server, self._state, token, ledger=expected[0], names=names)
 

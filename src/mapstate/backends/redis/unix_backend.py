@@ -41,7 +41,6 @@ class RedisUnixBackend(OneServer):
         return self.path
 
     def new_pool(self, *, asynchronous: bool = False) -> Any:
-        """See `OneServer.new_pool`."""
         driver = driver_module("connection", asynchronous=asynchronous)
         return driver.ConnectionPool(
             connection_class=driver.UnixDomainSocketConnection,

@@ -81,7 +81,6 @@ class SqliteStore:
         self._database.probe()
 
     def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
-        """See `LedgerStore.swap`."""
         done = self.swap_all([Swap(self, record, expected, fence)])
         return None if done is None else done[0]
 
@@ -113,11 +112,9 @@ class SqliteStore:
         return ledger, records, ledger
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
-        """See `FencedWrites.writer`."""
         return _Writer(self, token)
 
     def claim(self, txid: int, partition: int, holder: str) -> str:
-        """See `Claims.claim`."""
         place = (self._state, txid, partition)
 
         def create_if_absent(db: sqlite3.Connection) -> str:
@@ -143,7 +140,6 @@ class SqliteStore:
         return [json.dumps(part) for part in zip([None, *ends], [*ends, None], strict=True)]
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
-        """See `ScansParts.scan_part`."""
         return (page for page, _ in self._listed(page_size, *json.loads(part)))
 
     def _listed(self, page_size: int, after: str | None, until: str | None) -> Iterator[tuple[list[str], str]]:
@@ -159,7 +155,6 @@ class SqliteStore:
             raise not_listed(self._state, foreign)
 
     def keep_report(self, report: bytes, most: int) -> None:
-        """See `Reports.keep_report`."""
         state = self._state
 
         def keep(db: sqlite3.Connection) -> None:
@@ -286,7 +281,6 @@ class _Writer:
         self._store.put_fenced(self._token, keys, values)
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        """See `Rewrites.multi_rewrite`."""
         self._store.rewrite_fenced(self._token, keys, values)
 
 

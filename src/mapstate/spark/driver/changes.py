@@ -43,7 +43,6 @@ class LoggedState(StateDriver):
         return store
 
     def open_request(self, owner: str) -> OpenRequest:
-        """See `StateDriver.open_request`."""
         return msgspec.structs.replace(super().open_request(owner), changes=self.spec.changes)
 
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:

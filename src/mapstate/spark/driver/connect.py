@@ -107,7 +107,6 @@ class ConnectAccess:
         return sys.maxsize
 
     def may_go_on(self) -> bool:
-        """See `Access.may_go_on`."""
         if self._run is None:
             return True
         try:
@@ -128,11 +127,9 @@ class ConnectAccess:
         """See `Access.check_running_increments`: `start_query` has checked it, and nothing else starts a query."""
 
     def checkpoint(self) -> str:
-        """See `Access.checkpoint`."""
         return self._served().checkpoint
 
     def file_sources(self) -> list[SourceLog | None]:
-        """See `Access.file_sources`."""
         return list(self._served().sources)
 
     def filters(self) -> tuple[str, ...]:
@@ -151,11 +148,9 @@ class ConnectAccess:
         return [None] * count
 
     def progress(self) -> tuple[list[str | None], list[str | None]]:
-        """See `Access.progress`."""
         raise LookupError("Spark Connect has no other place for them than the checkpoint")
 
     def is_local(self) -> bool:
-        """See `Access.is_local`."""
         master = str(self._session.conf.get("spark.master", ""))
         return master == "local" or master.startswith("local[")
 
@@ -175,7 +170,6 @@ class ConnectAccess:
         """See `Access.plan_rows`: the server's errors come by themselves."""
 
     def partitioning(self) -> str | None:
-        """See `Access.partitioning`."""
         return None
 
     def release(self) -> None:
@@ -183,7 +177,6 @@ class ConnectAccess:
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:
-        """See `Access.tagged`."""
         self._session.addTag(tag)
         try:
             yield
@@ -191,7 +184,6 @@ class ConnectAccess:
             self._session.removeTag(tag)
 
     def cancel(self, tag: str) -> None:
-        """See `Access.cancel`."""
         self._session.interruptTag(tag)
 
     def _served(self) -> Served:

@@ -107,12 +107,10 @@ class WindowedState(StateDriver):
         )
 
     def open(self) -> Any:
-        """See `StateDriver.open`."""
         self._ticks = 0
         return super().open()
 
     def open_request(self, owner: str) -> OpenRequest:
-        """See `StateDriver.open_request`."""
         return msgspec.structs.replace(super().open_request(owner), windows=self._windows.definition)
 
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
@@ -170,7 +168,6 @@ class WindowedState(StateDriver):
         return result
 
     def make_report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
-        """See `StateDriver.make_report`."""
         report = super().make_report(commit, number, result)
         return report if commit.windows is None else msgspec.structs.replace(report, **commit.windows.reported())
 

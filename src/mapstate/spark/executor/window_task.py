@@ -80,7 +80,6 @@ class WindowTask(BatchTask):
         self.has_gaps = has_gaps
 
     def key_index(self, writer: Any, partition: int) -> PaneIndex:
-        """See `BatchTask.key_index`."""
         codec = index_codec(self.spec.serializer, self.spec.state)
         return PaneIndex(writer, codec, self.view, self.txid, partition)
 
@@ -159,7 +158,6 @@ class Reads:
         close_if_possible(self.__dict__.get("store"))
 
     def index(self, keys: list[str]) -> list[Any]:
-        """See `mapstate.protocol.pane_index.Read`."""
         return self._view.values(self._codec.loads(keys, self.store.multi_get(keys)), self._newest)
 
     def values(self, keys: list[StoreKey]) -> list[Any]:

@@ -33,7 +33,6 @@ class Expressions:
     columns: Mapping[str, Column]
 
     def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
-        """See `Step`."""
         return frame.withColumns(dict(self.columns))
 
 
@@ -44,7 +43,6 @@ class Only:
     column: Any
 
     def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
-        """See `Step`."""
         return frame.select(self.column)
 
 

@@ -36,7 +36,6 @@ class LateRows:
     branch: Branch
 
     def __call__(self, frame: DataFrame, batch_id: int | None) -> DataFrame:
-        """See `Step`."""
         if batch_id is None:
             return frame
         before = self.branch.late_before
