@@ -9,108 +9,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.results import check_joined
-from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError
+from mapstate.errors import UsageError
 from mapstate.schema import Field
 from mapstate.spark.driver.apply import Grouping
-from mapstate.spark.driver.job import Branch, Downstream, Follower, Job, Step
+from mapstate.spark.driver.job import Branch, Downstream, Follower, Job
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
-from mapstate.spark.streams.chained_aggregate import SteppedRows
-from mapstate.spark.streams.grouped import GroupedStream
-from mapstate.spark.streams.key_columns import with_keys
+from mapstate.spark.streams.grouped import InWindows, check_of_windows
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spec import StateSpec
 from mapstate.windows import CountWindow
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame
 
     from mapstate.spark.driver.job import Branch
-    from mapstate.spark.streams.query import Query
 
 WINDOWS = "windows"
 """The state's only field."""
 EDGES = ("window_start", "window_end")
 
 
-class Countable(SteppedRows, Protocol):
-    """A stream as windows by count need it."""
-
-    @property
-    def name(self) -> str:
-        """The stream's."""
-        ...
-
-    @property
-    def df(self) -> DataFrame:
-        """The DataFrame in front of the steps."""
-        ...
-
-    def branch_of(self, job: Job) -> tuple[Query, Branch]:
-        """See `Stream.branch_of`."""
-        ...
-
-
 @dataclass(frozen=True)
-class CountedStream:
+class CountedStream(InWindows["CountedAggregate"]):
     """The rows of a stream by windows of so many rows. See `Stream.window`."""
 
-    stream: Countable
     config: CountWindow
     order: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The stream's."""
-        return self.stream.name
-
-    @property
-    def schema(self) -> StructType:
-        """The columns of the rows."""
-        return self.stream.schema
-
-    def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """See `Rows.with_step`."""
-        return replace(self, stream=self.stream.with_step(step, by_row=by_row))
-
-    def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[CountedAggregate, Self]:
-        """Windows of each combination of values of ``columns`` by itself. See `Rows.groupBy`."""
-        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
-        if not keys:
-            raise ConfigurationError(
-                "groupBy() needs at least one column; for windows of all rows call persistentAggregate on the windows "
-                "themselves"
-            )
-        rows, names = with_keys(self, keys)
-        return GroupedStream(rows, names)
-
-    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> CountedAggregate:
-        """Keeps aggregates of windows of all rows, by one task. See `GroupedStream.persistentAggregate`."""
-        return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
-
-    def hidden_columns(self) -> dict[str, str]:
-        """See `Groupable.hidden_columns`."""
-        return {}
 
     def adapted(
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
         """See `Groupable.adapted`."""
-        if state.changes is not None:
-            raise ConfigurationError("a state with windows keeps no change log: follow firedWindowsStream(), or scan")
-        if state.type != "opaque":
-            raise ConfigurationError(f"windows are kept by opaque states only, and this one is {state.type}")
-        for name in (*by, *aggregates):
-            if name.casefold() in (*EDGES, WINDOWS):
-                raise DuplicateNameError(f"{name!r} is a column of windows: give yours another name", name=name)
+        check_of_windows(state, {*EDGES, WINDOWS}, [*by, *aggregates])
         check_unique([*by, *aggregates])
         length, slide = self.config.length, self.config.slide
         types = {field.name: field.dataType.simpleString() for field in self.schema.fields}

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Never, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
 from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError
 from mapstate.keys import KeyCodec
 from mapstate.schema import Field, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
-from mapstate.spark.driver.job import Job
+from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable, kind_of
 from mapstate.spark.steps.columns import check_unique
 from mapstate.spark.steps.expressions import has_expressions
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows, with_expressions
+from mapstate.spark.streams.key_columns import with_keys
 from mapstate.spec import StateSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from mapstate.spark.driver.job import Branch
+    from mapstate.spark.steps.window_rows import LateRows
+    from mapstate.spark.streams.query import Query
 
 Kept = TypeVar("Kept", covariant=True)
 """What `persistentAggregate` returns: a `PersistentAggregate`, for every kind of rows that there is."""
@@ -135,3 +146,89 @@ class GroupedStream(Generic[Kept, R]):
     def _all_unless_native(self, one: Aggregator) -> list[str]:
         """What an aggregator reads that names no columns: nothing if Spark computes it, else all."""
         return [] if isinstance(one, NativeCombiner) else list(self._types)
+
+
+class Windowable(SteppedRows, Protocol):
+    """A stream as windows need it."""
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        ...
+
+    @property
+    def df(self) -> DataFrame:
+        """The DataFrame in front of the steps."""
+        ...
+
+    def branch_of(self, job: Job) -> tuple[Query, Branch]:
+        """See `Stream.branch_of`."""
+        ...
+
+    def late(self, step: LateRows, query: Query) -> Any:
+        """See `Stream.late`."""
+        ...
+
+
+@dataclass(frozen=True)
+class InWindows(ABC, Generic[Kept]):
+    """The rows of a stream by window, of whatever kind."""
+
+    stream: Windowable
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        return self.stream.name
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the rows."""
+        return self.stream.schema
+
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
+        """See `Rows.with_step`."""
+        return replace(self, stream=self.stream.with_step(step, by_row=by_row))
+
+    def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[Kept, Self]:
+        """Windows of each combination of values of ``columns`` by itself. See `Rows.groupBy`."""
+        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
+        if not keys:
+            raise ConfigurationError(
+                "groupBy() needs at least one column; for windows of all rows call persistentAggregate on the windows "
+                "themselves"
+            )
+        rows, names = with_keys(self, keys)
+        return GroupedStream(rows, names)
+
+    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> Kept:
+        """Keeps aggregates of all rows of each window. See `GroupedStream.persistentAggregate`."""
+        return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
+
+    def hidden_columns(self) -> dict[str, str]:
+        """See `Groupable.hidden_columns`."""
+        return {}
+
+    @abstractmethod
+    def adapted(
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
+    ) -> Mapping[str, Aggregator]:
+        """See `Groupable.adapted`."""
+
+    @abstractmethod
+    def keep(self, job: Job) -> Kept:
+        """See `Groupable.keep`."""
+
+
+def check_of_windows(state: StateSpec, taken: Collection[str], names: Sequence[str]) -> None:
+    """Check what is kept of windows whose columns are ``taken``. Raises ConfigurationError."""
+    if state.changes is not None:
+        raise ConfigurationError("a state with windows keeps no change log: follow firedWindowsStream(), or scan")
+    if state.type != "opaque":
+        raise ConfigurationError(
+            f"windows are kept by opaque states only, and this one is {state.type}: a failed attempt has to take back "
+            "which windows it has ended. Take opaque(...)"
+        )
+    for name in names:
+        if name.casefold() in taken:
+            raise DuplicateNameError(f"{name!r} is a column of windows: give yours another name", name=name)

@@ -9,33 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Never, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.extremes import Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import check_joined
-from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError, UnsupportedTypeError, UsageError
+from mapstate.errors import ConfigurationError, UnknownColumnError, UnsupportedTypeError, UsageError
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField
-from mapstate.spark.driver.job import Downstream, Follower, Job, Step, Windows
+from mapstate.spark.driver.job import Downstream, Follower, Job, Windows
 from mapstate.spark.driver.windows import WINDOW_END, WINDOW_START, WindowedState, fired_type
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.steps.window_rows import LateRows
-from mapstate.spark.streams.chained_aggregate import SteppedRows
-from mapstate.spark.streams.grouped import GroupedStream
-from mapstate.spark.streams.key_columns import with_keys
+from mapstate.spark.streams.grouped import InWindows, Windowable, check_of_windows
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spec import StateSpec
 from mapstate.windows import Duration, DurationWindow, SessionWindow, span_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from mapstate.spark.driver.job import Branch
-    from mapstate.spark.streams.query import Query
 
 PANE_START = "pane_start"
 
@@ -148,91 +144,26 @@ def with_ticks(df: DataFrame) -> DataFrame:
     return df.union(none.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema.fields)))
 
 
-class Windowable(SteppedRows, Protocol):
-    """A stream as windows need it."""
-
-    @property
-    def name(self) -> str:
-        """The stream's."""
-        ...
-
-    @property
-    def df(self) -> DataFrame:
-        """The DataFrame in front of the steps."""
-        ...
-
-    def branch_of(self, job: Job) -> tuple[Query, Branch]:
-        """See `Stream.branch_of`."""
-        ...
-
-    def late(self, step: LateRows, query: Query) -> Any:
-        """See `Stream.late`."""
-        ...
-
-
 @dataclass(frozen=True)
-class WindowedStream:
+class WindowedStream(InWindows["WindowedAggregate"]):
     """The rows of a stream by window. See `Stream.window`."""
 
-    stream: Windowable
     windows: Windows
-
-    @property
-    def name(self) -> str:
-        """The stream's."""
-        return self.stream.name
-
-    @property
-    def schema(self) -> StructType:
-        """The columns of the rows."""
-        return self.stream.schema
-
-    def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """See `Rows.with_step`."""
-        return replace(self, stream=self.stream.with_step(step, by_row=by_row))
-
-    def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[WindowedAggregate, Self]:
-        """One aggregate per window and combination of values of ``columns``. See `Rows.groupBy`."""
-        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
-        if not keys:
-            raise ConfigurationError(
-                "groupBy() needs at least one column; for one aggregate per window call persistentAggregate on the "
-                "windows themselves"
-            )
-        rows, names = with_keys(self, keys)
-        return GroupedStream(rows, names)
-
-    def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> WindowedAggregate:
-        """Keeps aggregates of all rows of each window. See `GroupedStream.persistentAggregate`."""
-        return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
-
-    def hidden_columns(self) -> dict[str, str]:
-        """See `Groupable.hidden_columns`."""
-        return {}
 
     def adapted(
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
         """See `Groupable.adapted`."""
-        if state.changes is not None:
-            raise ConfigurationError("a state with windows keeps no change log: follow firedWindowsStream(), or scan")
-        if state.type != "opaque":
-            raise ConfigurationError(
-                f"windows are kept by opaque states only, and this one is {state.type}: a failed attempt has to take "
-                "its watermark back. Take opaque(...)"
-            )
+        is_session = self.windows.definition.sessions
+        taken = {WINDOW_START, WINDOW_END, self.windows.column} | ({FIRST, LAST} if is_session else set())
+        check_of_windows(state, taken, [*by, *aggregates, *self.schema.names])
         if state.ttl is not None:
             raise ConfigurationError(
                 "windows are kept without a ttl, which is by the wall clock: a job that was down for a while would "
                 "find open windows without their keys. retention= says how long a window stays after it has fired"
             )
-        is_session = self.windows.definition.sessions
         if self.windows.definition.has_parts:
             check_joined(aggregates, "a session" if is_session else "a sliding window")
-        taken = {WINDOW_START, WINDOW_END, self.windows.column} | ({FIRST, LAST} if is_session else set())
-        for name in [*by, *aggregates, *self.schema.names]:
-            if name.casefold() in taken:
-                raise DuplicateNameError(f"{name!r} is a column of windows: give yours another name", name=name)
         times: dict[str, Aggregator] = {}
         if is_session and self.windows.time is not None:
             times = {FIRST: Min(self.windows.time), LAST: Max(self.windows.time)}
