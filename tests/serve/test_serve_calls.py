@@ -140,6 +140,26 @@ def test_a_query_that_is_no_key_is_refused(visits, query):
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        *("/states?x=1", "/states/visits?x=1", "/states/visits/scan?x=1", "/states/visits/scan?limit=1&limit=2"),
+        *("/states/visits?min_batch=0&min_batch=1", "/states/visits?wait=x", "/states/visits/scan?wait=61"),
+        *("/states/visits/values?user_id=u&wait=0.0001", "/states/visits/windows?wait=", "/states/visits?w%61it=-1"),
+    ],
+)
+def test_a_parameter_that_would_not_count_is_refused(visits, call):
+    with client_of(visits) as client:
+        problem(client.get(call), 400)
+
+
+@pytest.mark.parametrize("query", ["x=1", "min_batch=0&x=1", "user_id=u", "wait=x", "wait=1&wait=2"])
+def test_a_parameter_beside_the_keys_that_would_not_count_is_refused(visits, query):
+    with client_of(visits) as client:
+        problem(client.post(f"/states/visits/values?{query}", json={"keys": []}), 400)
+        assert client.post("/states/visits/values?min_batch=0&wait=1", json={"keys": []}).json()["values"] == []
+
+
+@pytest.mark.parametrize(
     "body",
     [
         *(b"", b"x", b"[]", b"{}", b'{"keys": 1}', b'{"keys": [1]}', b'{"keys": [{}]}', b'{"keys": [{"user_id": 1}]}'),
