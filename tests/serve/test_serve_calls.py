@@ -497,6 +497,16 @@ def test_below_a_path_of_another_application_only_the_page_and_health_need_no_to
         assert problem(client.get("/api/api/health", headers=known), 404)
 
 
+def test_the_description_names_the_path_where_the_service_is(visits):
+    app = make_app(visits)
+    mounted = Starlette(routes=[Mount("/api", app)], lifespan=lambda _: app.router.lifespan_context(app))
+    for application, place in ((app, "/"), (mounted, "/api"), (Starlette(routes=[Mount("/x", mounted)]), "/x/api")):
+        with TestClient(application) as client:
+            document = client.get(f"{place.rstrip('/')}/openapi.json").json()
+            assert document["servers"] == [{"url": place}]
+            validate(document)
+
+
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "127.1.2.3", "[::1]:8080"])
 def test_a_local_service_answers_to_its_own_names(visits, host):
     with client_of(visits, local_only=True) as client:

@@ -282,9 +282,10 @@ class _Service:
 
         return _Stream(sent(), "text/event-stream")
 
-    async def document(self, _: Request) -> Response:
+    async def document(self, request: Request) -> Response:
         """The description of all calls."""
-        return Response(line(openapi(self._functions)), media_type="application/json")
+        root: str = request.scope.get("root_path", "")
+        return Response(line(openapi(self._functions, root)), media_type="application/json")
 
     async def measured(self, _: Request) -> Response:
         """What Prometheus asks for."""

@@ -70,8 +70,8 @@ def _object(required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": required.split(), "properties": properties}
 
 
-def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
-    """The document; ``functions`` are those of ``--functions``."""
+def openapi(functions: Iterable[str] = (), root: str = "") -> dict[str, Any]:
+    """The document; ``functions`` are those of ``--functions``, and ``root`` is the path of the service in another."""
     computed = {f"/drpc/{name}": {"post": _function(name)} for name in functions}
     same = _answer("the client has it")
     values = "/states/{state}/values"
@@ -108,6 +108,7 @@ def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
             "version": VERSION,
             "description": "Committed reads of the states of one store.",
         },
+        "servers": [{"url": root or "/"}],
         "security": [{}, {"token": []}],
         "paths": {
             "/states": {"get": _call("states", "All states", {"200": _answer("the states", _ref("States"))})},
