@@ -26,6 +26,7 @@ from states import Job, Tens
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import StoreUnavailableError
+from mapstate.serve.guard import Guard
 from mapstate.serve.merged import MergedReads
 from mapstate.testing import wait_for
 
@@ -291,3 +292,32 @@ def test_a_scan_that_stops_in_the_middle_says_so_in_its_last_line(monkeypatch):
         *_, last = client.get("/states/s/scan").text.splitlines()
         assert json.loads(last)["is_end"] is False
         assert json.loads(last)["problem"]["status"] == 503
+
+
+def test_a_client_that_goes_while_the_service_ends_its_request_is_no_error():
+    async def main():
+        begins, goes_on, sent = asyncio.Event(), asyncio.Event(), []
+
+        async def app(*_: Any) -> None:
+            begins.set()
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            begins.set()
+            await goes_on.wait()  # the client does not take it
+
+        scope: Any = {"type": "http", "path": "/states", "headers": []}
+        answer: Any = Guard(app, token=None, local_only=False, seconds=60)(scope, asyncio.Event().wait, send)
+        ends = asyncio.create_task(answer)
+        await begins.wait()
+        request = scope["mapstate.request"]
+        begins.clear()
+        ends.cancel()  # as uvicorn does, five seconds after SIGTERM
+        await begins.wait()
+        request.leave()
+        goes_on.set()
+        await ends
+        assert sent[0]["status"] == 503
+
+    asyncio.run(main())
