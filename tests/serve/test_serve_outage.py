@@ -151,6 +151,23 @@ def test_a_store_that_is_away_is_not_ready_until_it_is_back(server):
         wait_for(lambda: asked(served, "/ready")[0] == 200, "the store is back", 30)
 
 
+@pytest.mark.parametrize(("coverage", "status"), [("yes", 503), ("no", 200)])
+def test_a_cluster_without_one_of_its_primaries_is_ready_as_far_as_the_ledgers_primary_says(
+    start_cluster, coverage, status
+):
+    cluster = start_cluster(cluster_require_full_coverage=coverage)
+    Job(cluster.url).batch(**{f"k{at}": at for at in range(50)})
+    with serving(cluster.url, "--timeout", "3") as served:
+        values = [f"/states/s/values?k=k{at}" for at in range(50)]
+        assert {asked(served, call)[0] for call in ("/ready", *values)} == {200}
+        with cluster.client() as client:
+            (ledger,) = client.scan_iter("*!ledger")
+            of_ledger = client.get_node_from_key(ledger).port
+            next(one for one in cluster.masters if one.port != of_ledger).kill()
+        wait_for(lambda: any(asked(served, call)[0] == 503 for call in values), "keys are away", 60)
+        wait_for(lambda: asked(served, "/ready")[0] == status, "the cluster's own word", 60)
+
+
 def test_whoever_may_not_read_is_not_ready_and_needs_no_token_to_hear_it(start_redis):
     server = start_redis(requirepass="right")
     for password, status in (("right", 200), ("wrong", 503)):
