@@ -307,6 +307,9 @@ def test_output_that_cannot_be_written_ends_with_2_and_one_line(words, url, tmp_
     done = subprocess.run(script, env=environment, stdout=right, stderr=subprocess.PIPE, text=True, check=False)
     os.close(right)
     assert (done.returncode, done.stderr) == (2, "mapstate: BrokenPipeError: [Errno 32] Broken pipe\n")
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *script]
+    done = subprocess.run(closed, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "mapstate: OSError: [Errno 9] Bad file descriptor\n")
 
 
 def test_a_command_that_ends_by_itself_ends_as_it_says(tmp_path):

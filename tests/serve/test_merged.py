@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from mapstate.errors import KeyEncodingError, StoreUnavailableError
 from mapstate.serve import merged as merged_module
@@ -63,6 +66,51 @@ def test_a_request_whose_client_has_gone_is_not_read_and_holds_up_nobody():
         found: Any = await asyncio.gather(*tasks, return_exceptions=True)
         assert [one[0] for at, one in enumerate(found) if at != 3] == [[at] for at in range(10) if at != 3]
         assert isinstance(found[3], asyncio.CancelledError)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["before its own read", "in its own read"])
+def test_a_client_that_goes_beside_a_wrong_key_leaves_its_place_to_others(when):
+    """Two such reads would hold both places for as long as the store hangs."""
+
+    async def main():
+        asked: list[Any] = []
+        go_on = asyncio.Event()
+
+        async def multi_get_as_of(keys):
+            asked.append(keys)
+            if keys == ["bad"]:
+                await go_on.wait()
+            if "bad" in keys:
+                raise KeyEncodingError("bad")
+            if keys == ["hangs"]:
+                await asyncio.Event().wait()
+            return list(keys), None
+
+        async def is_asked(*reads):
+            async with asyncio.timeout(5):
+                while asked != [*reads]:  # noqa: ASYNC110  a count of what it did
+                    await asyncio.sleep(0)
+
+        merged: Any = MergedReads(SimpleNamespace(multi_get_as_of=multi_get_as_of))
+        for _ in range(2):
+            asked.clear()
+            go_on.clear()
+            wrong, left = (asyncio.create_task(merged.multi_get([key])) for key in ("bad", "hangs"))
+            await is_asked(["bad", "hangs"], ["bad"])
+            if when.startswith("before"):
+                left.cancel()
+                await asyncio.wait([left])
+            go_on.set()
+            with pytest.raises(KeyEncodingError):
+                await wrong
+            if when.startswith("in"):
+                await is_asked(["bad", "hangs"], ["bad"], ["hangs"])
+                left.cancel()
+        asked.clear()
+        found, _ = await asyncio.wait_for(merged.multi_get(["a"]), 5)
+        assert (found, asked) == (["a"], [["a"]])
 
     asyncio.run(main())
 

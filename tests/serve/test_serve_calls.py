@@ -140,6 +140,26 @@ def test_a_query_that_is_no_key_is_refused(visits, query):
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        *("/states?x=1", "/states/visits?x=1", "/states/visits/scan?x=1", "/states/visits/scan?limit=1&limit=2"),
+        *("/states/visits?min_batch=0&min_batch=1", "/states/visits?wait=x", "/states/visits/scan?wait=61"),
+        *("/states/visits/values?user_id=u&wait=0.0001", "/states/visits/windows?wait=", "/states/visits?w%61it=-1"),
+    ],
+)
+def test_a_parameter_that_would_not_count_is_refused(visits, call):
+    with client_of(visits) as client:
+        problem(client.get(call), 400)
+
+
+@pytest.mark.parametrize("query", ["x=1", "min_batch=0&x=1", "user_id=u", "wait=x", "wait=1&wait=2"])
+def test_a_parameter_beside_the_keys_that_would_not_count_is_refused(visits, query):
+    with client_of(visits) as client:
+        problem(client.post(f"/states/visits/values?{query}", json={"keys": []}), 400)
+        assert client.post("/states/visits/values?min_batch=0&wait=1", json={"keys": []}).json()["values"] == []
+
+
+@pytest.mark.parametrize(
     "body",
     [
         *(b"", b"x", b"[]", b"{}", b'{"keys": 1}', b'{"keys": [1]}', b'{"keys": [{}]}', b'{"keys": [{"user_id": 1}]}'),
@@ -475,6 +495,16 @@ def test_below_a_path_of_another_application_only_the_page_and_health_need_no_to
         known = {"Authorization": "Bearer secret-1"}
         assert client.get("/api/states", headers=known).status_code == 200
         assert problem(client.get("/api/api/health", headers=known), 404)
+
+
+def test_the_description_names_the_path_where_the_service_is(visits):
+    app = make_app(visits)
+    mounted = Starlette(routes=[Mount("/api", app)], lifespan=lambda _: app.router.lifespan_context(app))
+    for application, place in ((app, "/"), (mounted, "/api"), (Starlette(routes=[Mount("/x", mounted)]), "/x/api")):
+        with TestClient(application) as client:
+            document = client.get(f"{place.rstrip('/')}/openapi.json").json()
+            assert document["servers"] == [{"url": place}]
+            validate(document)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "127.1.2.3", "[::1]:8080"])

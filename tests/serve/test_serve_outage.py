@@ -26,6 +26,7 @@ from states import Job, Tens
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import StoreUnavailableError
+from mapstate.serve.guard import Guard
 from mapstate.serve.merged import MergedReads
 from mapstate.testing import wait_for
 
@@ -148,6 +149,23 @@ def test_a_store_that_is_away_is_not_ready_until_it_is_back(server):
         assert document["detail"] == "The store does not answer."  # and not its address: anybody may ask
         server.restart()  # empty, and it answers
         wait_for(lambda: asked(served, "/ready")[0] == 200, "the store is back", 30)
+
+
+@pytest.mark.parametrize(("coverage", "status"), [("yes", 503), ("no", 200)])
+def test_a_cluster_without_one_of_its_primaries_is_ready_as_far_as_the_ledgers_primary_says(
+    start_cluster, coverage, status
+):
+    cluster = start_cluster(cluster_require_full_coverage=coverage)
+    Job(cluster.url).batch(**{f"k{at}": at for at in range(50)})
+    with serving(cluster.url, "--timeout", "3") as served:
+        values = [f"/states/s/values?k=k{at}" for at in range(50)]
+        assert {asked(served, call)[0] for call in ("/ready", *values)} == {200}
+        with cluster.client() as client:
+            (ledger,) = client.scan_iter("*!ledger")
+            of_ledger = client.get_node_from_key(ledger).port
+            next(one for one in cluster.masters if one.port != of_ledger).kill()
+        wait_for(lambda: any(asked(served, call)[0] == 503 for call in values), "keys are away", 60)
+        wait_for(lambda: asked(served, "/ready")[0] == status, "the cluster's own word", 60)
 
 
 def test_whoever_may_not_read_is_not_ready_and_needs_no_token_to_hear_it(start_redis):
@@ -291,3 +309,32 @@ def test_a_scan_that_stops_in_the_middle_says_so_in_its_last_line(monkeypatch):
         *_, last = client.get("/states/s/scan").text.splitlines()
         assert json.loads(last)["is_end"] is False
         assert json.loads(last)["problem"]["status"] == 503
+
+
+def test_a_client_that_goes_while_the_service_ends_its_request_is_no_error():
+    async def main():
+        begins, goes_on, sent = asyncio.Event(), asyncio.Event(), []
+
+        async def app(*_: Any) -> None:
+            begins.set()
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            begins.set()
+            await goes_on.wait()  # the client does not take it
+
+        scope: Any = {"type": "http", "path": "/states", "headers": []}
+        answer: Any = Guard(app, token=None, local_only=False, seconds=60)(scope, asyncio.Event().wait, send)
+        ends = asyncio.create_task(answer)
+        await begins.wait()
+        request = scope["mapstate.request"]
+        begins.clear()
+        ends.cancel()  # as uvicorn does, five seconds after SIGTERM
+        await begins.wait()
+        request.leave()
+        goes_on.set()
+        await ends
+        assert sent[0]["status"] == 503
+
+    asyncio.run(main())

@@ -142,6 +142,31 @@ def test_a_client_that_sends_the_end_of_a_line_after_an_answer_is_cut_off(url):
         assert asked(served, "/health")[0] == 200
 
 
+@pytest.mark.parametrize("number", [0, 1, 50])
+def test_a_client_that_leaves_with_requests_behind_one_under_way_keeps_no_place(url, number):
+    events, more = (f"GET /{call} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for call in ("events", "health"))
+    with serving(url, code={"mapstate.serve.commits:_MOST_LISTENERS": "1"}) as served:
+
+        def is_taken():
+            with raw(served, events) as other:
+                return b"200 OK" in other.recv(15)
+
+        with raw(served, events + more * number) as client:
+            assert b"200 OK" in client.recv(15)
+            assert not is_taken()
+        wait_until(is_taken, "the place of a client that has gone", 10)  # the next comment comes after 15 seconds
+
+
+def test_requests_behind_one_under_way_are_answered_in_their_order(url):
+    asks = [f"GET /states/visits/values?user_id=u{at} HTTP/1.1\r\nHost: localhost\r\n" for at in range(300)]
+    with serving(url) as served, raw(served, "\r\n".join([*asks, ""]).encode()) as client:
+        client.sendall(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        came = taken(client)
+        answers = [part.partition(b"\r\n\r\n")[2] for part in came.split(b"HTTP/1.1 ")[1:]]
+        assert [json.loads(one)["key"]["user_id"] for one in answers[:-1]] == [f"u{at}" for at in range(300)]
+        assert json.loads(answers[-1])["status"] == 404
+
+
 def test_an_endless_head_is_cut_off(url):
     with serving(url) as served, raw(served, b"GET /health HTTP/1.1\r\n") as endless:
         with pytest.raises(ConnectionError):

@@ -50,6 +50,7 @@ MOST_KEYS = 10_000  # of one POST
 MOST_SCANS = 16
 MOST_SECONDS = 60.0  # of one wait
 _CLOSE_SECONDS = 2.0  # for the connections to the store to be closed
+_WAIT = {"min_batch", "wait"}  # parameters
 _PAGE = 2_000  # keys of a page of a scan
 _PART = 256 << 10  # bytes that wait in a connection at one time
 _PAGE_HEADERS = {
@@ -150,7 +151,7 @@ class _Service:
 
         async def ask(known: View) -> Response:
             fields = known.ledger.keys
-            key = key_of(request, fields, {"min_batch", "wait"})
+            key = key_of(request, fields, _WAIT)
             values, view = await state.multi_get([key], known)
             shown = known.forms.key(key)
             return json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
@@ -159,6 +160,7 @@ class _Service:
 
     async def many_values(self, request: Request) -> Response:
         """The values of many keys, in their order, all as of one batch."""
+        check_names(request, _WAIT)
         body = await body_of(request)
         state = await self._state(request)
 
@@ -171,13 +173,15 @@ class _Service:
 
         return await state.by_schema(ask)
 
-    async def all_states(self, _: Request) -> Response:
+    async def all_states(self, request: Request) -> Response:
         """All states, by name."""
+        check_names(request, set())
         found = await asyncio.gather(*(self._summary(name) for name in await self._states.names()))
         return Response(line({"states": [one for one in found if one]}), media_type="application/json")
 
     async def one_state(self, request: Request) -> Response:
         """One state: its schema, its ledger, and the reports of its last batches."""
+        check_names(request, _WAIT)
         state = await self._state(request)
         ledger = await state.ledger()
         document = state_document(ledger, await state.reports(ledger))
@@ -194,7 +198,7 @@ class _Service:
         if given is not None and not re.fullmatch(r"(?=0*[1-9])\d{1,18}", given, re.ASCII):
             raise BadRequest("limit is a number from 1 on.")
         limit = None if given is None else int(given)
-        check_names(request, {"limit", "cursor", "columns", "min_batch", "wait"})
+        check_names(request, {"limit", "cursor", "columns", *_WAIT})
         columns = request.query_params["columns"].split(",") if "columns" in request.query_params else None
         state = await self._state(request)
         size = _PAGE if limit is None else min(limit, _PAGE)
@@ -228,7 +232,7 @@ class _Service:
 
         async def ask(known: View) -> Response:
             rest = _with_windows(known).keys[1:]
-            key = key_of(request, rest, {"since", "until", "min_batch", "wait"})
+            key = key_of(request, rest, {"since", "until", *_WAIT})
             since, until = (time_of(known.ledger, request.query_params.get(name)) for name in ("since", "until"))
             windows, ledger = await state.windows(key, since, until)
             view = state.view(ledger, known)
@@ -243,7 +247,7 @@ class _Service:
 
     async def window(self, request: Request) -> Response:
         """All keys of one window, as lines of JSON."""
-        check_names(request, {"min_batch", "wait"})
+        check_names(request, _WAIT)
         state = await self._state(request)
 
         async def parse(known: View) -> tuple[View, Any]:
@@ -278,9 +282,10 @@ class _Service:
 
         return _Stream(sent(), "text/event-stream")
 
-    async def document(self, _: Request) -> Response:
+    async def document(self, request: Request) -> Response:
         """The description of all calls."""
-        return Response(line(openapi(self._functions)), media_type="application/json")
+        root: str = request.scope.get("root_path", "")
+        return Response(line(openapi(self._functions, root)), media_type="application/json")
 
     async def measured(self, _: Request) -> Response:
         """What Prometheus asks for."""
@@ -317,13 +322,13 @@ class _Service:
         """The state that the path names, once it has the batch that the query asks for."""
         name = request.path_params["state"]
         query = request.scope["query_string"]
-        least = request.query_params.get("min_batch") if b"min_batch" in query or b"%" in query else None
+        asked = request.query_params if b"min_batch" in query or b"wait" in query or b"%" in query else {}
+        least, seconds = asked.get("min_batch"), asked.get("wait", "10")
+        if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", seconds, re.ASCII) or float(seconds) > MOST_SECONDS:
+            raise BadRequest(f"wait is a number of seconds, at most {MOST_SECONDS:g}; key.wait is a key column.")
         if least is not None:
             if not re.fullmatch(r"([0-9a-f]{12}-)?\d{1,18}", least, re.ASCII):
                 raise BadRequest("min_batch is a number from 0 on or an as_of.commit; key.min_batch is a key column.")
-            seconds = request.query_params.get("wait", "10")
-            if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", seconds, re.ASCII) or float(seconds) > MOST_SECONDS:
-                raise BadRequest(f"wait is a number of seconds, at most {MOST_SECONDS:g}.")
             request.scope["mapstate.request"].wait(float(seconds))
             by_key = request.method == "GET" and request.scope["path"].endswith(("/values", "/windows"))
             by_key = by_key and "key.min_batch" not in request.query_params

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import re
 import time
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -116,8 +117,8 @@ class _Request:
         self.within(0)
 
     def within(self, seconds: float | None) -> None:
-        """Set the deadline, None while the client takes its time."""
-        if not self._limit.expired():
+        """Set the deadline, None while the client takes its time. A request that is being ended has none."""
+        with suppress(RuntimeError):  # of a limit that has been exceeded, or left
             self._limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def _take(self) -> Any:

@@ -55,7 +55,7 @@ class MergedReads:
                 self._keys_waiting -= len(keys) * (len(self._waiting) - len(left))
                 self._waiting = left
                 for task, taken in self._running.items():
-                    if taken and all(one.values.cancelled() for one in taken):
+                    if taken and all(one.values.done() for one in taken):
                         task.cancel()
 
     def _start(self) -> None:
@@ -94,7 +94,7 @@ class MergedReads:
                 _fail(taken, error)
                 return
             for request in taken:  # one of them is wrong, and fails alone
-                await self._answer([request])
+                await self._answer([] if request.values.done() else [request])
         except BaseException as error:  # no request waits for ever
             _fail(taken, error)
             if not isinstance(error, Exception):

@@ -70,8 +70,8 @@ def _object(required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": required.split(), "properties": properties}
 
 
-def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
-    """The document; ``functions`` are those of ``--functions``."""
+def openapi(functions: Iterable[str] = (), root: str = "") -> dict[str, Any]:
+    """The document; ``functions`` are those of ``--functions``, and ``root`` is the path of the service in another."""
     computed = {f"/drpc/{name}": {"post": _function(name)} for name in functions}
     same = _answer("the client has it")
     values = "/states/{state}/values"
@@ -91,7 +91,12 @@ def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
     limits = (
         {"name": "cursor", "in": "query", "schema": _TEXT, "description": "of an earlier scan, to go on behind it"},
         {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}},
-        {"name": "columns", "in": "query", "schema": _TEXT, "description": "fields to give, with commas between them"},
+        {
+            "name": "columns",
+            "in": "query",
+            "schema": {**_TEXT, "minLength": 1},
+            "description": "fields to give, with commas between them",
+        },
     )
     span = tuple({"name": name, "in": "query", "schema": _TEXT} for name in ("since", "until"))
     end = {"name": "end", "in": "path", "required": True, "schema": _TEXT, "description": "the end of the window"}
@@ -103,12 +108,16 @@ def openapi(functions: Iterable[str] = ()) -> dict[str, Any]:
             "version": VERSION,
             "description": "Committed reads of the states of one store.",
         },
+        "servers": [{"url": root or "/"}],
         "security": [{}, {"token": []}],
         "paths": {
             "/states": {"get": _call("states", "All states", {"200": _answer("the states", _ref("States"))})},
             "/states/{state}": {
                 "get": _call(
-                    "state", "One state", {"200": _answer("the state, its last batches", _ref("State"))}, (_STATE,)
+                    "state",
+                    "One state",
+                    {"200": _answer("the state, its last batches", _ref("State"))},
+                    (_STATE, *_AS_OF_WAIT),
                 )
             },
             values: {"get": get, "post": multi_get},

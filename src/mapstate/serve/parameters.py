@@ -42,10 +42,13 @@ def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> 
 
 
 def check_names(request: Request, known: set[str]) -> None:
-    """Raise Problem for a parameter that is not known."""
-    for name in request.query_params:
+    """Raise Problem for a parameter that is not known, or is given twice."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
         if name not in known:
             raise BadRequest(f"There is no parameter {name[:100]!r} here.")
+    if len(names) > len({*names}):
+        raise BadRequest("A parameter is given twice.")
 
 
 def time_of(ledger: LedgerRecord, text: str | None) -> Any:

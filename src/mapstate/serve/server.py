@@ -21,6 +21,7 @@ _HEAD_SECONDS = 10.0  # for the head of a request to arrive
 _BODY_SECONDS = 60.0  # for its body after it
 _STALL_SECONDS = 30.0  # for a client to take what waits for it
 _HEAD_BYTES = 64 << 10
+_MOST_BEHIND = 100  # requests that a client sends behind one under way; then it is read no further
 _MOST_CONNECTIONS = 10_000
 _OTHER_FILES = 4_000  # beside connections of clients: a few for each state
 # A collection stops every request: by Python's own thresholds one request in a hundred took twice as long.
@@ -92,18 +93,21 @@ class _Impatient(HttpToolsProtocol):
         super().connection_made(transport)
         self._is_head = True
         self._head_bytes = 0
+        self._cycles: list[Any] = []  # the request that is under way, and those behind it
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
         self._expect(_HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks, and end the request that is under way."""
+        """Stop the clocks, and end the request that is under way: uvicorn tells the last one that has arrived."""
         self._expect(None)
         self.resume_writing()
         super().connection_lost(exc)
-        cycle: Any = self.cycle  # None before the first head
-        if cycle is not None and "mapstate.request" in cycle.scope:
-            cycle.scope["mapstate.request"].leave()
+        for cycle in self._cycles:
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
+            if "mapstate.request" in cycle.scope:
+                cycle.scope["mapstate.request"].leave()
 
     def data_received(self, data: bytes) -> None:
         """Cut off a head that is too long, and one that does not come after all: a line end may stand before it."""
@@ -124,10 +128,13 @@ class _Impatient(HttpToolsProtocol):
         self._expect(_HEAD_SECONDS)
 
     def on_headers_complete(self) -> None:
-        """Start the time of the body."""
+        """Start the time of the body. Where another request is under way, read on, to hear if the client leaves."""
         self._is_head = False
         self._expect(_BODY_SECONDS)
         super().on_headers_complete()
+        self._cycles = [one for one in (*self._cycles, self.cycle) if not one.response_complete]
+        if 0 < len(self.pipeline) < _MOST_BEHIND:
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         """The request is there. Its answer may take its time."""
