@@ -103,7 +103,7 @@ __all__ = [
     "WindowGoneError",
 ]
 
-_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
+_PAGE = re.compile(r"\bSee docs/([\w/-]+)\.md")
 
 
 class MapStateError(Exception):
@@ -118,7 +118,7 @@ class MapStateError(Exception):
 
     def __init__(self, message: str, /, **facts: Any) -> None:
         super().__init__(message)
-        self.message = _PAGE.sub(r"mapstate help \1", message)  # which opens where the package is installed
+        self.message = _PAGE.sub(r"See mapstate help \1", message)  # which opens where the package is installed
         self.facts = facts
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
-from servers import RedisServer, wait_until
+from servers import RedisServer, hanging, wait_until
 from service import Served, serving
 from states import Job
 
@@ -138,15 +138,6 @@ class Clients:
     def _refused(self, problem: dict[str, Any]) -> None:
         assert problem["status"] == 503, problem
         self.answers["refused"] += 1
-
-
-@contextmanager
-def hanging(server: RedisServer) -> Iterator[None]:
-    server.send(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.send(signal.SIGCONT)
 
 
 @contextmanager

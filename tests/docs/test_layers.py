@@ -50,6 +50,7 @@ LAYERS = [
     ("testing", "spark"),
     ("trident",),
     ("cli",),
+    ("__main__",),
 ]
 # A store's files or package are loaded when its URL is used, so they alone may import its driver at the top.
 DRIVERS = {"redis": "mapstate.backends.redis", "aerospike": "mapstate.backends.aerospike"}

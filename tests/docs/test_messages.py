@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import pickle
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mapstate import CombinerAggregator
+from mapstate import CombinerAggregator, errors
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.folding import check_type
 from mapstate.backends.sqlite import SqliteBackend
@@ -147,3 +150,20 @@ def test_the_key_that_a_message_cuts_is_whole_in_the_facts():
     with pytest.raises(KeyEncodingError) as caught:
         keys("bigint").decode(LONG)
     assert caught.value.key == LONG
+
+
+def test_a_page_of_ours_is_named_as_help_opens_it_and_a_path_of_the_users_as_it_is():
+    path = "cannot read /data/docs/redis.md, docs/mine.md nor 'docs/redis.md'. "
+    said = MapStateError(f"{path}See docs/operating.md#passwords")
+    assert str(said) == f"{path}See mapstate help operating#passwords"
+    assert str(pickle.loads(pickle.dumps(said))) == str(said)
+
+
+def test_every_page_that_a_message_names_follows_the_word_that_makes_it_a_command():
+    for path in sorted((Path(errors.__file__).parent).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+                named = re.findall(r"(\S+ )?docs/[\w/-]+\.md", node.value)
+                assert {*named} <= {"See "} or path.name == "openapi.py", (path, node.value)

@@ -271,6 +271,37 @@ def test_a_reset_and_a_state_made_anew_end_what_follows(url):
             reader.changed_keys(now, reader.position())
 
 
+def test_a_position_of_another_state_or_owner_is_refused(url):
+    LoggedJob(url).batch(a=1)
+    LoggedJob(url, state="other").batch(b=1)
+    with open_reader(url, "s") as reader, open_reader(url, "other") as other:
+        own, foreign = reader.position(), other.position()
+        assert (own.txid, own.origin) == (foreign.txid, foreign.origin), "they begin at one moment"
+        for start, end in ((foreign, own), (own, foreign)):
+            with pytest.raises(ChangesGoneError, match="of another state"):
+                reader.changed_keys(start, end)
+
+        async def follow():
+            async with open_async_reader(url, "s") as later:
+                return await later.changed_keys(foreign, await later.position())
+
+        with pytest.raises(ChangesGoneError, match="of another state"):
+            asyncio.run(follow())
+        LoggedJob(url, owner="heir", on_new_owner="adopt_unchecked").batch(c=1)
+        with pytest.raises(ChangesGoneError, match="another owner"):
+            reader.changed_keys(own, reader.position())
+
+
+def test_a_position_that_was_stored_without_a_mark_is_taken(url):
+    job = LoggedJob(url)
+    job.batch(a=1)
+    with open_reader(url, "s") as reader:
+        now = msgspec.to_builtins(reader.position())
+        before = msgspec.convert({name: now[name] for name in ("txid", "origin")}, Position)
+        job.batch(b=1)
+        assert reader.changed_keys(before, reader.position()) == [("b",)]
+
+
 def test_a_store_that_was_put_back_is_noticed(url):
     job = LoggedJob(url)
     job.batch(a=1)

@@ -11,15 +11,15 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import RedisServer
+from servers import RedisServer, hanging
 from service import Served, client_of, serving
 from states import Job, Tens
 
@@ -100,15 +100,6 @@ def server(start_redis: Callable[..., RedisServer]) -> RedisServer:
     tens.write(attempt, {0: {"a": 3}})
     tens.commit(attempt, {0}, watermark=12)
     return made
-
-
-@contextmanager
-def hanging(server: RedisServer) -> Iterator[None]:
-    server.send(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.send(signal.SIGCONT)
 
 
 def test_every_call_ends_by_its_deadline_while_the_store_hangs(server, functions):

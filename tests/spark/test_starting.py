@@ -77,6 +77,28 @@ def test_a_query_that_fails_later_ends_with_our_sentence(spark, visits, tmp_path
     assert last == f"StateOwnershipError: {job.last_error}"
 
 
+@pytest.mark.parametrize("scheme", ["", "file:"])
+def test_the_checkpoint_of_another_query_is_an_error_of_start_itself(spark, visits, tmp_path, scheme):
+    url = f"sqlite:///{tmp_path}/state.db"
+    visits.put("1", [("a", 1)])
+    counts(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+    another = tmp_path / "another"
+    counts(spark, visits, f"{url}-2").start(another, trigger=AVAILABLE).awaitTermination()
+    visits.put("2", [("a", 1)])
+    before = sorted(another.rglob("*"))
+    with pytest.raises(errors.StateOwnershipError) as caught:
+        counts(spark, visits, url).start(f"{scheme}{another}", trigger=AVAILABLE)
+    assert sorted(another.rglob("*")) == before  # Spark has begun nothing
+    job = counts(spark, visits, url)
+    writer = visits.stream(spark).writeStream.foreachBatch(job).option("checkpointLocation", str(another))
+    with pytest.raises(StreamingQueryException):
+        writer.trigger(**AVAILABLE).start().awaitTermination()
+    assert str(caught.value) == str(job.last_error)  # of the first batch
+    rows = newStream("visits", visits.stream(spark)).groupBy("user_id")
+    taken = rows.persistentAggregate(opaque(url, on_new_owner="reset", on_gap="accept"), visits=Count())
+    taken.start(another, trigger=AVAILABLE).awaitTermination()
+
+
 NESTED = "n int, customer struct<country string, id string>"
 BUYERS = [(1, ("de", "c1")), (2, ("at", "c2")), (3, ("de", "c1")), (4, ("de", "c3"))]
 

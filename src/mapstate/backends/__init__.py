@@ -100,14 +100,22 @@ def naming(backend: Backend) -> Iterator[None]:
     try:
         yield
     except StateNotFoundError as error:
-        from mapstate.backends.sqlite import SqliteBackend  # imported where it is needed, as each store
-
         names: list[str] = []
         if isinstance(backend, ListsStates):
             with suppress(MapStateError):
                 names = [name for page in islice(backend.states(), _MOST_PAGES) for name, _ in page]
         like = ", ".join(map(shown, get_close_matches(error.state, names)))
-        is_gone = isinstance(backend, SqliteBackend) and not Path(backend.path).exists()
-        gone = is_gone * ", whose file is not there"
-        where = f"{error} The store is {backend!r}{gone}{like and f', which has {like}'}."
+        where = f"{error} The store is {backend!r}{like and f', which has {like}'}."
+        if missing := missing_file(backend):
+            where = f"{where[:-1]}; {missing}"
         raise StateNotFoundError(where, **error.facts) from None
+
+
+def missing_file(backend_or_url: Backend | str) -> str:
+    """What to say of a SQLite file that is not there; empty for any other store."""
+    from mapstate.backends.sqlite import SqliteBackend  # imported where it is needed, as each store
+
+    backend = resolve(backend_or_url)
+    if not isinstance(backend, SqliteBackend) or Path(backend.path).exists():
+        return ""
+    return f"there is no file {backend.path!r}. The start of its job makes a SQLite file."

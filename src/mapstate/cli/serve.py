@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from mapstate.backends import missing_file
 from mapstate.cli.arguments import StoreUrl, store_url
 from mapstate.cli.show import say
 from mapstate.errors import UsageError
-from mapstate.operations.states import missing_file
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

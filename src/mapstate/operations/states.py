@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from mapstate.backends import check_state_name, resolve
-from mapstate.backends.sqlite import SqliteBackend
+from mapstate.backends import check_state_name, missing_file, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import ListsStates
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavailableError, UsageError
@@ -42,14 +40,6 @@ def list_states(backend_or_url: Backend | str) -> list[ListedState]:
     if missing := missing_file(backend_or_url):
         raise StoreUnavailableError(missing)
     return sorted(_listed(name, ledger) for page in _pages(backend_or_url) for name, ledger in page)
-
-
-def missing_file(backend_or_url: Backend | str) -> str:
-    """What to say of a SQLite file that is not there; empty for any other store."""
-    backend = resolve(backend_or_url)
-    if not isinstance(backend, SqliteBackend) or Path(backend.path).exists():
-        return ""
-    return f"there is no file {backend.path!r}. The start of its job makes a SQLite file."
 
 
 def state_names(backend_or_url: Backend | str) -> Iterator[list[str]]:

@@ -12,21 +12,25 @@ from mapstate.protocol.change_log import logged_keys
 from mapstate.protocol.changes import ChangesRecord
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import is_native_integer
-from mapstate.reader.committed import CommittedReads
+from mapstate.reader.committed import CommittedReads, mark_of
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far somebody has followed a state: ``txid`` is its last commit, ``origin`` where the state's txids begin."""
+    """How far somebody has followed a state: ``txid`` is its last commit, ``origin`` where the state's txids begin.
+
+    ``mark`` is that of cursors. It is empty in what was stored before there was one.
+    """
 
     txid: int
     origin: int
+    mark: str = ""
 
 
 def position_of(ledger: LedgerRecord) -> Position:
     """The position of somebody who has all that counts in the ledger."""
     _check_keeps(ledger)
     origin = _origin(ledger)
-    return Position(origin - 1 if ledger.last_txid is None else ledger.last_txid, origin)
+    return Position(origin - 1 if ledger.last_txid is None else ledger.last_txid, origin, mark_of(ledger))
 
 
 def asked_for(ledger: LedgerRecord, start: Position, end: Position) -> range:
@@ -38,6 +42,7 @@ def asked_for(ledger: LedgerRecord, start: Position, end: Position) -> range:
     undone = () if ledger.changes is None else ledger.changes.undone
     first = start.txid + (start.txid not in undone)
     check_kept(ledger, start, first)
+    check_is_of(ledger, end)
     return range(first, max(start.txid, end.txid) + 1)
 
 
@@ -86,16 +91,27 @@ def _check_keeps(ledger: LedgerRecord) -> ChangesRecord:
     return changes
 
 
+def check_is_of(ledger: LedgerRecord, position: Position) -> None:
+    """Raise ChangesGoneError for a position of another state, owner or incarnation."""
+    if position.origin != _origin(ledger) or position.mark not in ("", mark_of(ledger)):
+        raise _gone(ledger, position, "the position is of another state, or of before a drop, a reset or another owner")
+
+
 def check_kept(ledger: LedgerRecord, start: Position, first: int) -> None:
     """Raise ChangesGoneError unless the keys from txid ``first`` on are kept, for somebody at ``start``."""
     changes = _check_keeps(ledger)
-    if start.origin != _origin(ledger) or start.txid >= ledger.next_txid or first < changes.since:
+    check_is_of(ledger, start)
+    if start.txid >= ledger.next_txid:
+        raise _gone(ledger, start, f"txid {start.txid} is not there, so the store was put back")
+    if first < changes.since:
         why = f"the changes since txid {start.txid} are not kept any more, only those from {changes.since} on"
-        if start.origin != _origin(ledger) or start.txid >= ledger.next_txid:
-            why = f"txid {start.txid} is of another state of that name, or the store was put back"
-        raise ChangesGoneError(
-            f"state {ledger.state!r}: {why}. Nothing was given out. Read the whole state anew, with a new checkpoint; "
-            "and let the state keep the changes of more transactions, if readers fall so far behind.",
-            state=ledger.state,
-            txid=start.txid,
-        )
+        raise _gone(ledger, start, why)
+
+
+def _gone(ledger: LedgerRecord, position: Position, why: str) -> ChangesGoneError:
+    return ChangesGoneError(
+        f"state {ledger.state!r}: {why}. Nothing was given out. Read the whole state anew, with a new checkpoint; "
+        "and let the state keep the changes of more transactions, if readers fall so far behind.",
+        state=ledger.state,
+        txid=position.txid,
+    )

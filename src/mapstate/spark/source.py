@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import MsgspecError, convert, json
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -34,7 +34,7 @@ from mapstate.keys import Key, KeyCodec
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
-from mapstate.reader.changes import Position
+from mapstate.reader.changes import Position, check_is_of
 from mapstate.reader.forms import JsonKeys
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
@@ -164,16 +164,16 @@ class StateChanges(DataSourceStreamReader):
         if source.keys is not None:
             raise ConfigurationError("keys is an option of read, not of readStream. Nothing was read.")
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: before the state, or with ``startingFrom`` "now" after it."""
         now = self._position()
-        return asdict(now if self._source.starting_from == "now" else Position(-1, now.origin))
+        return asdict(now if self._source.starting_from == "now" else replace(now, txid=-1))
 
-    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # PySpark 4.0 and 4.1 call it so, and all may
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # PySpark 4.0 and 4.1 call it so, and all may
         """The last commit. The errors of `StateReader.position`."""
         return asdict(self._position())
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Part]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """The tasks of one micro-batch. The errors of `StateReader.changed_keys`."""
         since, until = convert(start, Position), convert(end, Position)
         source = self._source
@@ -181,7 +181,9 @@ class StateChanges(DataSourceStreamReader):
             if since == until:
                 return []
             if since.txid < 0:
-                tasks = source.tasks(reader.ledger().keys_held())
+                ledger = reader.ledger()
+                check_is_of(ledger, until)
+                tasks = source.tasks(ledger.keys_held())
                 return [Part(None, part, None, until.txid) for part in reader.parts(tasks)]
             keys = reader.changed_keys(since, until)
         return [Part(None, "", some, until.txid) for some in source.divided(keys)]

@@ -60,7 +60,7 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         advice = (
             "refused the user, the password or a command. A reader's ACL needs GET, MGET, EXISTS, TYPE and SCAN (and "
             "LRANGE for batch reports), a job's also SET, MSET, MSETNX, DEL, HSETNX, HGET, WATCH, UNWATCH, LPUSH, "
-            "LTRIM, MULTI, EXEC, DISCARD and INFO; docs/redis.md has those for hashes and for a cluster."
+            "LTRIM, MULTI, EXEC, DISCARD and INFO. See docs/redis.md for those of hashes and of a cluster."
         )
         return StoreAuthError, advice, False
     if isinstance(error, driver.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):

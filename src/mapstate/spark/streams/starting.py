@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mapstate.backends import opened
 from mapstate.capabilities import Probes
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
+from mapstate.protocol.held_ledger import HeldLedger
+from mapstate.protocol.opening import open_ledger
 from mapstate.spark.driver.access import access_of, is_connect
-from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.job import Branch, StreamPlan
 from mapstate.spark.driver.repeats import branches_of
+from mapstate.spark.driver.state import StateDriver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,10 +60,7 @@ def start_query(
             "query that is started once"
         )
     else:
-        for branch in branches:
-            with opened(branch.job.spec.backend, branch.job.spec.state) as store:
-                if isinstance(store, Probes):
-                    store.probe()  # raises here what the first batch would, but for the text that Spark puts around it
+        _check_states(df, branches, place)
     writer = df.writeStream.foreachBatch(called).outputMode(outputMode)
     if trigger is not None:
         writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
@@ -68,6 +70,21 @@ def start_query(
         check_first_offsets(str(checkpointLocation))
         writer = writer.option("checkpointLocation", str(checkpointLocation))
     return writer.options(**options).start()
+
+
+def _check_states(df: DataFrame, branches: Sequence[Branch], place: str | None) -> None:
+    """Raise what the first batch would, but for the text that Spark puts around it."""
+    query_id = ""
+    if place:
+        with suppress(Exception):  # not there yet, or Spark itself cannot read it
+            query_id = json.loads(access_of(df).text(f"{place}/metadata"))["id"]
+    for branch in branches:
+        with opened(branch.job.spec.backend, branch.job.spec.state) as store:
+            if isinstance(store, Probes):
+                store.probe()
+            held = HeldLedger(store, branch.job.spec.state).load() if query_id else None
+            if held is not None and held.record.owner != query_id:
+                open_ledger(held.record, (branch.make_driver or StateDriver)(branch).open_request(query_id))
 
 
 def say_last(query: StreamingQuery, error_of: Callable[[], MapStateError | None]) -> None:
