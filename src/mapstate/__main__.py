@@ -1,4 +1,4 @@
-"""``python -m mapstate`` is the command ``mapstate``."""
+"""The command `mapstate`, as `python -m mapstate`."""
 
 from mapstate.cli import main
 

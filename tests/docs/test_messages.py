@@ -162,8 +162,8 @@ def test_a_page_of_ours_is_named_as_help_opens_it_and_a_path_of_the_users_as_it_
 def test_every_page_that_a_message_names_follows_the_word_that_makes_it_a_command():
     for path in sorted((Path(errors.__file__).parent).rglob("*.py")):
         tree = ast.parse(path.read_text())
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
                 named = re.findall(r"(\S+ )?docs/[\w/-]+\.md", node.value)
                 assert {*named} <= {"See "} or path.name == "openapi.py", (path, node.value)

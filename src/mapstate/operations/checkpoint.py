@@ -89,9 +89,9 @@ def check_first_offsets(checkpoint: str) -> None:
         raise CheckpointError(
             f"a driver is writing the first offsets of the checkpoint {checkpoint!r}, or died as it wrote them, and "
             "Spark refuses to start over its files (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun "
-            "there, and nothing was written. Nothing tells whether it lives: no driver but that of Topology.run beats. "
-            "Look for a second copy of the job: if one lives, leave the files, which "
-            f"its query needs. If none does: Delete {', '.join(map(str, left))} and start again; or call "
+            "there, and nothing was written. Nothing tells which of the two: no driver but that of Topology.run beats. "
+            "Look for a second copy of the job: if one lives, leave the files, which its query needs. "
+            f"If none does: Delete {', '.join(map(str, left))} and start again; or call "
             "clear_first_offsets of mapstate.operations.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
         )
 
@@ -101,7 +101,7 @@ def clear_first_offsets(checkpoint: str | Path) -> list[Path]:
 
     For a program that starts a query again by itself. Nothing is deleted if a batch has begun, or if the checkpoint is
     no local directory. Never call it while another driver may start the same query, which this ends: a checkpoint does
-    not tell whether one lives. Drivers of `Topology.run` beat, and `mapstate list` says so. Raises OSError.
+    not say whose driver is alive. Drivers of `Topology.run` beat, and `mapstate list` says so. Raises OSError.
     """
     left = _first_offsets(str(checkpoint))
     for path in left:
