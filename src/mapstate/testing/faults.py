@@ -249,7 +249,6 @@ class FaultyBackend:
         return self.inner.shared_between_processes
 
     def open(self, state: str, *, ttl: float | None = None) -> FaultyStore:
-        """See `Backend.open`."""
         return FaultyStore(self.inner.open(state, ttl=ttl), *self.faults, folder=self.folder, record=self.record)
 
     def fired(self, name: str) -> bool:
@@ -389,7 +388,6 @@ class ForgetfulBackend:
     shared_between_processes = False
 
     def open(self, state: str, *, ttl: float | None = None) -> ForgetfulStore:
-        """See `Backend.open`."""
         with _lock:
             if (self, state) not in _forgetful:
                 _forgetful[self, state] = ForgetfulStore(self.inner.open(state, ttl=ttl), last=self.last)
@@ -434,13 +432,11 @@ class ForgetfulStore:
                 self.__dict__[name] = getattr(inner, name)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
-        """See `IBackingMap.multi_get`."""
         with self._lock:
             newer = {key: value for write in self._waiting for key, value in write.records.items()}
             return [newer.get(key, old) for key, old in zip(keys, self._inner.multi_get(keys), strict=True)]
 
     def multi_put(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """See `IBackingMap.multi_put`."""
         check_lengths(keys, values, "values")
         if keys:
             self._add(_Write(dict(zip(keys, values, strict=True))))

@@ -47,7 +47,6 @@ class CountedStream(InWindows["CountedAggregate"]):
     def adapted(
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
-        """See `Groupable.adapted`."""
         check_of_windows(state, {*EDGES, WINDOWS}, [*by, *aggregates])
         check_unique([*by, *aggregates])
         length, slide = self.config.length, self.config.slide
@@ -62,7 +61,6 @@ class CountedStream(InWindows["CountedAggregate"]):
         return {WINDOWS: CountWindows(length, slide, fields, aggregates, [*read] or [*by][:1] or [*types][:1])}
 
     def keep(self, job: Job) -> CountedAggregate:
-        """See `Groupable.keep`."""
         query, branch = self.stream.branch_of(replace(job, order=self.order))
         if self.order:
             branch.make_driver = OrderedState
@@ -108,7 +106,6 @@ class _Fired:
     keys: tuple[str, ...]
 
     def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
-        """See `Step`."""
         from pyspark.sql import functions as F
 
         rows = frame.select(*map(column_of, self.keys), F.inline(f"{WINDOWS}.fired"))
@@ -126,7 +123,6 @@ class OrderedGrouping(Grouping):
         self._order = [F.col(f"value{at}") for at in order]
 
     def of(self, batch_df: DataFrame) -> DataFrame:
-        """See `Grouping.of`."""
         return super().of(batch_df).sortWithinPartitions(*self.places, *self._order)
 
 

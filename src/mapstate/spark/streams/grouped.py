@@ -161,13 +161,9 @@ class Windowable(SteppedRows, Protocol):
         """The DataFrame in front of the steps."""
         ...
 
-    def branch_of(self, job: Job) -> tuple[Query, Branch]:
-        """See `Stream.branch_of`."""
-        ...
+    def branch_of(self, job: Job) -> tuple[Query, Branch]: ...
 
-    def late(self, step: LateRows, query: Query) -> Any:
-        """See `Stream.late`."""
-        ...
+    def late(self, step: LateRows, query: Query) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -187,7 +183,6 @@ class InWindows(ABC, Generic[Kept]):
         return self.stream.schema
 
     def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """See `Rows.with_step`."""
         return replace(self, stream=self.stream.with_step(step, by_row=by_row))
 
     def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[Kept, Self]:
@@ -206,7 +201,6 @@ class InWindows(ABC, Generic[Kept]):
         return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
 
     def hidden_columns(self) -> dict[str, str]:
-        """See `Groupable.hidden_columns`."""
         return {}
 
     @abstractmethod

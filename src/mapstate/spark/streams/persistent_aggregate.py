@@ -162,11 +162,9 @@ class NewValuesStream(Rows[PersistentAggregate]):
 
     @property
     def schema(self) -> StructType:
-        """See `Rows.schema`."""
         return through(self.steps, self.frame, None).schema
 
     def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """See `Rows.with_step`."""
         kind = self.kind if by_row or self.kind == "events" else "answers"
         return replace(self, steps=(*self.steps, step), kind=kind)
 
@@ -215,7 +213,6 @@ class NewValuesStream(Rows[PersistentAggregate]):
         return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
 
     def hidden_columns(self) -> dict[str, str]:
-        """See `Groupable.hidden_columns`."""
         return {SIGN: "int"} if self.kind == "updates" else {}
 
     def adapted(

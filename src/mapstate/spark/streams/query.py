@@ -110,7 +110,6 @@ class Query:
         self._driver = None
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """See `Startable.__call__`."""
         if not self.plan.branches and not self.plan.behind:
             raise UsageError(f"the stream {self.name!r}{self._owner} has no state to keep")
         if self._driver is None:

@@ -37,7 +37,6 @@ class Transform:
     function: Callable[[DataFrame], DataFrame]
 
     def __call__(self, frame: DataFrame, _: int | None) -> DataFrame:
-        """See `Step`."""
         return self.function(frame)
 
 

@@ -76,7 +76,6 @@ class Stream(Rows[PersistentAggregate]):
 
     @property
     def schema(self) -> StructType:
-        """See `Rows.schema`."""
         return through(self.steps, empty_frame(self.df), None).schema if self.steps else self.df.schema
 
     def with_step(self, step: Step, *, by_row: bool) -> Self:  # noqa: ARG002  no row of a stream replaces another
@@ -200,7 +199,6 @@ class Stream(Rows[PersistentAggregate]):
         return state.behind(self.name, empty_frame(self.df), self.steps)
 
     def hidden_columns(self) -> dict[str, str]:
-        """See `Groupable.hidden_columns`."""
         return {}
 
     def adapted(
@@ -210,11 +208,9 @@ class Stream(Rows[PersistentAggregate]):
         *,
         by: Sequence[str],  # noqa: ARG002
     ) -> Mapping[str, Aggregator]:
-        """See `Groupable.adapted`."""
         return dict(aggregates)
 
     def keep(self, job: Job) -> PersistentAggregate:
-        """See `Groupable.keep`."""
         query, branch = self.branch_of(job)
         return PersistentAggregate(query, branch, empty_frame(self.df, self.schema))
 

@@ -153,7 +153,6 @@ class WindowedStream(InWindows["WindowedAggregate"]):
     def adapted(
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
-        """See `Groupable.adapted`."""
         is_session = self.windows.definition.sessions
         taken = {WINDOW_START, WINDOW_END, self.windows.column} | ({FIRST, LAST} if is_session else set())
         check_of_windows(state, taken, [*by, *aggregates, *self.schema.names])
@@ -170,7 +169,6 @@ class WindowedStream(InWindows["WindowedAggregate"]):
         return dict(aggregates) | times
 
     def keep(self, job: Job) -> WindowedAggregate:
-        """See `Groupable.keep`."""
         from pyspark.sql.types import DataType, StructField, StructType
 
         windows = self.windows
