@@ -28,7 +28,8 @@ from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin, commit
 from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
-from mapstate.protocol.ways_back import give_up, rollback
+from mapstate.protocol.ways_back import can_all_roll_back, give_up, rollback
+from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField
 
 START = 1000
@@ -436,6 +437,25 @@ def test_an_attempt_of_an_older_epoch_cannot_be_committed_by_the_new_one():
 
 
 # rollback
+
+
+@pytest.mark.parametrize(
+    ("done_to_windows", "is_taken_back"),
+    [
+        (WindowCommit(before=19, watermark=19), True),
+        (WindowCommit(before=10, watermark=19), True),  # no window ends there
+        (WindowCommit(before=19, watermark=20), False),
+        (WindowCommit(watermark=20), False),
+        (None, False),  # what fired is unknown
+    ],
+)
+def test_a_part_is_taken_back_only_where_no_window_has_fired(done_to_windows, is_taken_back):
+    ledger = with_batches(1)
+    windows = WindowsRecord(definition=WindowDefinition(length=10, slide=10)).emptied()
+    last = msgspec.structs.replace(ledger.last_commit, windows=done_to_windows)
+    of_windows = msgspec.structs.replace(ledger, windows=windows, last_commit=last)
+    assert can_all_roll_back([ledger], 0)
+    assert can_all_roll_back([ledger, of_windows], 0) is is_taken_back
 
 
 def test_rollback_takes_the_last_batch_back_and_is_due_it_again():
