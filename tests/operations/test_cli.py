@@ -326,7 +326,8 @@ def test_a_command_that_ends_by_itself_ends_as_it_says(tmp_path):
         (f"serve sqlite:///{tmp_path}/state.db --functions no_config", 1, "no config"),
     ):
         script = [Path(sys.executable).with_name("mapstate"), *words.split()]
-        done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
+        in_bash = ["bash", "-c", '"$0" "$@"; exit $?', *script]  # a shell is found among the parents
+        done = subprocess.run(in_bash, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, *done.stderr.splitlines()[-1:]) == (code, *filter(None, [said]))
 
 
