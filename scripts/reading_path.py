@@ -3,14 +3,17 @@
     scripts/run python scripts/reading_path.py
     scripts/run python scripts/reading_path.py redis --batch 0
 
-A file counts with all of its lines as soon as one of its functions runs, on the driver or in a task. What runs while a
-module is imported does not count, and neither does what a dataclass generates, nor what runs inside of the store. Batch
-0 opens the state, batch 1 continues it.
+A file counts with all of its lines as soon as one of its functions runs, on the driver or in a task; ``run`` is the
+share of these lines that are in functions that run. What runs while a module is imported does not count, and neither
+does what a dataclass generates, nor what runs inside of the store. An entry is a call, or a step of a generator, that
+takes control from one file of the package into another, or from outside of it. Batch 0 opens the state, batch 1
+continues it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import sys
@@ -19,6 +22,7 @@ import textwrap
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,10 +40,11 @@ FILES = (['{"country": "DE", "bytes": 1}'], ['{"country": "DE", "bytes": 2}', '{
 
 
 class Calls:
-    """The functions of the package that run in a thread, each with the time of its first call, by files."""
+    """What runs of the package: for each file, its functions with the time of their first call, and its entries."""
 
     def __init__(self) -> None:
         self.first: dict[str, dict[str, float]] = {}
+        self.entries: Counter[str] = Counter()
         self._root = f"{PACKAGE}{os.sep}"
         self._importing: dict[int, int] = {}
 
@@ -52,8 +57,16 @@ class Calls:
         if code.co_name == "<module>":
             self._importing[thread] = self._importing.get(thread, 0) + (1 if event == "call" else -1)
         elif event == "call" and not self._importing.get(thread):
-            functions = self.first.setdefault(code.co_filename[len(self._root) :], {})
-            functions.setdefault(code.co_qualname, time.monotonic())
+            file = code.co_filename[len(self._root) :]
+            self.first.setdefault(file, {}).setdefault(code.co_qualname, time.monotonic())
+            self.entries[file] += self._caller(frame) != code.co_filename
+
+    def _caller(self, frame: FrameType) -> str | None:
+        """The file of the package that is left, whatever library it calls in between."""
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(self._root):
+            caller = caller.f_back
+        return None if caller is None else caller.f_code.co_filename
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -86,16 +99,21 @@ class TracedTask:
         calls = Calls()
         with calls.recorded():
             yield from pickle.loads(self.task)(batches)
-        (self.directory / f"{uuid.uuid4().hex}.json").write_text(json.dumps(calls.first))
+        (self.directory / f"{uuid.uuid4().hex}.json").write_text(json.dumps([calls.first, calls.entries]))
 
 
 @dataclass(frozen=True)
 class CalledFile:
-    """A file on the path of a batch: its whole length, and its functions in order of their first call."""
+    """A file on the path of a batch, with its functions in order of their first call.
+
+    ``lines`` are all of its lines, ``run`` those of the functions. ``entries`` is how often control came into it.
+    """
 
     name: str
     lines: int
     functions: list[str]
+    run: int
+    entries: int
 
 
 def reading_path(spark: Any, url: str) -> list[list[CalledFile]]:
@@ -133,7 +151,9 @@ def _traced_batches(spark: Any, url: str, folder: Path) -> list[list[CalledFile]
         calls = Calls()
         with patch.object(type(batch_df), "mapInArrow", with_calls), calls.recorded():
             state(batch_df, batch_id)
-        paths.append(_in_order([calls.first, *(json.loads(file.read_text()) for file in tasks.glob("*.json"))]))
+        paths.append(
+            _in_order([(calls.first, calls.entries), *(json.loads(file.read_text()) for file in tasks.glob("*.json"))])
+        )
 
     writer = rows.writeStream.foreachBatch(traced).trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / "checkpoint")).start().awaitTermination()
@@ -141,16 +161,36 @@ def _traced_batches(spark: Any, url: str, folder: Path) -> list[list[CalledFile]
     return paths
 
 
-def _in_order(calls: list[dict[str, dict[str, float]]]) -> list[CalledFile]:
+def _in_order(calls: list[tuple[dict[str, dict[str, float]], dict[str, int]]]) -> list[CalledFile]:
     first: dict[str, dict[str, float]] = {}
-    for called in calls:
+    entries: Counter[str] = Counter()
+    for called, entered in calls:
+        entries.update(entered)
         for file, functions in called.items():
             known = first.setdefault(file, {})
             known |= {name: min(at, known.get(name, at)) for name, at in functions.items()}
     return [
-        CalledFile(file, len((PACKAGE / file).read_text().splitlines()), sorted(functions, key=functions.__getitem__))
+        _called(file, functions, entries[file])
         for file, functions in sorted(first.items(), key=lambda found: min(found[1].values()))
     ]
+
+
+def _called(file: str, functions: dict[str, float], entries: int) -> CalledFile:
+    text = (PACKAGE / file).read_text()
+    run = {line for name, lines in _functions(ast.parse(text)) if name in functions for line in lines}
+    names = sorted(functions, key=functions.__getitem__)
+    return CalledFile(file, len(text.splitlines()), names, len(run), entries)
+
+
+def _functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, range]]:
+    """The functions of a file by their qualified names, each with its lines. A function has those inside of it, too."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            start = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+            yield f"{prefix}{child.name}", range(start, (child.end_lineno or start) + 1)
+            yield from _functions(child, f"{prefix}{child.name}.<locals>.")
+        else:
+            yield from _functions(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
 
 
 def main(arguments: list[str]) -> None:
@@ -178,13 +218,15 @@ def main(arguments: list[str]) -> None:
                 if asked.batch in {None, batch_id}:
                     print(f"\n{store}, batch {batch_id}")
                     for file in path:
-                        print(f"{file.lines:6}  {file.name}")
+                        print(f"{file.lines:6} {file.run:5} {file.entries:4}  {file.name}")
                         if asked.functions:
                             print(textwrap.indent(textwrap.fill(", ".join(file.functions), 106), " " * 12))
                     totals.append((store, batch_id, path))
-    print("\n store   batch  files  lines")
+    print("\n store   batch  files  lines   run  entries")
     for store, batch_id, path in totals:
-        print(f" {store:7} {batch_id:5} {len(path):6} {sum(file.lines for file in path):6}")
+        lines = sum(file.lines for file in path)
+        share = sum(file.run for file in path) / lines
+        print(f" {store:7} {batch_id:5} {len(path):6} {lines:6} {share:5.0%} {sum(file.entries for file in path):8}")
 
 
 if __name__ == "__main__":
