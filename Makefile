@@ -129,6 +129,7 @@ lint: $(STAMP)
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+	@scripts/run python scripts/weight.py
 
 clean:
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
