@@ -13,7 +13,7 @@
 ``python -m model`` runs all of it. docs/model.md says what is modelled and what is not.
 """
 
-from model.explore import Explored, explore, steps_of, walk
+from model.explore import Explored, explore, walk
 from model.following import Following
 from model.mutants import MUTANTS, Mutant
 from model.parts import Parts
@@ -37,6 +37,5 @@ __all__ = [
     "Together",
     "World",
     "explore",
-    "steps_of",
     "walk",
 ]

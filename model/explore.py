@@ -19,13 +19,14 @@ from model.steps import Steps
 from model.together import Together, TogetherProtocol, TogetherSteps
 from model.world import Label, ViolationError, World
 
-__all__ = ["Explored", "explore", "steps_of", "walk"]
+__all__ = ["Explored", "explore", "walk"]
 
 
 class Explored(NamedTuple):
     """What came out. ``violation`` and the ``trace`` of steps to it, where there is one.
 
-    ``complete`` is False where the limit came first; ``states`` is how many were looked at.
+    ``complete`` is False where the limit came first; ``states`` is how many were looked at. ``labels`` are those of
+    all steps that were taken.
     """
 
     world: str
@@ -34,6 +35,7 @@ class Explored(NamedTuple):
     complete: bool
     violation: str | None = None
     trace: tuple[Label, ...] = ()
+    labels: frozenset[Label] = frozenset()
 
     def __str__(self) -> str:
         if self.violation is None:
@@ -43,7 +45,7 @@ class Explored(NamedTuple):
         return f"{self.world}: {self.violation}, after {len(self.trace)} steps ({self.states:,} states):{steps}"
 
 
-def steps_of(world: World | Together | Replans | Following | Parts, protocol: Protocol | None = None) -> Any:
+def _steps_of(world: World | Together | Replans | Following | Parts, protocol: Protocol | None = None) -> Any:
     """The steps of a world, under the library's protocol or a mutant's."""
     if isinstance(world, World):
         return Steps(world, protocol or Protocol(world.type))
@@ -67,16 +69,18 @@ def explore(
 ) -> Explored:
     """Looks at every state of a world, or at ``limit`` of them, until one is wrong."""
     started = time.monotonic()
-    steps = steps_of(world, protocol)
+    steps = _steps_of(world, protocol)
     first: Any = world.start()
     parents: dict[int, int] = {hash(first): 0}
     frontier = [first]
+    labels: set[Label] = set()
     while frontier:
         following: list[Any] = []
         for state in frontier:
             came_from = hash(state)
             try:
                 for label, after in steps.of(state):
+                    labels.add(label)
                     number = hash(after)
                     if number not in parents:
                         parents[number] = came_from
@@ -92,7 +96,8 @@ def explore(
             if len(parents) >= limit:
                 return Explored(world.name, len(parents), time.monotonic() - started, complete=False)
         frontier = following
-    return Explored(world.name, len(parents), time.monotonic() - started, complete=True)
+    seconds = time.monotonic() - started
+    return Explored(world.name, len(parents), seconds, complete=True, labels=frozenset(labels))
 
 
 def walk(
@@ -104,7 +109,7 @@ def walk(
 ) -> Explored:
     """One way through a world: ``choose`` picks each step by its place among those that can be taken."""
     started = time.monotonic()
-    steps = steps_of(world, protocol)
+    steps = _steps_of(world, protocol)
     state, trace = world.start(), list[Label]()
     try:
         while len(trace) < longest and (offered := list(steps.of(state))):
