@@ -20,7 +20,7 @@ from typing import Any, Literal
 from redis.crc import key_slot
 
 from mapstate.backends.redis.checkup import judge
-from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply, Request, Shape
+from mapstate.backends.redis.cluster_map import ClusterMap, Reply, Request, Shape
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.facts import allowed, facts_of, sampled
 from mapstate.backends.redis.layout import escaped, not_listed, texts_of
@@ -43,10 +43,9 @@ class RedisClusterStore:
 
     thread_safe: Literal[True] = True
 
-    def __init__(self, access: ClusterAccess, state: str, prefix: str, groups: Sequence[SlotGroup]) -> None:
-        self._access = access
+    def __init__(self, cluster: ClusterMap, state: str, prefix: str, groups: Sequence[SlotGroup]) -> None:
+        self._cluster = cluster
         self._state = state
-        self._cluster = ClusterMap(access, state)
         self._name = (prefix + state).encode()
         self._groups = groups
         self._slot = key_slot(state.encode())
@@ -181,11 +180,12 @@ class RedisClusterStore:
             raise not_listed(self._state, unlisted)
 
     def _moved(self) -> StoreUnavailableError:
+        address = self._cluster.settings.address
         return StoreUnavailableError(
-            f"state {self._state!r}: slots of the cluster at {self._access.address} moved, or a node failed over, "
+            f"state {self._state!r}: slots of the cluster at {address} moved, or a node failed over, "
             "during the scan, which may have missed keys: scan again",
             state=self._state,
-            store=self._access.address,
+            store=address,
         )
 
     def keep_report(self, report: bytes, most: int) -> None:
@@ -232,7 +232,7 @@ class RedisClusterStore:
     def close(self) -> None:
         """Close this process's idle connections to the nodes. The store stays usable."""
         for node in self._cluster.known():
-            self._access.pool_to(node).disconnect(inuse_connections=False)
+            self._cluster.pool(node).disconnect(inuse_connections=False)
 
     def _records(self, keys: Sequence[str]) -> list[bytes | None]:
         parts = by_slot_group(keys, len(self._groups))

@@ -39,10 +39,11 @@ def states_on_server(server: Server, prefix: bytes) -> Iterator[Page]:
         incarnation = incarnation_of(*info)
         began_in = incarnation if first else began_in
         if incarnation != began_in:
+            address = server.settings.address
             raise StoreUnavailableError(
-                f"Redis at {server.access.address} restarted or failed over while its states were listed, so some may "
-                "be missing: list them again",
-                store=server.access.address,
+                f"Redis at {address} restarted or failed over while its states were listed, so some may be missing: "
+                "list them again",
+                store=address,
             )
         new = [key for key in dict.fromkeys(found) if key not in seen]
         seen.update(new)

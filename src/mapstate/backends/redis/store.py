@@ -273,4 +273,4 @@ class RedisStore:
 
     def close(self) -> None:
         """Close this process's idle connections to the server. The store stays usable."""
-        self._server.access.pool().disconnect(inuse_connections=False)
+        self._server.pool().disconnect(inuse_connections=False)
