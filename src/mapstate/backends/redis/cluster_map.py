@@ -83,7 +83,7 @@ class ClusterMap:
         self.settings = settings
         self._nodes = nodes
         self.pool = pool
-        self._state = state
+        self.state = state
         self._owner = settings.reached
 
     def ask(self, requests: Sequence[Request], *, repeat: bool = True, incarnations: bool = False) -> list[Reply]:
@@ -248,9 +248,9 @@ class ClusterMap:
 
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
         if isinstance(error, driver.MovedError | driver.AskError | driver.TryAgainError):
-            text = f"state {self._state!r}: the cluster at {self.settings.address} is being rearranged: {error}"
-            return StoreUnavailableError(text, state=self._state, store=self.settings.address), True
-        return problem_of(error, state=self._state, store=self.settings.address, secret=self.settings.secret)
+            text = f"state {self.state!r}: the cluster at {self.settings.address} is being rearranged: {error}"
+            return StoreUnavailableError(text, state=self.state, store=self.settings.address), True
+        return problem_of(error, state=self.state, store=self.settings.address, secret=self.settings.secret)
 
     def _owners(self) -> tuple[Address, ...]:
         """The node of each slot."""
@@ -284,9 +284,9 @@ class ClusterMap:
                 _slots[os.getpid(), self._owner] = owners
                 return
             trouble = trouble or StoreUnavailableError(
-                f"state {self._state!r}: the cluster at {self.settings.address} has slots that no node serves. Look at "
+                f"state {self.state!r}: the cluster at {self.settings.address} has slots that no node serves. Look at "
                 "CLUSTER INFO: a master without a replica is down, or slots were never assigned.",
-                state=self._state,
+                state=self.state,
                 store=self.settings.address,
             )
         if trouble is not None and known is None:

@@ -14,25 +14,24 @@ change instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from typing import Any, Literal
 
 from redis.crc import key_slot
 
-from mapstate.backends.redis.checkup import judge
+from mapstate.backends.redis.checkup import allowed, facts_of, judge, sampled
 from mapstate.backends.redis.cluster_map import ClusterMap, Reply, Request, Shape
 from mapstate.backends.redis.cluster_writer import ClusterWriter
-from mapstate.backends.redis.facts import allowed, facts_of, sampled
-from mapstate.backends.redis.layout import escaped, not_listed, texts_of
+from mapstate.backends.redis.layout import escaped, texts_of
+from mapstate.backends.redis.listing import digest_of, key_pages, torn, walked_nodes
 from mapstate.backends.redis.problems import only_left
-from mapstate.backends.redis.removal import overtaken, removed
+from mapstate.backends.redis.removal import dropped
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
 from mapstate.backends.redis.slot_groups import SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.store import Version
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken
-from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError, cut
+from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, cut
 from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 from mapstate.urls import shown_address
@@ -157,36 +156,15 @@ class RedisClusterStore:
         number, digest = part.split(" ")
         shape = self._cluster.shape()
         if _digest(shape) != digest:
-            raise self._moved()
+            raise torn(self._cluster, f"slots of the cluster at {self._cluster.settings.address} moved")
         return self._listed(shape, page_size, only=int(number))
 
     def _listed(self, shape: Shape, page_size: int, *, only: int | None = None) -> Iterator[list[str]]:
-        pattern = escaped(self._name) + b":{*}:*"
-        unlisted = list[str]()
-        for node in [*shape.masters][slice(only, None if only is None else only + 1)]:
-            cursor, page = b"0", list[str]()
-            while True:
-                scan = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % page_size)
-                ((cursor, found),) = self._cluster.ask_node(node, [scan]).found
-                page += self._keys(found, unlisted)
-                if page and (cursor == b"0" or len(page) >= page_size):
-                    yield page
-                    page = []
-                if cursor == b"0":
-                    break
-        if shape.moving or self._cluster.shape() != shape:
-            raise self._moved()
-        if unlisted:
-            raise not_listed(self._state, unlisted)
-
-    def _moved(self) -> StoreUnavailableError:
-        address = self._cluster.settings.address
-        return StoreUnavailableError(
-            f"state {self._state!r}: slots of the cluster at {address} moved, or a node failed over, "
-            "during the scan, which may have missed keys: scan again",
-            state=self._state,
-            store=address,
+        pattern, count = escaped(self._name) + b":{*}:*", b"%d" % page_size
+        walk = walked_nodes(
+            self._cluster, shape, lambda at: command(b"SCAN", at, b"MATCH", pattern, b"COUNT", count), only
         )
+        return (page for page, _ in key_pages(walk, self._keys, self._state, page_size) if page)
 
     def keep_report(self, report: bytes, most: int) -> None:
         trim = command(b"LTRIM", self._reports, b"0", b"%d" % (most - 1))
@@ -199,17 +177,16 @@ class RedisClusterStore:
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: records by pages, through their fences; the fences; and the keys in the ledger's slot."""
-        foreign = yield from removed(self, self._state, token)
-        (reply,) = self._cluster.ask([self._both()])
-        if reply.found[0] != expected[0]:
-            raise overtaken(self._state, token)
-        text = token_text(token)
-        self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._groups])
-        names = (self._ledger, self._count, self._claims, self._reports)
-        if not self._at_ledger(remove_equal(names, expected[0]))[0]:
-            raise overtaken(self._state, token)
-        if foreign.count:
-            raise foreign.error()
+
+        def finish() -> bool:
+            if self._cluster.ask([self._both()])[0].found[0] != expected[0]:
+                return False
+            text = token_text(token)
+            self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._groups])
+            names = (self._ledger, self._count, self._claims, self._reports)
+            return bool(self._at_ledger(remove_equal(names, expected[0]))[0])
+
+        return dropped(self, self._state, token, finish)
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
@@ -321,4 +298,4 @@ class RedisClusterStore:
 
 def _digest(shape: Shape) -> str:
     """Equal for equal shapes, also in another process."""
-    return blake2b(repr((shape.owners, shape.masters, sorted(shape.moving))).encode(), digest_size=8).hexdigest()
+    return digest_of(repr((shape.owners, shape.masters, sorted(shape.moving))).encode())

@@ -27,7 +27,7 @@ class Server:
     def __init__(self, settings: RedisSettings, pool: Callable[[], ConnectionPool], state: str) -> None:
         self.settings = settings
         self.pool = pool
-        self._state = state
+        self.state = state
 
     def ask(self, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
         """The replies to commands that may be sent twice. Where the last ``optional`` are refused, they are None."""
@@ -113,4 +113,4 @@ class Server:
 
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
         settings = self.settings
-        return problem_of(error, state=self._state, store=settings.address, secret=settings.secret)
+        return problem_of(error, state=self.state, store=settings.address, secret=settings.secret)

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
 from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError, shown
-from mapstate.findings import MOST_NAMED
 
 _MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis closes the connection
 _GLOB = re.compile(rb"([*?\[\]\\^])")
@@ -75,10 +74,6 @@ class Layout(ABC):
     @abstractmethod
     def scan(self, cursor: bytes, page_size: int) -> bytes:
         """One command. Its reply: the next cursor, b"0" at the end, and the argument of `scanned`."""
-
-    def step(self, before: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:  # noqa: ARG002
-        """The next cursor, None at the end, and the argument of `scanned`, behind a `scan` from cursor to cursor."""
-        return (None if after == b"0" else after), found
 
     @abstractmethod
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
@@ -168,17 +163,6 @@ def texts_of(found: list[bytes], unlisted: list[str], head: bytes = b"") -> list
         except UnicodeDecodeError:
             unlisted.append(repr(key))
     return texts
-
-
-def not_listed(state: str, names: Sequence[str]) -> CorruptRecordError:
-    """The error that ends a listing with ``names`` that are no keys of the state."""
-    return CorruptRecordError(
-        f"state {state!r}: the Redis key {names[0]} is no key of this state: not UTF-8, or of another type. Something "
-        "else writes under this state's name. It was left as it is. Delete it, or restore what was there.",
-        state=state,
-        keys=list(names[:MOST_NAMED]),
-        count=len(names),
-    )
 
 
 def _set_many(name: bytes, columns: Sequence[Sequence[bytes]]) -> bytes:

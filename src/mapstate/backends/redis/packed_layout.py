@@ -60,14 +60,11 @@ class PackedLayout(Layout):
         self.check_whole(f"the {len(keys)} records of one page", rewrite, keys[0])
         return rewrite, 1
 
-    def scan(self, cursor: bytes, page_size: int, until: int | None = None) -> bytes:
-        """A script with HKEYS of shard after shard, until it has a page. The cursor is the number of the next shard.
-
-        The scan ends at the shard ``until``.
-        """
-        start, last = int(cursor), self.shards if until is None else until
-        end = min(last, start + _MOST_ASKED)
-        return fields_of([self._name % number for number in range(start, end)], start, page_size, last)
+    def scan(self, cursor: bytes, page_size: int) -> bytes:
+        """A script with HKEYS of shard after shard, until it has a page. The cursor is the number of the next shard."""
+        start = int(cursor)
+        end = min(self.shards, start + _MOST_ASKED)
+        return fields_of([self._name % number for number in range(start, end)], start, page_size, self.shards)
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """All of them."""
