@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 from redis.connection import ConnectionPool
 
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.hash_layout import HashLayout
 from mapstate.backends.redis.layout import Layout, StringLayout
-from mapstate.backends.redis.packed_layout import PackedLayout
 from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.errors import ConfigurationError
@@ -64,10 +62,12 @@ class OneServer(RedisSettings):
     def _layout_of(self, state: str, name: bytes, expiry: bytes | None) -> tuple[Layout, bytes]:
         """The layout of a state's records, and the text by which the state notes it."""
         limit = self.max_value_bytes
-        if self.buckets is not None:
+        if self.layout != "string":
+            from mapstate.backends.redis.hash_layouts import HashLayout, PackedLayout
+
+            if self.buckets is None:
+                return HashLayout(state, limit, name), b"hash"
             return PackedLayout(state, limit, name + b":", self.buckets), b"packed, %d buckets" % self.buckets
-        if self.layout == "hash":
-            return HashLayout(state, limit, name), b"hash"
         if self.records is None:
             return StringLayout(state, limit, name + b":", expiry), b"string"
         return StringLayout(state, limit, name, expiry, reserved=KEY_ENDS), b"string, records at " + name

@@ -13,7 +13,7 @@ change instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from redis.crc import key_slot
@@ -21,17 +21,17 @@ from redis.crc import key_slot
 from mapstate.backends.redis.checkup import allowed, facts_of, judge, sampled
 from mapstate.backends.redis.cluster_map import ClusterMap, Reply, Request, Shape
 from mapstate.backends.redis.cluster_writer import ClusterWriter
-from mapstate.backends.redis.layout import escaped, texts_of
+from mapstate.backends.redis.layout import StringLayout, escaped, texts_of
 from mapstate.backends.redis.listing import digest_of, key_pages, torn, walked_nodes
-from mapstate.backends.redis.problems import only_left
+from mapstate.backends.redis.problems import another_layout
 from mapstate.backends.redis.removal import dropped
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
-from mapstate.backends.redis.slot_groups import SlotGroup, by_slot_group, in_chunk_order
+from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.store import Version
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken
-from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, cut
+from mapstate.errors import CorruptRecordError, StoreAuthError, cut
 from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 from mapstate.urls import shown_address
@@ -192,11 +192,10 @@ class RedisClusterStore:
         """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
         found = []
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
-        parts = by_slot_group(sampled(self), len(self._groups))
-        asked = [
-            Request(self._groups[one.group].slot, tuple(self._groups[one.group].ttl_of(key) for key in one.keys))
-            for one in parts
-        ]
+        asked = []
+        for part in by_slot_group(sampled(self), len(self._groups)):
+            group = self._groups[part.group]
+            asked.append(Request(group.slot, tuple(group.layout.ttls(lambda part=part: part.keys))))  # type: ignore[misc]
         ttls = [ttl for reply in allowed(lambda: self._cluster.ask(asked)) or [] for ttl in reply.found]
         for node in self._cluster.shape().masters:
             facts = facts_of(lambda asked, node=node: self._allowed(node, asked), [])  # type: ignore[misc]
@@ -213,9 +212,12 @@ class RedisClusterStore:
 
     def _records(self, keys: Sequence[str]) -> list[bytes | None]:
         parts = by_slot_group(keys, len(self._groups))
-        groups = self._groups
-        asked = [Request(groups[one.group].slot, (groups[one.group].get(one.keys),)) for one in parts]
+        asked = self._requests(parts, lambda layout, keys: layout.get(layout.pack(keys)))
         return in_chunk_order(parts, [reply.found[0] for reply in self._cluster.ask(asked)], len(keys))
+
+    def _requests(self, parts: list[GroupKeys], pack: Callable[[StringLayout, list[str]], bytes]) -> list[Request]:
+        groups = self._groups
+        return [Request(groups[one.group].slot, (pack(groups[one.group].layout, one.keys),)) for one in parts]
 
     def _with_types_checked(
         self, keys: Sequence[str], records: Sequence[bytes | None], more: list[Request]
@@ -226,18 +228,15 @@ class RedisClusterStore:
         """
         groups = self._groups
         parts = by_slot_group([key for key, one in zip(keys, records, strict=True) if one is None], len(groups))
-        exist = [Request(groups[one.group].slot, (groups[one.group].exist(one.keys),)) for one in parts]
+        exist = self._requests(parts, lambda layout, keys: layout.exist(layout.pack(keys)))
         replies = self._asked_if_allowed([*more, *exist])
         if replies is None:
             return self._cluster.ask(more) if more else []
         for part, reply in zip(parts, replies[len(more) :], strict=True):
             if reply.found[0]:
                 group = groups[part.group]
-                (types,) = self._cluster.ask([Request(group.slot, tuple(group.types(part.keys)))])
-                pairs = zip(part.keys, types.found, strict=True)
-                other = {key: kind for key, kind in pairs if kind not in (b"none", b"string")}
-                if other:
-                    raise group.foreign(list(other), list(other.values()))
+                (types,) = self._cluster.ask([Request(group.slot, tuple(group.layout.types(part.keys)))])
+                group.layout.check_types(part.keys, types.found)
         return replies[: len(more)]
 
     def _asked_if_allowed(self, requests: Sequence[Request]) -> list[Reply] | None:
@@ -252,21 +251,9 @@ class RedisClusterStore:
     def _checked(self, reply: Reply) -> bytes | None:
         """The ledger, if it was made with this number of slot groups."""
         record, count = reply.found
-        if count != b"%d" % len(self._groups) and (record is not None or count is not None):
-            name = self._count.decode(errors="backslashreplace")
-            if count is None:
-                raise ConfigurationError(
-                    f"state {self._state!r}: the key {name!r}, the number of its slot groups, was deleted or evicted. "
-                    "Nothing was written. If the URL has the number that the state was made with, set it again: "
-                    f"redis-cli -c SET {name!r} {len(self._groups)}. Then run mapstate doctor, because other keys may "
-                    "be gone, too."
-                )
-            there = count.decode(errors="replace")
-            raise ConfigurationError(
-                f"state {self._state!r} was made with {there} slot groups, and the URL says {len(self._groups)}: its "
-                "records would not be found. Nothing was written. Put the state's own number into the URL: buckets=..."
-                f"{'' if record is not None else only_left(name)}"
-            )
+        asked = b"%d" % len(self._groups)
+        if count != asked and (record is not None or count is not None):
+            raise another_layout(self._state, self._count, count, asked, has_ledger=record is not None, groups=True)
         found: bytes | None = record
         return found
 

@@ -230,9 +230,7 @@ class RedisStore:
     def _check_types(self, keys: Sequence[str]) -> None:
         """Raises CorruptRecordError where one of these keys has another type than string."""
         types = self._server.ask(b"".join(self._layout.types(keys)), len(keys), optional=len(keys))
-        other = {key: kind for key, kind in zip(keys, types, strict=True) if kind not in (b"none", b"string", None)}
-        if other:
-            raise self._layout.foreign(list(other), list(other.values()))
+        self._layout.check_types(keys, types)
 
     def _elsewhere(self, found: bytes | None, ledger: bytes | None) -> ConfigurationError:
         return another_layout(self._state, self._kept_layout, found, self._layout_text, has_ledger=ledger is not None)
