@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "reading_path.py"
 MOST = {
     "memory": ((36, 64), (32, 59)),
     "sqlite": ((38, 68), (34, 63)),
-    "redis": ((43, 79), (39, 74)),
+    "redis": ((43, 78), (38, 70)),
 }
 
 

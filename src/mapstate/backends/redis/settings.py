@@ -78,6 +78,7 @@ class RedisSettings:
         from mapstate.backends.redis.address import check
 
         check(self)
+        self.__dict__["_shown"] = repr(self)  # the driver asks for it in each batch
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -87,6 +88,8 @@ class RedisSettings:
         return cls(**fields_in(cls, url))
 
     def __repr__(self) -> str:
+        if "_shown" in self.__dict__:
+            return str(self.__dict__["_shown"])
         from mapstate.backends.redis.address import shown
 
         return f"{type(self).__name__}('{shown(self)}')"
