@@ -77,11 +77,11 @@ def walked_nodes(cluster: Any, shape: Any, scan: Callable[[bytes], bytes], only:
         raise torn(cluster, f"slots of the cluster at {cluster.settings.address} moved, or a node failed over,")
 
 
-def torn(where: Any, what: str) -> StoreUnavailableError:
+def torn(where: Any, reason: str) -> StoreUnavailableError:
     """The error for a listing that may be incomplete. ``where`` is the `Server` or `ClusterMap`."""
-    message = f"state {where.state!r}: {what} during the scan, which may have missed keys: scan again"
+    message = f"state {where.state!r}: {reason} during the scan, which may have missed keys: scan again"
     if where.state == "*":
-        message = f"{what} while its states were listed, so some may be missing: list them again"
+        message = f"{reason} while its states were listed, so some may be missing: list them again"
     return StoreUnavailableError(
         message,
         state=where.state,
@@ -142,9 +142,9 @@ def once_each(where: Any, pages: Iterable[list[str]]) -> Iterator[list[str]]:
         raise torn(where, "Redis moved its keys about and gave one twice")
 
 
-def digest_of(what: bytes) -> str:
+def digest_of(text: bytes) -> str:
     """A short name for an incarnation of a server, or for the shape of a cluster."""
-    return blake2b(what, digest_size=8).hexdigest()
+    return blake2b(text, digest_size=8).hexdigest()
 
 
 Page = list[tuple[str, bytes]]
