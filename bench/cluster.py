@@ -84,7 +84,7 @@ def to_nodes(conns: list[Any], users: list[str]) -> list[_Round]:
         puts: dict[Any, list[bytes]] = {conn: [] for conn in conns}
         for part in by_slot_group(some, _GROUPS):
             group, conn = groups[part.group], of[part.group]
-            keys = group.layout.pack(part.keys)
+            keys = group.pack(part.keys)
             gets[conn] += group.fenced_get(keys)
             puts[conn].append(group.fenced_put(_TOKEN, keys, [_PAYLOAD] * len(keys), b""))
         rounds += [list(gets.items()), list(puts.items())]
@@ -122,7 +122,7 @@ class Grouped:
 
 def _mset(group: SlotGroup, _: bytes, keys: PackedKeys, values: Sequence[bytes], __: object) -> bytes:
     """Replace `SlotGroup.fenced_put`. Its reply, OK, is not that of the script, and nothing checks it."""
-    return group.layout.put(keys, values)[0]
+    return group._layout.put(keys, values)[0]
 
 
 def connected(server: GivenRedis) -> Any:

@@ -107,7 +107,7 @@ def test_the_partitions_of_a_frame_have_each_key_once(spark, url, parts):
     found = frame(spark, url, numPartitions=parts)
     assert rows(found) == many
     assert found.count() == len(many)
-    assert found.rdd.getNumPartitions() == (1 if url.startswith("redis") else parts)
+    assert found.rdd.getNumPartitions() == (2 if url.startswith("redis") and parts > 1 else parts)
 
 
 def test_a_state_without_keys_and_one_without_rows(spark, url):

@@ -92,7 +92,7 @@ class PackedLayout(_Fields):
 
     def __init__(self, state: str, max_value_bytes: int, head: bytes, shards: int) -> None:
         super().__init__(state, max_value_bytes)
-        self._shards = shards
+        self.shards = shards
         self._name = b"%b%%0%dd" % (head.replace(b"%", b"%%"), len(str(shards - 1)))
         self._word = b"\r\n$%d\r\n%b" % (len(self._name % 0), self._name)
 
@@ -112,11 +112,11 @@ class PackedLayout(_Fields):
     def _hashes_of(self, texts: Sequence[bytes]) -> list[bytes]:
         return [self._name % number for number in self._numbers(texts)]
 
-    def scan(self, cursor: bytes, page_size: int) -> bytes:
+    def scan(self, cursor: bytes, page_size: int, until: int | None = None) -> bytes:
         """A script with HKEYS of shard after shard, until it has a page. The cursor is the number of the next shard."""
-        start = int(cursor)
-        end = min(self._shards, start + _MOST_ASKED)
-        return fields_of([self._name % number for number in range(start, end)], start, page_size, self._shards)
+        start, last = int(cursor), until or self.shards
+        end = min(last, start + _MOST_ASKED)
+        return fields_of([self._name % number for number in range(start, end)], start, page_size, last)
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """All of them."""
@@ -131,9 +131,9 @@ class PackedLayout(_Fields):
         return [command(b"OBJECT", b"ENCODING", name) for name in self._sample()]
 
     def _sample(self) -> list[bytes]:
-        count = min(_SAMPLE, self._shards)
-        return [self._name % (at * self._shards // count) for at in range(count)]
+        count = min(_SAMPLE, self.shards)
+        return [self._name % (at * self.shards // count) for at in range(count)]
 
     def _numbers(self, texts: Iterable[bytes]) -> list[int]:
-        shards = self._shards
+        shards = self.shards
         return [hashed % shards for hashed in map(crc32, texts)]

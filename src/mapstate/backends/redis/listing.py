@@ -41,8 +41,20 @@ class _Named(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Named)
 
 
-def walked(server: Server, scan: Callable[[bytes], bytes], position: ScanPosition) -> Walk:
+def _passed(_: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:
+    return (None if after == b"0" else after), found
+
+
+def walked(
+    server: Server,
+    scan: Callable[[bytes], bytes],
+    position: ScanPosition,
+    step: Callable[[bytes, bytes, list[bytes]], tuple[bytes | None, list[bytes]]] = _passed,
+) -> Walk:
     """Walk through one server. ``scan`` packs the command for a cursor.
+
+    ``step`` gets this cursor, the next one and what was found; it returns the cursor to go on with, None at the end,
+    and what of it counts.
 
     Raises StoreUnavailableError where the server restarted or failed over meanwhile: a cursor means nothing to another
     process.
@@ -51,15 +63,15 @@ def walked(server: Server, scan: Callable[[bytes], bytes], position: ScanPositio
     asks_info = True
     while at is not None:
         asked = scan(at) + (INFO if asks_info else b"")
-        (after, *found), *info = server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
-        at = None if after == b"0" else after
+        (after, found, *foreign), *info = server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
+        at, found = step(at, after, found)
         if asks_info or at is None:
             incarnation = incarnation_of(*(info or server.ask(INFO, 2, optional=2)))
             name = "" if incarnation is None else digest_of(incarnation)
             if began_in not in (None, name):
                 raise torn(server, f"Redis at {server.settings.address} restarted or failed over")
             began_in, asks_info = name, False
-        yield found, ScanPosition(at, began_in)
+        yield [found, *foreign], ScanPosition(at, began_in)
 
 
 def walked_nodes(cluster: Any, shape: Any, scan: Callable[[bytes], bytes], only: int | None = None) -> Walk:

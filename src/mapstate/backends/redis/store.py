@@ -175,15 +175,20 @@ class RedisStore:
         pages = key_pages_from(self._server, self._layout, cursor, page_size)
         return ((page, cursor_of(after)) for page, after in pages)
 
-    def scan_parts(self, most: int) -> list[str]:  # noqa: ARG002  no documented command divides a SCAN
-        """See `ScansParts.scan_parts`: one part."""
-        return [""]
+    def scan_parts(self, most: int) -> list[str]:
+        """See `ScansParts.scan_parts`: ranges of SCAN, or of hash shards. One part for a hash, or without INFO."""
+        from mapstate.backends.redis.scan_parts import parts_of
 
-    def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:  # noqa: ARG002
+        return parts_of(self._server, self._layout, most)
+
+    def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
         """See `ScansParts.scan_part`. Keeps 8 bytes per key. Errors as of `scan`."""
-        from mapstate.backends.redis.listing import once_each
+        from mapstate.backends.redis.listing import key_pages, once_each
+        from mapstate.backends.redis.scan_parts import walked_part
 
-        return once_each(self._server, self.scan(page_size))
+        walk = walked_part(self._server, self._layout, part, page_size)
+        pages = key_pages(walk, self._layout.scanned, self._state, page_size)
+        return once_each(self._server, (page for page, _ in pages if page))
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`: one transaction."""
