@@ -54,8 +54,8 @@ def move(store, token):
 
 def pools_of(store):
     if hasattr(store, "_server"):
-        return [store._server.access.pool()]
-    return [*map(store._access.pool_to, store._cluster.known())]
+        return [store._server.pool()]
+    return [*map(store._cluster.pool, store._cluster.known())]
 
 
 def in_use(store):

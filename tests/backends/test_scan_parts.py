@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 from servers import RedisServer, find_redis
 
 from mapstate.backends import resolve
 from mapstate.backends.redis.layout import StringLayout
-from mapstate.backends.redis.scan_parts import cursor_at, part_of, place_of
+from mapstate.backends.redis.scan_parts import TablePart, cursor_at, place_of
 from mapstate.errors import StoreUnavailableError
 
 pytestmark = pytest.mark.redis
@@ -128,7 +129,8 @@ def test_a_place_is_a_cursor_with_its_bits_in_reverse():
 def test_what_a_scan_has_passed_is_told_by_its_cursors():
     half = 1 << 63
     few, many, behind = (cursor_at(half + (slots << 44)) for slots in (-3, -5001, 1))
-    part = part_of(f"0 {half} server", StringLayout("s", 100, b"s:", None), "s")[0]
+    server = SimpleNamespace(state="s", settings=SimpleNamespace(address="there"))
+    part = TablePart(server, StringLayout("s", 100, b"s:", None), half)
     assert part.scan(few, 1000).endswith(b"COUNT\r\n$1\r\n1\r\n")
     assert part.scan(many, 1000).endswith(b"COUNT\r\n$3\r\n500\r\n")
     assert part.step(many, few, [b"a"]) == (few, [b"a"])

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "reading_path.py"
 MOST = {
     "memory": ((36, 64, 182), (32, 59, 182)),
     "sqlite": ((38, 68, 239), (34, 63, 235)),
-    "redis": ((43, 79, 409), (39, 74, 389)),
+    "redis": ((43, 78, 409), (38, 70, 389)),
 }
 
 

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mapstate.backends.redis.backend import RedisBackend
-from mapstate.backends.redis.sentinel_backend import RedisSentinelBackend
+from mapstate.backends.redis.backend import RedisBackend, RedisUnixBackend
 from mapstate.backends.redis.store import RedisStore
-from mapstate.backends.redis.unix_backend import RedisUnixBackend
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_backend import RedisClusterBackend
     from mapstate.backends.redis.cluster_store import RedisClusterStore
+    from mapstate.backends.redis.sentinel_backend import RedisSentinelBackend
 
 __all__ = [
     "RedisBackend",
@@ -35,11 +34,17 @@ __all__ = [
     "RedisUnixBackend",
 ]
 
+_LATER = {
+    "RedisClusterBackend": "cluster_backend",
+    "RedisClusterStore": "cluster_store",
+    "RedisSentinelBackend": "sentinel_backend",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import the cluster's classes at first use: a worker's first batch waits for its imports."""
-    if name not in ("RedisClusterBackend", "RedisClusterStore"):
+    """Import the classes for several servers at first use: a worker's first batch waits for its imports."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mapstate.backends.redis import cluster_backend
+    from importlib import import_module
 
-    return getattr(cluster_backend, name)
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redis import exceptions as driver
@@ -13,6 +12,7 @@ from redis.connection import ConnectionPool
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from mapstate.backends.redis.problems import DRIVER_ERRORS, NOT_DONE, problem_of
+from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreError, StoreUnavailableError
 from mapstate.retry import Retries
@@ -56,27 +56,6 @@ class Shape(NamedTuple):
     moving: frozenset[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterAccess:
-    """How a store reaches its cluster.
-
-    ``owner``           equal owners share what they know of the cluster
-    ``nodes``           the nodes to ask first
-    ``address``         for messages
-    ``retries``         how often a request is retried; ``socket_timeout`` in seconds bounds them, see `Retries`
-    ``secret``          returns what messages must not show
-    ``pool_to``         returns the connections of this process to one node
-    """
-
-    owner: Hashable
-    nodes: tuple[Address, ...]
-    address: str
-    retries: int
-    socket_timeout: float
-    secret: Callable[[], str | None]
-    pool_to: Callable[[Address], ConnectionPool]
-
-
 _ByNode = dict[Address, list[tuple[int, tuple[bytes, ...]]]]
 """For each node, its requests: the number of each, and its commands."""
 
@@ -84,15 +63,28 @@ _Sent = tuple[ConnectionPool, Any, list[tuple[int, tuple[bytes, ...]]]]
 """A pool, a connection of it with replies under way, and the requests that were sent on it."""
 
 _slots: dict[tuple[int, Any], tuple[Address, ...]] = {}
-"""The node of each slot as last reported, by process and by owner of a `ClusterAccess`."""
+"""The node of each slot as last reported, by process and by what `RedisSettings.reached` is."""
 
 
 class ClusterMap:
-    """A cluster, for the store of one state. Holds no connection between requests."""
+    """A cluster, for the store of one state. Holds no connection between requests.
 
-    def __init__(self, access: ClusterAccess, state: str) -> None:
-        self._access = access
-        self._state = state
+    ``settings``  how it is reached; ``nodes`` are asked first
+    ``pool``      returns the connections of this process to a node
+    """
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        nodes: Sequence[Address],
+        pool: Callable[[Address], ConnectionPool],
+        state: str,
+    ) -> None:
+        self.settings = settings
+        self._nodes = nodes
+        self.pool = pool
+        self.state = state
+        self._owner = settings.reached
 
     def ask(self, requests: Sequence[Request], *, repeat: bool = True, incarnations: bool = False) -> list[Reply]:
         """The replies to each request: one round trip to each node, for all of its requests.
@@ -103,7 +95,7 @@ class ClusterMap:
         """
         replies: list[Reply | None] = [None] * len(requests)
         asking: dict[int, Address] = {}
-        retries = Retries(self._access.retries, 2 * self._access.socket_timeout)
+        retries = Retries(self.settings.retries, 2 * self.settings.socket_timeout)
         redirects = 0
         while True:
             left = [at for at, reply in enumerate(replies) if reply is None]
@@ -129,7 +121,7 @@ class ClusterMap:
         """Send requests that may be repeated, and leave their replies for later."""
         replies: list[Reply | None] = [None] * len(requests)
         pid = os.getpid()
-        owners = _slots.get((pid, self._access.owner))
+        owners = _slots.get((pid, self._owner))
         sent: list[_Sent] = []
         troubles: dict[int, Exception] = {}
         if owners is not None:
@@ -159,11 +151,11 @@ class ClusterMap:
 
     def known(self) -> list[Address]:
         """The nodes that this process knows. Makes no request."""
-        return sorted(set(_slots.get((os.getpid(), self._access.owner), ())))
+        return sorted(set(_slots.get((os.getpid(), self._owner), ())))
 
     def ask_node(self, node: Address, commands: Sequence[bytes]) -> Reply:
         """The replies of one node, and its incarnation. Retries where it does not answer. Raises StoreError."""
-        retries = Retries(self._access.retries, 2 * self._access.socket_timeout)
+        retries = Retries(self.settings.retries, 2 * self.settings.socket_timeout)
         while True:
             replies: list[Reply | None] = [None]
             trouble = self._exchange({node: [(0, tuple(commands))]}, replies, incarnations=True)
@@ -211,7 +203,7 @@ class ClusterMap:
         troubles: dict[int, Exception] = {}
         try:
             for node, asked in by_node.items():
-                pool = self._access.pool_to(node)
+                pool = self.pool(node)
                 packed = b"".join([around, *(one for _, commands in asked for one in commands), around])
                 try:
                     conn = pool.get_connection()
@@ -256,14 +248,14 @@ class ClusterMap:
 
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
         if isinstance(error, driver.MovedError | driver.AskError | driver.TryAgainError):
-            text = f"state {self._state!r}: the cluster at {self._access.address} is being rearranged: {error}"
-            return StoreUnavailableError(text, state=self._state, store=self._access.address), True
-        return problem_of(error, state=self._state, store=self._access.address, secret=self._access.secret())
+            text = f"state {self.state!r}: the cluster at {self.settings.address} is being rearranged: {error}"
+            return StoreUnavailableError(text, state=self.state, store=self.settings.address), True
+        return problem_of(error, state=self.state, store=self.settings.address, secret=self.settings.secret)
 
     def _owners(self) -> tuple[Address, ...]:
         """The node of each slot."""
         self._refresh(forced=False)
-        return _slots[os.getpid(), self._access.owner]
+        return _slots[os.getpid(), self._owner]
 
     def _believe(self, moved: Sequence[driver.MovedError]) -> None:
         """Note the new nodes of slots: a node that lost a slot knows its new node before others do."""
@@ -271,15 +263,15 @@ class ClusterMap:
         for one in moved:
             if one.host:
                 owners[one.slot_id] = (one.host, one.port)
-        _slots[os.getpid(), self._access.owner] = tuple(owners)
+        _slots[os.getpid(), self._owner] = tuple(owners)
 
     def _refresh(self, *, forced: bool) -> None:
         """Ask the cluster for the node of each slot. Raises StoreError where no node replies."""
-        known = _slots.get((os.getpid(), self._access.owner))
+        known = _slots.get((os.getpid(), self._owner))
         if known is not None and not forced:
             return
         trouble: StoreError | None = None
-        for node in dict.fromkeys((*(known or ()), *self._access.nodes)):
+        for node in dict.fromkeys((*(known or ()), *self._nodes)):
             replies: list[Reply | None] = [None]
             failed = self._exchange({node: [(0, (command(b"CLUSTER", b"SLOTS"),))]}, replies, incarnations=False)
             if replies[0] is None:
@@ -289,13 +281,13 @@ class ClusterMap:
                 continue
             owners = _owners_in(replies[0].found[0], node)
             if owners is not None:
-                _slots[os.getpid(), self._access.owner] = owners
+                _slots[os.getpid(), self._owner] = owners
                 return
             trouble = trouble or StoreUnavailableError(
-                f"state {self._state!r}: the cluster at {self._access.address} has slots that no node serves. Look at "
+                f"state {self.state!r}: the cluster at {self.settings.address} has slots that no node serves. Look at "
                 "CLUSTER INFO: a master without a replica is down, or slots were never assigned.",
-                state=self._state,
-                store=self._access.address,
+                state=self.state,
+                store=self.settings.address,
             )
         if trouble is not None and known is None:
             raise trouble

@@ -13,26 +13,25 @@ change instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from redis.crc import key_slot
 
-from mapstate.backends.redis.checkup import judge
-from mapstate.backends.redis.cluster_map import ClusterAccess, ClusterMap, Reply, Request, Shape
+from mapstate.backends.redis.checkup import allowed, facts_of, judge, sampled
+from mapstate.backends.redis.cluster_map import ClusterMap, Reply, Request, Shape
 from mapstate.backends.redis.cluster_writer import ClusterWriter
-from mapstate.backends.redis.facts import allowed, facts_of, sampled
-from mapstate.backends.redis.layout import escaped, not_listed, texts_of
-from mapstate.backends.redis.problems import only_left
-from mapstate.backends.redis.removal import overtaken, removed
+from mapstate.backends.redis.layout import StringLayout, escaped, texts_of
+from mapstate.backends.redis.listing import digest_of, key_pages, torn, walked_nodes
+from mapstate.backends.redis.problems import another_layout
+from mapstate.backends.redis.removal import dropped
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
-from mapstate.backends.redis.slot_groups import SlotGroup, by_slot_group, in_chunk_order
+from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.store import Version
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken
-from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, StoreUnavailableError, cut
+from mapstate.errors import CorruptRecordError, StoreAuthError, cut
 from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 from mapstate.urls import shown_address
@@ -43,10 +42,9 @@ class RedisClusterStore:
 
     thread_safe: Literal[True] = True
 
-    def __init__(self, access: ClusterAccess, state: str, prefix: str, groups: Sequence[SlotGroup]) -> None:
-        self._access = access
+    def __init__(self, cluster: ClusterMap, state: str, prefix: str, groups: Sequence[SlotGroup]) -> None:
+        self._cluster = cluster
         self._state = state
-        self._cluster = ClusterMap(access, state)
         self._name = (prefix + state).encode()
         self._groups = groups
         self._slot = key_slot(state.encode())
@@ -158,35 +156,15 @@ class RedisClusterStore:
         number, digest = part.split(" ")
         shape = self._cluster.shape()
         if _digest(shape) != digest:
-            raise self._moved()
+            raise torn(self._cluster, f"slots of the cluster at {self._cluster.settings.address} moved")
         return self._listed(shape, page_size, only=int(number))
 
     def _listed(self, shape: Shape, page_size: int, *, only: int | None = None) -> Iterator[list[str]]:
-        pattern = escaped(self._name) + b":{*}:*"
-        unlisted = list[str]()
-        for node in [*shape.masters][slice(only, None if only is None else only + 1)]:
-            cursor, page = b"0", list[str]()
-            while True:
-                scan = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % page_size)
-                ((cursor, found),) = self._cluster.ask_node(node, [scan]).found
-                page += self._keys(found, unlisted)
-                if page and (cursor == b"0" or len(page) >= page_size):
-                    yield page
-                    page = []
-                if cursor == b"0":
-                    break
-        if shape.moving or self._cluster.shape() != shape:
-            raise self._moved()
-        if unlisted:
-            raise not_listed(self._state, unlisted)
-
-    def _moved(self) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            f"state {self._state!r}: slots of the cluster at {self._access.address} moved, or a node failed over, "
-            "during the scan, which may have missed keys: scan again",
-            state=self._state,
-            store=self._access.address,
+        pattern, count = escaped(self._name) + b":{*}:*", b"%d" % page_size
+        walk = walked_nodes(
+            self._cluster, shape, lambda at: command(b"SCAN", at, b"MATCH", pattern, b"COUNT", count), only
         )
+        return (page for page, _ in key_pages(walk, self._keys, self._state, page_size) if page)
 
     def keep_report(self, report: bytes, most: int) -> None:
         trim = command(b"LTRIM", self._reports, b"0", b"%d" % (most - 1))
@@ -199,27 +177,25 @@ class RedisClusterStore:
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: records by pages, through their fences; the fences; and the keys in the ledger's slot."""
-        foreign = yield from removed(self, self._state, token)
-        (reply,) = self._cluster.ask([self._both()])
-        if reply.found[0] != expected[0]:
-            raise overtaken(self._state, token)
-        text = token_text(token)
-        self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._groups])
-        names = (self._ledger, self._count, self._claims, self._reports)
-        if not self._at_ledger(remove_equal(names, expected[0]))[0]:
-            raise overtaken(self._state, token)
-        if foreign.count:
-            raise foreign.error()
+
+        def finish() -> bool:
+            if self._cluster.ask([self._both()])[0].found[0] != expected[0]:
+                return False
+            text = token_text(token)
+            self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._groups])
+            names = (self._ledger, self._count, self._claims, self._reports)
+            return bool(self._at_ledger(remove_equal(names, expected[0]))[0])
+
+        return dropped(self, self._state, token, finish)
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
         found = []
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
-        parts = by_slot_group(sampled(self), len(self._groups))
-        asked = [
-            Request(self._groups[one.group].slot, tuple(self._groups[one.group].ttl_of(key) for key in one.keys))
-            for one in parts
-        ]
+        asked = []
+        for part in by_slot_group(sampled(self), len(self._groups)):
+            group = self._groups[part.group]
+            asked.append(Request(group.slot, tuple(group.layout.ttls(lambda part=part: part.keys))))  # type: ignore[misc]
         ttls = [ttl for reply in allowed(lambda: self._cluster.ask(asked)) or [] for ttl in reply.found]
         for node in self._cluster.shape().masters:
             facts = facts_of(lambda asked, node=node: self._allowed(node, asked), [])  # type: ignore[misc]
@@ -232,13 +208,16 @@ class RedisClusterStore:
     def close(self) -> None:
         """Close this process's idle connections to the nodes. The store stays usable."""
         for node in self._cluster.known():
-            self._access.pool_to(node).disconnect(inuse_connections=False)
+            self._cluster.pool(node).disconnect(inuse_connections=False)
 
     def _records(self, keys: Sequence[str]) -> list[bytes | None]:
         parts = by_slot_group(keys, len(self._groups))
-        groups = self._groups
-        asked = [Request(groups[one.group].slot, (groups[one.group].get(one.keys),)) for one in parts]
+        asked = self._requests(parts, lambda layout, keys: layout.get(layout.pack(keys)))
         return in_chunk_order(parts, [reply.found[0] for reply in self._cluster.ask(asked)], len(keys))
+
+    def _requests(self, parts: list[GroupKeys], pack: Callable[[StringLayout, list[str]], bytes]) -> list[Request]:
+        groups = self._groups
+        return [Request(groups[one.group].slot, (pack(groups[one.group].layout, one.keys),)) for one in parts]
 
     def _with_types_checked(
         self, keys: Sequence[str], records: Sequence[bytes | None], more: list[Request]
@@ -249,18 +228,15 @@ class RedisClusterStore:
         """
         groups = self._groups
         parts = by_slot_group([key for key, one in zip(keys, records, strict=True) if one is None], len(groups))
-        exist = [Request(groups[one.group].slot, (groups[one.group].exist(one.keys),)) for one in parts]
+        exist = self._requests(parts, lambda layout, keys: layout.exist(layout.pack(keys)))
         replies = self._asked_if_allowed([*more, *exist])
         if replies is None:
             return self._cluster.ask(more) if more else []
         for part, reply in zip(parts, replies[len(more) :], strict=True):
             if reply.found[0]:
                 group = groups[part.group]
-                (types,) = self._cluster.ask([Request(group.slot, tuple(group.types(part.keys)))])
-                pairs = zip(part.keys, types.found, strict=True)
-                other = {key: kind for key, kind in pairs if kind not in (b"none", b"string")}
-                if other:
-                    raise group.foreign(list(other), list(other.values()))
+                (types,) = self._cluster.ask([Request(group.slot, tuple(group.layout.types(part.keys)))])
+                group.layout.check_types(part.keys, types.found)
         return replies[: len(more)]
 
     def _asked_if_allowed(self, requests: Sequence[Request]) -> list[Reply] | None:
@@ -275,21 +251,9 @@ class RedisClusterStore:
     def _checked(self, reply: Reply) -> bytes | None:
         """The ledger, if it was made with this number of slot groups."""
         record, count = reply.found
-        if count != b"%d" % len(self._groups) and (record is not None or count is not None):
-            name = self._count.decode(errors="backslashreplace")
-            if count is None:
-                raise ConfigurationError(
-                    f"state {self._state!r}: the key {name!r}, the number of its slot groups, was deleted or evicted. "
-                    "Nothing was written. If the URL has the number that the state was made with, set it again: "
-                    f"redis-cli -c SET {name!r} {len(self._groups)}. Then run mapstate doctor, because other keys may "
-                    "be gone, too."
-                )
-            there = count.decode(errors="replace")
-            raise ConfigurationError(
-                f"state {self._state!r} was made with {there} slot groups, and the URL says {len(self._groups)}: its "
-                "records would not be found. Nothing was written. Put the state's own number into the URL: buckets=..."
-                f"{'' if record is not None else only_left(name)}"
-            )
+        asked = b"%d" % len(self._groups)
+        if count != asked and (record is not None or count is not None):
+            raise another_layout(self._state, self._count, count, asked, has_ledger=record is not None, groups=True)
         found: bytes | None = record
         return found
 
@@ -321,4 +285,4 @@ class RedisClusterStore:
 
 def _digest(shape: Shape) -> str:
     """Equal for equal shapes, also in another process."""
-    return blake2b(repr((shape.owners, shape.masters, sorted(shape.moving))).encode(), digest_size=8).hexdigest()
+    return digest_of(repr((shape.owners, shape.masters, sorted(shape.moving))).encode())

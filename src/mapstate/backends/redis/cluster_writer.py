@@ -10,9 +10,10 @@ from operator import is_
 from typing import NamedTuple
 
 from mapstate.backends.redis.cluster_map import Ahead, ClusterMap, Reply, Request
+from mapstate.backends.redis.problems import fenced
 from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.wire import PackedKeys, token_text
-from mapstate.backends.redis.writer import MOST_AHEAD, fenced
+from mapstate.backends.redis.writer import MOST_AHEAD
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.protocol.records import contains_none
@@ -124,7 +125,7 @@ class ClusterWriter:
 
     def _packed(self, keys: Sequence[str]) -> _Chunk:
         parts = by_slot_group(keys, len(self._groups))
-        return _Chunk(list(keys), parts, [self._groups[part.group].pack(part.keys) for part in parts])
+        return _Chunk(list(keys), parts, [self._groups[part.group].layout.pack(part.keys) for part in parts])
 
     def _gets(self, chunk: _Chunk) -> list[Request]:
         out = []
@@ -151,4 +152,4 @@ class ClusterWriter:
                 raise fenced(self._state, self._token, more[0] if more else None)
             if more:
                 at, kind = more
-                raise self._groups[part.group].foreign([part.keys[at - 1]], [kind])
+                raise self._groups[part.group].layout.foreign([part.keys[at - 1]], [kind])

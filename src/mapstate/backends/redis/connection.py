@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from redis import exceptions as driver
 from redis.connection import Connection, ConnectionPool
 
 from mapstate.backends.redis.problems import DRIVER_ERRORS, problem_of
+from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH, command, raise_first
 from mapstate.errors import StoreError
 from mapstate.retry import Retries, retrying
 
-MOST_CONNECTIONS = 2**31
-"""The limit of a pool, which is none: it holds as many connections as calls run at one time."""
-
 T = TypeVar("T")
-
-_pools: dict[tuple[int, Any], ConnectionPool] = {}
-
-
-def pool_of(owner: Any, make: Callable[[], ConnectionPool]) -> ConnectionPool:
-    """The connections of this process, made at first use. A fork never uses its parent's. Equal owners share a pool."""
-    pid = os.getpid()
-    pool = _pools.get((pid, owner))
-    if pool is None:
-        for known in list(_pools):  # a copy: other threads add theirs meanwhile
-            if known[0] != pid:
-                _pools.pop(known, None)  # closes this process's copies, not the parent's connections
-        pool = _pools.setdefault((pid, owner), make())
-    return pool
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How a store reaches its server.
-
-    ``address``         for messages
-    ``retries``         how often a request is retried; ``socket_timeout`` in seconds bounds them, see `Retries`
-    ``secret``          returns what messages must not show
-    ``pool``            returns the connections of this process
-    """
-
-    address: str
-    retries: int
-    socket_timeout: float
-    secret: Callable[[], str | None]
-    pool: Callable[[], ConnectionPool]
 
 
 class Server:
-    """One server, for the store of one state. Holds no connection between requests."""
+    """One server, for the store of one state. Holds no connection between requests.
 
-    def __init__(self, access: Access, state: str) -> None:
-        self.access = access
-        self._state = state
+    ``settings``  how it is reached; ``pool`` returns the connections of this process
+    """
+
+    def __init__(self, settings: RedisSettings, pool: Callable[[], ConnectionPool], state: str) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.state = state
 
     def ask(self, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
         """The replies to commands that may be sent twice. Where the last ``optional`` are refused, they are None."""
@@ -71,17 +40,17 @@ class Server:
 
     def retrying(self, request: Callable[[], T], retries: int | None = None) -> T:
         """Return what ``request`` returns; retry where the error may pass by itself."""
-        access = self.access
-        limits = Retries(access.retries if retries is None else retries, 2 * access.socket_timeout)
+        settings = self.settings
+        limits = Retries(settings.retries if retries is None else retries, 2 * settings.socket_timeout)
         return retrying(request, limits, DRIVER_ERRORS, self._problem)
 
     def take(self) -> Connection:
         """A connection, which is the caller's until `give_back`."""
-        return self.access.pool().get_connection()
+        return self.pool().get_connection()
 
     def give_back(self, conn: Connection) -> None:
         """Release a connection to the pool."""
-        self.access.pool().release(conn)
+        self.pool().release(conn)
 
     def drop(self, conn: Connection) -> None:
         """Close and release a connection that may be half read, or under a WATCH that no longer matters."""
@@ -143,5 +112,5 @@ class Server:
             self.finish(conn, UNWATCH, 1)
 
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
-        access = self.access
-        return problem_of(error, state=self._state, store=access.address, secret=access.secret())
+        settings = self.settings
+        return problem_of(error, state=self.state, store=settings.address, secret=settings.secret)

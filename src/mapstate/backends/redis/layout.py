@@ -12,9 +12,9 @@ from contextlib import suppress
 from itertools import compress
 from typing import ClassVar
 
+from mapstate.backends.redis.problems import foreign_keys, too_large
 from mapstate.backends.redis.wire import PackedKeys, command, interleaved, packed_keys, sizes
-from mapstate.errors import CorruptRecordError, KeyEncodingError, TooLargeError, shown
-from mapstate.findings import MOST_NAMED
+from mapstate.errors import CorruptRecordError, KeyEncodingError, shown
 
 _MOST_BYTES = 2**30  # client-query-buffer-limit: above it Redis closes the connection
 _GLOB = re.compile(rb"([*?\[\]\\^])")
@@ -76,10 +76,6 @@ class Layout(ABC):
     def scan(self, cursor: bytes, page_size: int) -> bytes:
         """One command. Its reply: the next cursor, b"0" at the end, and the argument of `scanned`."""
 
-    def step(self, before: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:  # noqa: ARG002
-        """The next cursor, None at the end, and the argument of `scanned`, behind a `scan` from cursor to cursor."""
-        return (None if after == b"0" else after), found
-
     @abstractmethod
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
         """The keys of a page. Names that are no key of this state go to ``unlisted``."""
@@ -125,34 +121,22 @@ class Layout(ABC):
         """Raises TooLargeError where one of ``sized`` is above the limit. ``subject`` names it in the message."""
         if max(map(len, sized)) > self._limit:
             size, key = max((len(one), key[:200]) for key, one in zip(keys, sized, strict=True))
-            raise self._too_large(f"{subject} {shown(key)} has", size, self._limit, key)
+            raise too_large(self._state, f"{subject} {shown(key)} has", size, self._limit, key)
 
     def check_whole(self, subject: str, packed: bytes, key: str) -> None:
         """Raises TooLargeError where the commands of one call are too large for Redis. ``subject`` names the call."""
         if len(packed) > _MOST_BYTES:
-            raise self._too_large(f"{subject} have", len(packed), _MOST_BYTES, key)
+            raise too_large(self._state, f"{subject} have", len(packed), _MOST_BYTES, key)
 
-    def _too_large(self, subject: str, size: int, limit: int, key: str) -> TooLargeError:
-        return TooLargeError(
-            f"state {self._state!r}: {subject} {size} bytes, and the limit is {limit}. Nothing of this call was sent. "
-            "The limit of one key or record is max_value_bytes; that of a put is Redis' own: lower the chunk_size.",
-            state=self._state,
-            key=key,
-            size=size,
-        )
+    def check_types(self, keys: Sequence[str], types: Sequence[bytes | None]) -> None:
+        """Raises CorruptRecordError where one of these keys has another type than string, by the replies to TYPE."""
+        other = {key: kind for key, kind in zip(keys, types, strict=True) if kind not in (b"none", b"string", None)}
+        if other:
+            raise self.foreign(list(other), list(other.values()))
 
     def foreign(self, keys: Sequence[str], types: Sequence[bytes | None]) -> CorruptRecordError:
         """The error for Redis keys of another type. ``types`` are replies to TYPE, None where it is not allowed."""
-        more = f" (and {len(keys) - 1} more keys like it)" if len(keys) > 1 else ""
-        kind = "something else" if types[0] is None else f"a {types[0].decode()}"
-        key, name = keys[0][:100], (self._head + keys[0].encode())[:100].decode(errors="replace")
-        return CorruptRecordError(
-            f"state {self._state!r}, key {key!r}: the Redis key {name!r} is {kind}{more}. Something else writes "
-            "under this state's name. It was not overwritten. Delete it, or restore the record that was there.",
-            state=self._state,
-            key=keys[0],
-            keys=list(keys),
-        )
+        return foreign_keys(self._state, self._head, keys, types[0])
 
 
 def texts_of(found: list[bytes], unlisted: list[str], head: bytes = b"") -> list[str]:
@@ -168,17 +152,6 @@ def texts_of(found: list[bytes], unlisted: list[str], head: bytes = b"") -> list
         except UnicodeDecodeError:
             unlisted.append(repr(key))
     return texts
-
-
-def not_listed(state: str, names: Sequence[str]) -> CorruptRecordError:
-    """The error that ends a listing with ``names`` that are no keys of the state."""
-    return CorruptRecordError(
-        f"state {state!r}: the Redis key {names[0]} is no key of this state: not UTF-8, or of another type. Something "
-        "else writes under this state's name. It was left as it is. Delete it, or restore what was there.",
-        state=state,
-        keys=list(names[:MOST_NAMED]),
-        count=len(names),
-    )
 
 
 def _set_many(name: bytes, columns: Sequence[Sequence[bytes]]) -> bytes:
@@ -254,11 +227,7 @@ class StringLayout(Layout):
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:
         """PTTL of each."""
-        return [self.ttl_of(key) for key in some()]
-
-    def ttl_of(self, key: str) -> bytes:
-        """PTTL of the record."""
-        return command(b"PTTL", self._head + key.encode())
+        return [command(b"PTTL", self._head + key.encode()) for key in some()]
 
     def _put_expiring(
         self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None, expiry: bytes

@@ -1,22 +1,35 @@
-"""The states of a Redis: their ledgers are found by name, with SCAN, which lets the server answer others."""
+"""Listings of a Redis, of one server or a cluster: the keys of a state, and the states, by their ledgers' names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import msgspec
-from redis.crc import key_slot
 
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import escaped
+from mapstate.backends.redis.layout import Layout, escaped
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
-from mapstate.errors import StoreUnavailableError
+from mapstate.distinct_keys import DistinctKeys
+from mapstate.errors import CorruptRecordError, StoreUnavailableError, UsageError
+from mapstate.findings import MOST_NAMED
 
 _LEDGER = b"!ledger"
 _COUNT = 1000  # keys of the database that one request walks through: about a millisecond of the server's time
+_CURSOR = re.compile(r"(end|\d{1,20})-([0-9a-f]*)", re.ASCII)
 
-Page = list[tuple[str, bytes]]
+
+class ScanPosition(NamedTuple):
+    """Redis' own cursor, None at the end, and the server that gave it; None at the start, empty if unknown."""
+
+    at: bytes | None = b"0"
+    server: str | None = None
+
+
+Walk = Iterator[tuple[list[Any], ScanPosition]]
+"""The replies of SCAN or the like, without their cursors, each with the position after it."""
 
 
 class _Named(msgspec.Struct):
@@ -28,55 +41,151 @@ class _Named(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Named)
 
 
+def _passed(_: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:
+    return (None if after == b"0" else after), found
+
+
+def walked(
+    server: Server,
+    scan: Callable[[bytes], bytes],
+    position: ScanPosition,
+    step: Callable[[bytes, bytes, list[bytes]], tuple[bytes | None, list[bytes]]] = _passed,
+) -> Walk:
+    """Walk through one server. ``scan`` packs the command for a cursor.
+
+    ``step`` gets this cursor, the next one and what was found; it returns the cursor to go on with, None at the end,
+    and what of it counts.
+
+    Raises StoreUnavailableError where the server restarted or failed over meanwhile: a cursor means nothing to another
+    process.
+    """
+    at, began_in = position
+    asks_info = True
+    while at is not None:
+        asked = scan(at) + (INFO if asks_info else b"")
+        (after, found, *foreign), *info = server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
+        at, found = step(at, after, found)
+        if asks_info or at is None:
+            incarnation = incarnation_of(*(info or server.ask(INFO, 2, optional=2)))
+            name = "" if incarnation is None else digest_of(incarnation)
+            if began_in not in (None, name):
+                raise torn(server, f"Redis at {server.settings.address} restarted or failed over")
+            began_in, asks_info = name, False
+        yield [found, *foreign], ScanPosition(at, began_in)
+
+
+def walked_nodes(cluster: Any, shape: Any, scan: Callable[[bytes], bytes], only: int | None = None) -> Walk:
+    """Walk through one node of a cluster after the other, or through the ``only`` one. ``cluster`` is a `ClusterMap`.
+
+    Raises StoreUnavailableError at the end where a slot moved or a node failed over meanwhile.
+    """
+    for node in [*shape.masters][slice(only, None if only is None else only + 1)]:
+        at: bytes | None = b"0"
+        while at is not None:
+            ((after, *found),) = cluster.ask_node(node, [scan(at)]).found
+            at = None if after == b"0" else after
+            yield found, ScanPosition(at)
+    if shape.moving or cluster.shape() != shape:
+        raise torn(cluster, f"slots of the cluster at {cluster.settings.address} moved, or a node failed over,")
+
+
+def torn(where: Any, reason: str) -> StoreUnavailableError:
+    """The error for a listing that may be incomplete. ``where`` is the `Server` or `ClusterMap`."""
+    message = f"state {where.state!r}: {reason} during the scan, which may have missed keys: scan again"
+    if where.state == "*":
+        message = f"{reason} while its states were listed, so some may be missing: list them again"
+    return StoreUnavailableError(
+        message,
+        state=where.state,
+        store=where.settings.address,
+    )
+
+
+def key_pages(
+    walk: Walk, scanned: Callable[[list[bytes], list[str]], list[str]], state: str, page_size: int
+) -> Iterator[tuple[list[str], ScanPosition]]:
+    """Yield pages of the keys of a state, each with the position after it. The last one may be empty.
+
+    ``scanned`` is `Layout.scanned`. Raises CorruptRecordError at the end for names that are no keys.
+    """
+    page, unlisted = list[str](), list[str]()
+    for (found, *foreign), position in walk:
+        page += scanned(found, unlisted)
+        unlisted += [repr(name.decode()) for names in foreign for name in names]
+        if position.at is None or len(page) >= page_size:
+            yield page, position
+            page = []
+    if unlisted:
+        raise CorruptRecordError(
+            f"state {state!r}: the Redis key {unlisted[0]} is no key of this state: not UTF-8, or of another type. "
+            "Something else writes under this state's name. It was left as it is. Delete it, or restore what was "
+            "there.",
+            state=state,
+            keys=unlisted[:MOST_NAMED],
+            count=len(unlisted),
+        )
+
+
+def key_pages_from(
+    server: Server, layout: Layout, cursor: str, page_size: int
+) -> Iterator[tuple[list[str], ScanPosition]]:
+    """`key_pages` of one server, after a `cursor_of` them; empty for the start. Raises UsageError for no cursor."""
+    found = _CURSOR.fullmatch(cursor or "0-")
+    if found is None or (found[1] != "end" and int(found[1]) >= 1 << 64):
+        raise UsageError(f"this is no cursor of a scan of state {server.state!r}. Nothing was read.")
+    position = ScanPosition(None if found[1] == "end" else found[1].encode(), found[2]) if cursor else ScanPosition()
+    walk = walked(server, lambda at: layout.scan(at, page_size), position)
+    return key_pages(walk, layout.scanned, server.state, page_size)
+
+
+def cursor_of(position: ScanPosition) -> str:
+    """The cursor that a reader gets for a position."""
+    return f"{'end' if position.at is None else position.at.decode()}-{position.server}"
+
+
+def once_each(where: Any, pages: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The pages; raises StoreUnavailableError after them if a key came twice, as where the table has shrunk."""
+    listed, count = DistinctKeys(), 0
+    for page in pages:
+        listed.update(page)
+        count += len(page)
+        yield page
+    if len(listed) != count:
+        raise torn(where, "Redis moved its keys about and gave one twice")
+
+
+def digest_of(text: bytes) -> str:
+    """A short name for an incarnation of a server, or for the shape of a cluster."""
+    return blake2b(text, digest_size=8).hexdigest()
+
+
+Page = list[tuple[str, bytes]]
+
+
 def states_on_server(server: Server, prefix: bytes) -> Iterator[Page]:
-    """See `ListsStates.states`. Raises StoreUnavailableError where the server restarted or failed over meanwhile."""
-    cursor, seen = b"0", set[bytes]()
-    began_in: bytes | None = None
-    while True:
-        first = cursor == b"0"
-        scan = command(b"SCAN", cursor, b"MATCH", escaped(prefix) + b"*" + _LEDGER, b"COUNT", b"%d" % _COUNT)
-        (cursor, found), *info = server.ask(scan + INFO, 3, optional=2)
-        incarnation = incarnation_of(*info)
-        began_in = incarnation if first else began_in
-        if incarnation != began_in:
-            raise StoreUnavailableError(
-                f"Redis at {server.access.address} restarted or failed over while its states were listed, so some may "
-                "be missing: list them again",
-                store=server.access.address,
-            )
-        new = [key for key in dict.fromkeys(found) if key not in seen]
-        seen.update(new)
-        ledgers = server.ask(command(b"MGET", *new), 1)[0] if new else []
-        yield _page([key[len(prefix) : -len(_LEDGER)] for key in new], ledgers)
-        if cursor == b"0":
-            return
+    """See `ListsStates.states`. Errors as of `walked`."""
+
+    def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = server.ask(command(b"MGET", *(prefix + name + _LEDGER for name in names)), 1)[0]
+        return found
+
+    return _states(walked(server, _scan_for(prefix, _LEDGER), ScanPosition()), prefix, _LEDGER, ledgers_of)
 
 
 def states_in_cluster(cluster: Any, prefix: bytes) -> Iterator[Page]:
-    """See `ListsStates.states`: one node after the other. ``cluster`` is a `ClusterMap`.
+    """See `ListsStates.states`: one node after the other. Errors as of `walked_nodes`."""
+    from redis.crc import key_slot
 
-    Raises StoreUnavailableError where a slot moved or a node failed over meanwhile.
-    """
     from mapstate.backends.redis.cluster_map import Request
 
-    shape, seen = cluster.shape(), set[bytes]()
     start, end = prefix + b"{", b"}" + _LEDGER
-    for node in shape.masters:
-        cursor = None
-        while cursor != b"0":
-            scan = command(b"SCAN", cursor or b"0", b"MATCH", escaped(start) + b"*" + end, b"COUNT", b"%d" % _COUNT)
-            ((cursor, found),) = cluster.ask_node(node, [scan]).found
-            names = [key[len(start) : -len(end)] for key in dict.fromkeys(found)]
-            new = [name for name in names if name not in seen and not {*b"{}"} & {*name}]
-            seen.update(new)
-            # MGET replies nothing for a key of another type, where GET raises.
-            asked = [Request(key_slot(name), (command(b"MGET", start + name + end),)) for name in new]
-            yield _page(new, [reply.found[0][0] for reply in cluster.ask(asked)])
-    if shape.moving or cluster.shape() != shape:
-        raise StoreUnavailableError(
-            "slots of the cluster moved, or a node failed over, while its states were listed, so some may be missing: "
-            "list them again"
-        )
+
+    def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
+        # MGET replies nothing for a key of another type, where GET raises.
+        asked = [Request(key_slot(name), (command(b"MGET", start + name + end),)) for name in names]
+        return [reply.found[0][0] for reply in cluster.ask(asked)]
+
+    yield from _states(walked_nodes(cluster, cluster.shape(), _scan_for(start, end)), start, end, ledgers_of)
 
 
 def the_one_state(server: Server, records: str) -> Iterator[Page]:
@@ -85,16 +194,29 @@ def the_one_state(server: Server, records: str) -> Iterator[Page]:
     yield [] if ledger is None else [(_named(ledger) or records, ledger)]
 
 
-def _page(names: list[bytes], ledgers: list[bytes | None]) -> Page:
-    """The states of a page, without those under another prefix that begins with this one."""
-    page = []
-    for name, ledger in zip(names, ledgers, strict=True):
-        text = name.decode(errors="backslashreplace")
-        own = None if ledger is None else _named(ledger)
-        elsewhere = own is not None and own != text and text.endswith(own)
-        if ledger is not None and not elsewhere:
-            page.append((text, ledger))
-    return page
+def _scan_for(start: bytes, end: bytes) -> Callable[[bytes], bytes]:
+    pattern = escaped(start) + b"*" + end
+    return lambda cursor: command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _COUNT)
+
+
+def _states(
+    walk: Walk, start: bytes, end: bytes, ledgers_of: Callable[[Sequence[bytes]], list[bytes | None]]
+) -> Iterator[Page]:
+    """The states of each page, without those under another prefix that begins with this one."""
+    seen = set[bytes]()
+    barred = {*b"{}"} if start.endswith(b"{") else set[int]()
+    for (found,), _ in walk:
+        names = [key[len(start) : -len(end)] for key in dict.fromkeys(found)]
+        new = [name for name in names if name not in seen and barred.isdisjoint(name)]
+        seen.update(new)
+        page = []
+        for name, ledger in zip(new, ledgers_of(new) if new else [], strict=True):
+            text = name.decode(errors="backslashreplace")
+            own = None if ledger is None else _named(ledger)
+            elsewhere = own is not None and own != text and text.endswith(own)
+            if ledger is not None and not elsewhere:
+                page.append((text, ledger))
+        yield page
 
 
 def _named(ledger: bytes) -> str | None:

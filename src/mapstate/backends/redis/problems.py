@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from redis import exceptions as driver
 
-from mapstate.errors import ConfigurationError, StoreAuthError, StoreError, StoreFullError, StoreUnavailableError
+from mapstate.capabilities import FenceToken
+from mapstate.errors import (
+    ConfigurationError,
+    CorruptRecordError,
+    FencedError,
+    StoreAuthError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    TooLargeError,
+)
 
 DRIVER_ERRORS = (driver.RedisError, OSError, UnicodeError, MemoryError)
 """All that a connection can raise."""
@@ -93,23 +104,67 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
 
 
 def another_layout(
-    state: str, kept_in: bytes, found: bytes | None, asked: bytes, *, has_ledger: bool
+    state: str, kept_in: bytes, found: bytes | None, asked: bytes, *, has_ledger: bool, groups: bool = False
 ) -> ConfigurationError:
-    """The error for a state with another layout: every record would seem absent, and be counted from nothing."""
-    name = kept_in.decode(errors="backslashreplace")
+    """The error for a state with another layout: every record would seem absent, and be counted from nothing.
+
+    In a cluster the number of slot ``groups`` is the layout. ``kept_in`` is the key that notes it.
+    """
+    name, wanted = kept_in.decode(errors="backslashreplace"), asked.decode()
     if found is None:
+        lost = "the number of its slot groups" if groups else "the layout of its records"
+        value = wanted if groups else f"'{wanted}'"
         return ConfigurationError(
-            f"state {state!r}: the key {name!r}, the layout of its records, was deleted or evicted. Nothing was "
-            "written. If the URL has the layout that the state was made with, set it again: "
-            f"redis-cli SET {name!r} '{asked.decode()}'. Then run mapstate doctor, because other keys may be gone, too."
+            f"state {state!r}: the key {name!r}, {lost}, was deleted or evicted. Nothing was written. If the URL has "
+            f"the {'number' if groups else 'layout'} that the state was made with, set it again: "
+            f"redis-cli {'-c ' * groups}SET {name!r} {value}. Then run mapstate doctor, because other keys may be "
+            "gone, too."
         )
+    there = found.decode(errors="replace")
+    made = f"{there} slot groups" if groups else f"layout {there}"
+    own = "number into the URL: buckets=..." if groups else "layout into the URL: layout=..., buckets=..., records=..."
+    left = f" The state has no ledger. If it has no record either, delete the key {name!r}, which is all that is left."
     return ConfigurationError(
-        f"state {state!r} was made with layout {found.decode(errors='replace')}, and the URL says {asked.decode()}: "
-        "its records would not be found. Nothing was written. Put the state's own layout into the URL: layout=..., "
-        f"buckets=..., records=...{'' if has_ledger else only_left(name)}"
+        f"state {state!r} was made with {made}, and the URL says {wanted}: its records would not be found. Nothing was "
+        f"written. Put the state's own {own}{'' if has_ledger else left}"
     )
 
 
-def only_left(name: str) -> str:
-    """What to do where nothing of a state is left but the key of this name, as a removal by hand leaves it."""
-    return f" The state has no ledger. If it has no record either, delete the key {name!r}, which is all that is left."
+def too_large(state: str, subject: str, size: int, limit: int, key: str) -> TooLargeError:
+    """The error for a key, a record or a call above its limit in bytes."""
+    return TooLargeError(
+        f"state {state!r}: {subject} {size} bytes, and the limit is {limit}. Nothing of this call was sent. "
+        "The limit of one key or record is max_value_bytes; that of a put is Redis' own: lower the chunk_size.",
+        state=state,
+        key=key,
+        size=size,
+    )
+
+
+def foreign_keys(state: str, head: bytes, keys: Sequence[str], type_: bytes | None) -> CorruptRecordError:
+    """The error for Redis keys of another type, which the first one has; None where it is not known."""
+    more = f" (and {len(keys) - 1} more keys like it)" if len(keys) > 1 else ""
+    kind = "something else" if type_ is None else f"a {type_.decode()}"
+    key, name = keys[0][:100], (head + keys[0].encode())[:100].decode(errors="replace")
+    return CorruptRecordError(
+        f"state {state!r}, key {key!r}: the Redis key {name!r} is {kind}{more}. Something else writes "
+        "under this state's name. It was not overwritten. Delete it, or restore the record that was there.",
+        state=state,
+        key=keys[0],
+        keys=list(keys),
+    )
+
+
+def fenced(state: str, token: FenceToken, found: bytes | str | None) -> FencedError:
+    """The error of an attempt that may no longer write. ``found`` is the fence, or a text about it."""
+    if isinstance(found, str):
+        at = found
+    else:
+        at = "gone (was the store flushed?)" if found is None else f"at {found.decode()}"
+    return FencedError(
+        f"state {state!r}: the attempt with txid {token.txid} of epoch {token.epoch} may no longer write: the fence "
+        f"is {at}. It has ended, or a newer attempt or driver has taken over.",
+        state=state,
+        txid=token.txid,
+        epoch=token.epoch,
+    )

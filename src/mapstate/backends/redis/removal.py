@@ -1,8 +1,8 @@
-"""The removal of a whole state from Redis: its records, page by page, through the fence."""
+"""The removal of a whole state from Redis: its records, page by page, through the fence; then all that is beside."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mapstate.backends.redis.connection import Server
@@ -14,8 +14,11 @@ from mapstate.findings import Unreadable
 _REMOVED = 1000  # records on a page of a state that is dropped
 
 
-def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, Unreadable]:
-    """Remove all records under an open fence. Yields the number of each page, returns the keys that are no records."""
+def dropped(store: Any, state: str, token: FenceToken, finish: Callable[[], bool]) -> Iterator[int]:
+    """See `Drops.drop`: page by page of records under an open fence.
+
+    Then ``finish`` removes the other keys, and returns False where the ledger has changed.
+    """
     writer: Any = store.writer(token)
     foreign = Unreadable(state)
     try:
@@ -25,32 +28,21 @@ def removed(store: Any, state: str, token: FenceToken) -> Generator[int, None, U
             yield len(keys)
     finally:
         close_if_possible(writer)
-    return foreign
-
-
-def dropped(
-    store: Any, server: Server, state: str, token: FenceToken, *, ledger: bytes, names: Sequence[bytes]
-) -> Iterator[int]:
-    """See `Drops.drop`: page by page of records, through the fence; then the ``names`` in one transaction.
-
-    The first of them is the Redis key of the ``ledger``.
-    """
-    foreign = yield from removed(store, state, token)
-    conn, replies = server.retrying(lambda: server.watch(server.take(), names[0], b"", 0))
-    if replies[0] != ledger:
-        server.unwatch(conn)
-        raise overtaken(state, token)
-    done = server.retrying(lambda: server.finish(conn, MULTI + command(b"DEL", *names) + EXEC, 3), retries=0)[-1]
-    if done is None:
-        raise overtaken(state, token)
+    if not finish():
+        raise FencedError(
+            f"the ledger of state {state!r} has changed: the removal with txid {token.txid} ends here. Run it again.",
+            state=state,
+            txid=token.txid,
+        )
     if foreign.count:
         raise foreign.error()
 
 
-def overtaken(state: str, token: FenceToken) -> FencedError:
-    """The error for a ledger that changed while its state is dropped."""
-    return FencedError(
-        f"the ledger of state {state!r} has changed: the removal with txid {token.txid} ends here. Run it again.",
-        state=state,
-        txid=token.txid,
-    )
+def removed_if(server: Server, names: Sequence[bytes], ledger: bytes) -> bool:
+    """Remove the ``names`` in one transaction, if the first of them, the ledger's, is at ``ledger``."""
+    conn, replies = server.retrying(lambda: server.watch(server.take(), names[0]))
+    if replies[0] != ledger:
+        server.unwatch(conn)
+        return False
+    remove = MULTI + command(b"DEL", *names) + EXEC
+    return server.retrying(lambda: server.finish(conn, remove, 3), retries=0)[-1] is not None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from urllib.parse import quote
 
 from mapstate.backends.redis.backend import OneServer
-from mapstate.backends.redis.connection import MOST_CONNECTIONS
 from mapstate.backends.redis.settings import driver_module
-from mapstate.urls import Address, Parameters, Url, boolean, shown_address
+from mapstate.urls import Address
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -28,51 +26,13 @@ class RedisSentinelBackend(OneServer):
     sentinel_login: bool = False
     retries: int = 20
 
-    PARAMETERS: ClassVar[Parameters] = {
-        **OneServer.PARAMETERS,
-        "sentinel_login": boolean,
-    }
-    EXAMPLE: ClassVar[str] = "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db"
-    SCHEMES: ClassVar[tuple[str, ...]] = ("redis+sentinel", "rediss+sentinel")
+    KIND: ClassVar[str] = "sentinels"
 
-    def _rules(self) -> list[tuple[str, object, str]]:
-        ports = all(host and 0 < port < 2**16 for host, port in self.sentinels)
-        return [
-            *super()._rules(),
-            ("sentinels", self.sentinels and ports, "one or more hosts, with ports from 1 to 65535"),
-            ("master", self.master, "the name by which the sentinels know the primary: .../mymaster/0"),
-        ]
-
-    @classmethod
-    def _place(cls, url: Url) -> dict[str, Any]:
-        master, _, db = url.path.strip("/").partition("/")
-        hosts = tuple((host, 26379 if port is None else port) for host, port in url.hosts)
-        return {"sentinels": hosts, "master": master, "db": int(db or 0)}
-
-    def _url(self, user: str) -> str:
-        return f"{'rediss' if self.tls else 'redis'}+sentinel://{user}{self._hosts}/{quote(self.master)}/{self.db}"
-
-    @property
-    def _hosts(self) -> str:
-        return ",".join(map(shown_address, self.sentinels))
-
-    @property
-    def address(self) -> str:
-        """The primary's name and its sentinels, for messages."""
-        return f"{self.master} (sentinels {self._hosts})"
-
-    def new_pool(self, *, asynchronous: bool = False) -> Any:
+    def new_pool(self, node: Any = None, *, asynchronous: bool = False) -> Any:  # noqa: ARG002
         driver = driver_module("sentinel", asynchronous=asynchronous)
         options = self.connection_options(asynchronous=asynchronous)
         tls = {"ssl": True, **self.tls_options()} if self.tls else {}
         plain = {name: value for name, value in options.items() if name != "credential_provider"}
         sentinel = driver.Sentinel(self.sentinels, sentinel_kwargs=(options if self.sentinel_login else plain) | tls)
-        return driver.SentinelConnectionPool(
-            self.master,
-            sentinel,
-            max_connections=MOST_CONNECTIONS,
-            db=self.db,
-            socket_keepalive=True,
-            **options,
-            **tls,
-        )
+        pool = driver.SentinelConnectionPool
+        return pool(self.master, sentinel, db=self.db, socket_keepalive=True, **options, **tls)

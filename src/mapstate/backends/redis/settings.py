@@ -1,36 +1,41 @@
-"""The parameters of every Redis backend: login, TLS, timeouts, retries; and the URL that gives them."""
+"""The parameters of every Redis backend: login, TLS, timeouts, retries; and the connections that they make."""
 
 from __future__ import annotations
 
 import math
-import re
+import os
 import socket
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool
 from redis.credentials import UsernamePasswordCredentialProvider
 
+from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
-from mapstate.urls import (
-    Parameters,
-    Url,
-    boolean,
-    check_password,
-    parameters_in,
-    secret_of,
-    shown_login,
-    shown_parameters,
-    unreadable,
-)
 
 _LONGEST_TTL = 1e10
-_SHORTEST, _LONGEST = 0.001, 86_400  # seconds that a socket waits
-_MOST = 2**31 - 1
-_PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
+_MOST_CONNECTIONS = 2**31
+"""The limit of a pool, which is none: it holds as many connections as calls run at one time."""
+
+_pools: dict[tuple[int, Any], ConnectionPool] = {}
+
+
+def pool_of(owner: Any, make: Callable[[], ConnectionPool]) -> ConnectionPool:
+    """The connections of this process, made at first use. A fork never uses its parent's. Equal owners share a pool."""
+    pid = os.getpid()
+    pool = _pools.get((pid, owner))
+    if pool is None:
+        for known in list(_pools):  # a copy: other threads add theirs meanwhile
+            if known[0] != pid:
+                _pools.pop(known, None)  # closes this process's copies, not the parent's connections
+        pool = _pools.setdefault((pid, owner), make())
+    return pool
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -48,7 +53,6 @@ class RedisSettings:
 
     username: str | None = None
     password: str | None = None
-    password_env: str | None = None
     tls: bool = False
     prefix: str = ""
     socket_timeout: float = 10.0
@@ -60,97 +64,100 @@ class RedisSettings:
     ssl_keyfile: str | None = None
     ssl_cert_reqs: str = "required"
     ssl_check_hostname: bool = True
+    password_env: str | None = None
 
-    PARAMETERS: ClassVar[Parameters] = {
-        "prefix": str,
-        "socket_timeout": float,
-        "socket_connect_timeout": float,
-        "retries": int,
-        "max_value_bytes": int,
-        "ssl_ca_certs": str,
-        "ssl_certfile": str,
-        "ssl_keyfile": str,
-        "ssl_cert_reqs": str,
-        "ssl_check_hostname": boolean,
-        "password_env": str,
-    }
-    EXAMPLE: ClassVar[str] = ""
-    SCHEMES: ClassVar[tuple[str, ...]] = ()
+    KIND: ClassVar[str] = ""
+    """The name of its place in `mapstate.backends.redis.address`."""
+
+    RECORDS: ClassVar[dict[str, Any]] = {"prefix": ""}
+    """The fields that place the records on a server, at their defaults."""
+
     shared_between_processes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, fits, expected in self._rules():
-            if not fits:
-                raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        check_password(self.password, self.password_env)
-        if self.username and self.password is None and self.password_env is None:
-            raise ConfigurationError(
-                "there is a user but no password: a password alone is written redis://:password@host, and a user "
-                "without one redis://user:@host; one in an environment variable is redis://user@host?password_env=NAME"
-            )
-        if not self.tls and any(name.startswith("ssl_") for name in self._changed()):
-            raise ConfigurationError("ssl_ parameters do nothing on redis://; the scheme with TLS is rediss://")
+        from mapstate.backends.redis.address import check
 
-    def _rules(self) -> list[tuple[str, object, str]]:
-        """The name of a field, whether it fits, and what is expected of it."""
-        seconds = f"a number of seconds from {_SHORTEST} to {_LONGEST}"
-        return [
-            ("password_env", self.password_env != "", "the name of an environment variable"),
-            ("prefix", _PREFIX.fullmatch(self.prefix), "of letters, digits, '_ . / -' (the first ':' ends it)"),
-            ("socket_timeout", _SHORTEST <= self.socket_timeout <= _LONGEST, seconds),
-            ("socket_connect_timeout", _SHORTEST <= self.socket_connect_timeout <= _LONGEST, seconds),
-            ("retries", 0 <= self.retries <= _MOST, f"from 0 to {_MOST}"),
-            ("max_value_bytes", 1 <= self.max_value_bytes <= _MOST, f"from 1 to {_MOST}"),
-            ("ssl_cert_reqs", self.ssl_cert_reqs in ("none", "optional", "required"), "none, optional or required"),
-        ]
+        check(self)
+        self.__dict__["_shown"] = repr(self)  # the driver asks for it in each batch
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """The backend that a URL names. Raises ConfigurationError, which does not repeat a URL that cannot be read."""
-        read: tuple[Url, dict[str, Any]] | None = None
-        with suppress(ValueError):  # raised below, where the error has no context that holds the URL
-            parts = Url.read(url)
-            if parts.scheme in cls.SCHEMES:
-                read = parts, cls._place(parts)
-        if read is None:
-            raise unreadable(cls.EXAMPLE, ", with numbers for port and db")
-        parts, given = read
-        given |= parameters_in(parts.scheme, parts.query, cls.PARAMETERS)
-        tls = parts.scheme.startswith("rediss")
-        return cls(username=parts.username or None, password=parts.password, tls=tls, **given)
+        from mapstate.backends.redis.address import fields_in
 
-    @classmethod
-    def _place(cls, url: Url) -> dict[str, Any]:
-        """The fields for the address in a URL. Raises ValueError."""
-        raise NotImplementedError
+        return cls(**fields_in(cls, url))
 
     def __repr__(self) -> str:
-        url = self._url(shown_login(self.username, self.password))
-        return f"{type(self).__name__}('{url}{shown_parameters(self._changed())}')"
+        if "_shown" in self.__dict__:
+            return str(self.__dict__["_shown"])
+        from mapstate.backends.redis.address import shown
+
+        return f"{type(self).__name__}('{shown(self)}')"
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the fields only, without what cached properties hold."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
-    def _url(self, user: str) -> str:
-        """The URL up to its parameters; ``user`` is the login in front of the host."""
-        raise NotImplementedError
+    @property
+    def address(self) -> str:
+        """Where the server or servers are, for messages."""
+        from mapstate.backends.redis.address import PLACES
 
-    def _changed(self) -> dict[str, Any]:
-        """The parameters that are not at their default."""
-        mine = [one for one in fields(self) if one.name in self.PARAMETERS]
-        given = {one.name: (getattr(self, one.name), one.default) for one in mine}
-        return {name: value for name, (value, default) in given.items() if value != default}
+        return PLACES[self.KIND].address(self)
 
     @property
     def secret(self) -> str | None:
         """The password, which messages must not show. Raises ConfigurationError."""
-        return secret_of(self.password, self.password_env)
+        if self.password_env is None:
+            return self.password
+        from mapstate.urls import password_in
+
+        return password_in(self.password_env)
+
+    def open(self, state: str, *, ttl: float | None = None) -> Any:
+        """See `Backend.open`. Makes no connection."""
+        return self.open_with(self.pool, state, ttl)
+
+    def on_event_loop(self) -> Backend:
+        from mapstate.backends.redis.async_pools import AsyncPools
+
+        return AsyncPools(lambda node: self.new_pool(node, asynchronous=True), self.open_with)
+
+    def open_with(self, pool: Callable[..., ConnectionPool], state: str, ttl: float | None) -> Any:
+        """`open`, with the connections that ``pool`` returns; for a cluster, those to a node."""
+        raise NotImplementedError
+
+    def pool(self, node: Any = None) -> ConnectionPool:
+        """The connections of this process, for a cluster those to one node; see `pool_of`."""
+        return pool_of((self.reached, node), lambda: self.new_pool(node))
+
+    @cached_property
+    def reached(self) -> Self:
+        """The backend without the fields that place the records. Backends for which it is equal share connections."""
+        bare = object.__new__(type(self))
+        bare.__dict__.update(self.__getstate__() | self.RECORDS)
+        return bare
+
+    def new_pool(self, node: Any = None, *, asynchronous: bool = False) -> Any:
+        """A pool of redis-py, or one of ``redis.asyncio``."""
+        driver = driver_module("connection", asynchronous=asynchronous)
+        return driver.ConnectionPool(
+            connection_class=driver.SSLConnection if self.tls else driver.Connection,
+            socket_keepalive=True,
+            **self.host_options(node),
+            **self.connection_options(asynchronous=asynchronous),
+            **self.tls_options(),
+        )
+
+    def host_options(self, node: Any) -> dict[str, Any]:
+        """Options of redis-py for the address."""
+        raise NotImplementedError
 
     def connection_options(self, *, asynchronous: bool = False) -> dict[str, Any]:
         """Options of redis-py for a connection, without the address. Raises ConfigurationError."""
         retry = driver_module("retry", asynchronous=asynchronous).Retry
         options: dict[str, Any] = {
+            "max_connections": _MOST_CONNECTIONS,
             "socket_timeout": self.socket_timeout,
             "socket_connect_timeout": self.socket_connect_timeout,
             "protocol": 2,  # RESP 3 pushes messages between replies
@@ -164,7 +171,7 @@ class RedisSettings:
         """Options of redis-py for TLS; none where it is off."""
         if not self.tls:
             return {}
-        options = {name: getattr(self, name) for name in self.PARAMETERS if name.startswith("ssl_")}
+        options = {name: getattr(self, name) for name in self.__getstate__() if name.startswith("ssl_")}
         options["ssl_check_hostname"] &= self.ssl_cert_reqs != "none"
         for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             if options[name] is not None and not Path(options[name]).is_file():

@@ -11,64 +11,43 @@ from redis.crc import key_slot
 from mapstate.backends.redis.layout import StringLayout
 from mapstate.backends.redis.scripts import guarded_put, guarded_rewrite
 from mapstate.backends.redis.wire import PackedKeys, command
-from mapstate.errors import CorruptRecordError
 
 T = TypeVar("T")
 
 
 class SlotGroup:
-    """Some of a state's records, in one slot with their fence."""
+    """Some of a state's records, in one slot with their fence. ``layout`` packs the commands about them."""
 
     def __init__(self, name: bytes, number: int, state: str, max_value_bytes: int, expiry: bytes | None) -> None:
         tag = b"%d" % number
         self.slot = key_slot(tag)
         self.fence = b"%b!{%b}fence" % (name, tag)
         self._expiry = expiry
-        self._layout = StringLayout(state, max_value_bytes, b"%b:{%b}:" % (name, tag), expiry)
-
-    def get(self, keys: Sequence[str]) -> bytes:
-        """One MGET."""
-        return self._layout.get(self._layout.pack(keys))
+        self.layout = StringLayout(state, max_value_bytes, b"%b:{%b}:" % (name, tag), expiry)
 
     def put(self, keys: Sequence[str], values: Sequence[bytes]) -> tuple[bytes, ...]:
         """The commands that store all of them: one, but where they expire."""
-        layout = self._layout
+        layout = self.layout
         if self._expiry is None:
             return (layout.put(layout.pack(keys), values)[0],)
         return tuple(layout.put(layout.pack([key]), [value])[0] for key, value in zip(keys, values, strict=True))
 
-    def pack(self, keys: Sequence[str]) -> PackedKeys:
-        """The keys, for `fenced_get` and what follows it."""
-        return self._layout.pack(keys)
-
     def fenced_get(self, keys: PackedKeys) -> tuple[bytes, bytes]:
         """The fence, and the records."""
-        return command(b"GET", self.fence), self._layout.get(keys)
+        return command(b"GET", self.fence), self.layout.get(keys)
 
     def fenced_put(self, token: bytes, keys: PackedKeys, values: Sequence[bytes], absent: bytes) -> bytes:
         """One script; see `guarded_put`."""
-        self._layout.check_sizes("the record of key", keys.keys, values)
+        self.layout.check_sizes("the record of key", keys.keys, values)
         put = guarded_put(self.fence, token, keys, values, self._expiry, absent=absent)
-        self._layout.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
+        self.layout.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
         return put
 
     def fenced_rewrite(self, token: bytes, keys: PackedKeys, values: Sequence[bytes | None]) -> bytes:
         """One script; see `guarded_rewrite`."""
         rewrite = guarded_rewrite(self.fence, token, keys, values)
-        self._layout.check_whole(f"the {len(keys)} records of one page", rewrite, keys.keys[0])
+        self.layout.check_whole(f"the {len(keys)} records of one page", rewrite, keys.keys[0])
         return rewrite
-
-    def exist(self, keys: Sequence[str]) -> bytes:
-        return self._layout.exist(self._layout.pack(keys))
-
-    def types(self, keys: Sequence[str]) -> list[bytes]:
-        return self._layout.types(keys)
-
-    def foreign(self, keys: Sequence[str], types: Sequence[bytes | None]) -> CorruptRecordError:
-        return self._layout.foreign(keys, types)
-
-    def ttl_of(self, key: str) -> bytes:
-        return self._layout.ttl_of(key)
 
 
 class GroupKeys(NamedTuple):

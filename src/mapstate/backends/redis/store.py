@@ -6,28 +6,22 @@ import logging
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal
 
-from mapstate.backends.redis.checkup import judge
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.facts import allowed, facts_of, sampled
-from mapstate.backends.redis.layout import Layout, not_listed
+from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import another_layout
-from mapstate.backends.redis.removal import dropped
-from mapstate.backends.redis.scan_parts import cursor_of, once_each, part_of, parts_of, position_of
 from mapstate.backends.redis.wire import (
     DISCARD,
     EXEC,
     INFO,
     MULTI,
-    ScanPosition,
     command,
     incarnation_of,
-    name_of,
     token_text,
 )
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
-from mapstate.errors import ConfigurationError, StoreUnavailableError
+from mapstate.errors import ConfigurationError
 from mapstate.findings import Finding
 from mapstate.protocol.records import contains_none
 
@@ -170,50 +164,31 @@ class RedisStore:
         Raises StoreUnavailableError at the end where the server restarted or failed over meanwhile: a cursor means
         nothing to another process, so the scan may have missed keys.
         """
-        return (page for page, _ in self._listed(self._layout, ScanPosition(b"0", None), page_size) if page)
+        from mapstate.backends.redis.listing import key_pages_from
+
+        return (page for page, _ in key_pages_from(self._server, self._layout, "", page_size) if page)
 
     def scan_from(self, cursor: str, page_size: int) -> Iterator[tuple[list[str], str]]:
         """See `ScansFrom.scan_from`. Errors as of `scan`."""
-        pages = self._listed(self._layout, position_of(cursor, self._state), page_size)
-        return ((page, cursor_of(behind)) for page, behind in pages)
+        from mapstate.backends.redis.listing import cursor_of, key_pages_from
+
+        pages = key_pages_from(self._server, self._layout, cursor, page_size)
+        return ((page, cursor_of(after)) for page, after in pages)
 
     def scan_parts(self, most: int) -> list[str]:
         """See `ScansParts.scan_parts`: ranges of SCAN, or of hash shards. One part for a hash, or without INFO."""
-        keys, *info = self._server.ask(command(b"DBSIZE") + INFO, 3, optional=2)
-        return parts_of(self._layout, most, keys, name_of(incarnation_of(*info)))
+        from mapstate.backends.redis.scan_parts import parts_of
+
+        return parts_of(self._server, self._layout, most)
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
         """See `ScansParts.scan_part`. Keeps 8 bytes per key. Errors as of `scan`."""
-        return once_each(self._state, self._listed(*part_of(part, self._layout, self._state), page_size))
+        from mapstate.backends.redis.listing import key_pages, once_each
+        from mapstate.backends.redis.scan_parts import walked_part
 
-    def _listed(
-        self, layout: Layout, position: ScanPosition, page_size: int
-    ) -> Iterator[tuple[list[str], ScanPosition]]:
-        """Yield the pages behind a position, each with the position behind it."""
-        at, began_in = position
-        page, unlisted = list[str](), list[str]()
-        asks_info = True
-        while at is not None:
-            asked = layout.scan(at, page_size) + (INFO if asks_info else b"")
-            (after, found, *other), *info = self._server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
-            at, found = layout.step(at, after, found)
-            if asks_info or at is None:
-                server = name_of(incarnation_of(*(info or self._server.ask(INFO, 2, optional=2))))
-                if began_in not in (None, server):
-                    raise StoreUnavailableError(
-                        f"state {self._state!r}: Redis restarted or failed over during the scan, which may have missed "
-                        "keys: scan again",
-                        state=self._state,
-                    )
-                began_in, asks_info = server, False
-            page += layout.scanned(found, unlisted)
-            if other:
-                unlisted += [repr(name.decode()) for name in other[0]]
-            if at is None or len(page) >= page_size:
-                yield page, ScanPosition(at, began_in)
-                page = []
-        if unlisted:
-            raise not_listed(self._state, unlisted)
+        walk = walked_part(self._server, self._layout, part, page_size)
+        pages = key_pages(walk, self._layout.scanned, self._state, page_size)
+        return once_each(self._server, (page for page, _ in pages if page))
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`: one transaction."""
@@ -225,16 +200,16 @@ class RedisStore:
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
+        from mapstate.backends.redis.removal import dropped, removed_if
+
         names = (self._ledger, self._fence, self._claims, self._reports, self._kept_layout)
-        return dropped(self, self._server, self._state, token, ledger=expected[0], names=names)
+        return dropped(self, self._state, token, lambda: removed_if(self._server, names, expected[0]))
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. Says what the user may not ask for."""
-        some = self._layout.ttls(lambda: sampled(self))
-        facts = facts_of(self._allowed, [command(b"PTTL", self._ledger), *some])
-        asked = self._layout.encodings()
-        forms = allowed(lambda: self._server.ask(b"".join(asked), len(asked))) if asked else []
-        return judge(facts._replace(forms=forms), replay_horizon)
+        from mapstate.backends.redis.checkup import check_server
+
+        return check_server(self, self._server, self._layout, self._ledger, replay_horizon)
 
     def _checked(self, keys: Sequence[str], around: bytes) -> tuple[list[bytes | None], list[Any]]:
         """The records, and the replies to ``around``, which is sent before and after.
@@ -260,17 +235,11 @@ class RedisStore:
     def _check_types(self, keys: Sequence[str]) -> None:
         """Raises CorruptRecordError where one of these keys has another type than string."""
         types = self._server.ask(b"".join(self._layout.types(keys)), len(keys), optional=len(keys))
-        other = {key: kind for key, kind in zip(keys, types, strict=True) if kind not in (b"none", b"string", None)}
-        if other:
-            raise self._layout.foreign(list(other), list(other.values()))
+        self._layout.check_types(keys, types)
 
     def _elsewhere(self, found: bytes | None, ledger: bytes | None) -> ConfigurationError:
         return another_layout(self._state, self._kept_layout, found, self._layout_text, has_ledger=ledger is not None)
 
-    def _allowed(self, asked: bytes) -> Any:
-        """The reply, None where this user may not run the command or the server lacks it."""
-        return allowed(lambda: self._server.ask(asked, 1)[0])
-
     def close(self) -> None:
         """Close this process's idle connections to the server. The store stays usable."""
-        self._server.access.pool().disconnect(inuse_connections=False)
+        self._server.pool().disconnect(inuse_connections=False)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from mapstate.capabilities import FenceToken
 
@@ -106,18 +105,6 @@ def incarnation_of(server: bytes | None, replication: bytes | None) -> bytes | N
     run = re.search(rb"run_id:(\w+)", server or b"")
     history = re.search(rb"master_replid:(\w+)", replication or b"")
     return None if run is None else run[1] + b"/" + (history[1] if history else b"")
-
-
-class ScanPosition(NamedTuple):
-    """Redis' own cursor, None at the end, and the server that gave it; None at the start, empty if unknown."""
-
-    at: bytes | None
-    server: str | None
-
-
-def name_of(incarnation: bytes | None) -> str:
-    """A short name for an incarnation of the server, empty if that is unknown."""
-    return "" if incarnation is None else blake2b(incarnation, digest_size=8).hexdigest()
 
 
 INFO = command(b"INFO", b"server") + command(b"INFO", b"replication")

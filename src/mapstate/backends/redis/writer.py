@@ -11,11 +11,11 @@ from typing import Any
 
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
-from mapstate.backends.redis.problems import DRIVER_ERRORS
+from mapstate.backends.redis.problems import DRIVER_ERRORS, fenced
 from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
-from mapstate.errors import FencedError, MapStateError
+from mapstate.errors import MapStateError
 from mapstate.protocol.records import contains_none
 
 _Made = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
@@ -314,18 +314,3 @@ class _Sent:
     def read(self, server: Server, conn: Any) -> None:
         """Reads the replies to the WATCH and the GET after it, too."""
         *_, self.done, _, self.fence = server.replies(conn, self.replies + 4, exec_at=-3)
-
-
-def fenced(state: str, token: FenceToken, found: bytes | str | None) -> FencedError:
-    """The error of an attempt that may no longer write. ``found`` is the fence, or a text about it."""
-    if isinstance(found, str):
-        at = found
-    else:
-        at = "gone (was the store flushed?)" if found is None else f"at {found.decode()}"
-    return FencedError(
-        f"state {state!r}: the attempt with txid {token.txid} of epoch {token.epoch} may no longer write: the fence "
-        f"is {at}. It has ended, or a newer attempt or driver has taken over.",
-        state=state,
-        txid=token.txid,
-        epoch=token.epoch,
-    )

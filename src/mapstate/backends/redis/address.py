@@ -1,0 +1,198 @@
+"""The URLs of the Redis backends: read, checked and shown. No batch runs any of this."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from mapstate.errors import ConfigurationError
+from mapstate.urls import (
+    Parameters,
+    Url,
+    boolean,
+    check_password,
+    parameters_in,
+    shown_address,
+    shown_login,
+    shown_parameters,
+    unreadable,
+)
+
+_SHORTEST, _LONGEST = 0.001, 86_400  # seconds that a socket waits
+_MOST = 2**31 - 1
+MOST_HASHES = 10**9
+MOST_SLOT_GROUPS = 1024
+_PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
+_LOGIN = {"username", "password", "tls"}
+_CONVERT: Parameters = {"str": str, "int": int, "float": float, "bool": boolean}
+
+
+class Place(NamedTuple):
+    """What differs between the kinds of address.
+
+    ``given``    the fields that the URL gives in front of its parameters
+    ``read``     returns them; raises ValueError
+    ``address``  a backend's address for messages; ``shown`` the path of its URL, and where that is not the address, too
+    """
+
+    schemes: tuple[str, ...]
+    example: str
+    given: set[str]
+    read: Callable[[Url], dict[str, Any]]
+    address: Callable[[Any], str]
+    shown: Callable[[Any], str]
+
+
+def _read_server(url: Url) -> dict[str, Any]:
+    ((host, port),) = url.hosts
+    return {"host": host or "localhost", "port": 6379 if port is None else port, "db": int(url.path.strip("/") or 0)}
+
+
+def _read_socket(url: Url) -> dict[str, Any]:
+    if url.hosts != (("", None),):
+        raise ValueError("a host")
+    return {"path": url.path}
+
+
+def _read_sentinels(url: Url) -> dict[str, Any]:
+    master, _, db = url.path.strip("/").partition("/")
+    hosts = tuple((host, 26379 if port is None else port) for host, port in url.hosts)
+    return {"sentinels": hosts, "master": master, "db": int(db or 0)}
+
+
+def _read_cluster(url: Url) -> dict[str, Any]:
+    if url.path.strip("/") not in ("", "0"):
+        raise ValueError("a cluster has database 0 only")
+    return {"nodes": tuple((host or "localhost", 6379 if port is None else port) for host, port in url.hosts)}
+
+
+def _hosts(addresses: Any) -> str:
+    return ",".join(map(shown_address, addresses))
+
+
+PLACES = {
+    "server": Place(
+        ("redis", "rediss"),
+        "redis://user:password@host:port/db",
+        {"host", "port", "db"},
+        _read_server,
+        lambda one: shown_address((one.host, one.port)),
+        lambda one: f"{one.address}/{one.db}",
+    ),
+    "socket": Place(
+        ("unix", "redis+unix"),
+        "unix://user:password@/path/to/redis.sock",
+        {"path"},
+        _read_socket,
+        lambda one: one.path,
+        lambda one: quote(one.path),
+    ),
+    "sentinels": Place(
+        ("redis+sentinel", "rediss+sentinel"),
+        "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db",
+        {"sentinels", "master", "db"},
+        _read_sentinels,
+        lambda one: f"{one.master} (sentinels {_hosts(one.sentinels)})",
+        lambda one: f"{_hosts(one.sentinels)}/{quote(one.master)}/{one.db}",
+    ),
+    "cluster": Place(
+        ("redis+cluster", "rediss+cluster"),
+        "redis+cluster://user:password@host:port,host2:port",
+        {"nodes"},
+        _read_cluster,
+        lambda one: _hosts(one.nodes),
+        lambda one: one.address,
+    ),
+}
+"""By `RedisSettings.KIND`."""
+
+
+def parameters_of(kind: Any) -> Parameters:
+    """The parameters of a backend's URL: its fields, but for login and address."""
+    given = _LOGIN | PLACES[kind.KIND].given
+    return {one.name: _CONVERT[one.type.removesuffix(" | None")] for one in fields(kind) if one.name not in given}
+
+
+def fields_in(kind: Any, url: str) -> dict[str, Any]:
+    """The fields that a URL gives to a backend. Raises ConfigurationError, as of `RedisSettings.from_url`."""
+    place = PLACES[kind.KIND]
+    read: tuple[Url, dict[str, Any]] | None = None
+    with suppress(ValueError):  # raised below, where the error has no context that holds the URL
+        parts = Url.read(url)
+        if parts.scheme in place.schemes:
+            read = parts, place.read(parts)
+    if read is None:
+        raise unreadable(place.example, ", with numbers for port and db")
+    parts, given = read
+    given |= parameters_in(parts.scheme, parts.query, parameters_of(kind))
+    tls = parts.scheme.startswith("rediss")
+    return {"username": parts.username or None, "password": parts.password, "tls": tls, **given}
+
+
+def shown(one: Any) -> str:
+    """The URL of a backend, with the password masked."""
+    place = PLACES[one.KIND]
+    login = shown_login(one.username, one.password)
+    return f"{place.schemes[one.tls]}://{login}{place.shown(one)}{shown_parameters(_changed(one))}"
+
+
+def _changed(one: Any) -> dict[str, Any]:
+    """The parameters that are not at their default."""
+    defaults = {field.name: field.default for field in fields(one)}
+    given = {name: getattr(one, name) for name in parameters_of(one)}
+    return {name: value for name, value in given.items() if value != defaults[name]}
+
+
+def check(one: Any) -> None:
+    """Raises ConfigurationError for a field of a backend that does not fit."""
+    for name, fits, expected in _rules(one):
+        if not fits:
+            raise ConfigurationError(f"{name} is {expected}, not {getattr(one, name)!r}")
+    check_password(one.password, one.password_env)
+    if one.username and one.password is None and one.password_env is None:
+        raise ConfigurationError(
+            "there is a user but no password: a password alone is written redis://:password@host, and a user "
+            "without one redis://user:@host; one in an environment variable is redis://user@host?password_env=NAME"
+        )
+    if not one.tls and any(name.startswith("ssl_") for name in _changed(one)):
+        raise ConfigurationError("ssl_ parameters do nothing on redis://; the scheme with TLS is rediss://")
+
+
+def _rules(one: Any) -> Iterator[tuple[str, object, str]]:
+    """The name of a field, whether it fits, and what is expected of it."""
+    seconds = f"a number of seconds from {_SHORTEST} to {_LONGEST}"
+    yield "password_env", one.password_env != "", "the name of an environment variable"
+    yield "prefix", _PREFIX.fullmatch(one.prefix), "of letters, digits, '_ . / -' (the first ':' ends it)"
+    yield "socket_timeout", _SHORTEST <= one.socket_timeout <= _LONGEST, seconds
+    yield "socket_connect_timeout", _SHORTEST <= one.socket_connect_timeout <= _LONGEST, seconds
+    yield "retries", 0 <= one.retries <= _MOST, f"from 0 to {_MOST}"
+    yield "max_value_bytes", 1 <= one.max_value_bytes <= _MOST, f"from 1 to {_MOST}"
+    yield "ssl_cert_reqs", one.ssl_cert_reqs in ("none", "optional", "required"), "none, optional or required"
+    if one.KIND == "cluster":
+        yield "nodes", _are_hosts(one.nodes), "one or more hosts, with ports from 1 to 65535"
+        yield "buckets", 0 < one.buckets <= MOST_SLOT_GROUPS, f"from 1 to {MOST_SLOT_GROUPS}"
+        return
+    whole, packed = one.records is None or not one.prefix, one.layout == "packed"
+    yield "db", 0 <= one.db <= MOST_HASHES, f"from 0 to {MOST_HASHES}"
+    yield "layout", one.layout in ("string", "hash", "packed"), "string, hash or packed"
+    yield "buckets", packed == (one.buckets is not None), "given with layout=packed, and only there"
+    yield "buckets", one.buckets is None or 0 < one.buckets <= MOST_HASHES, f"from 1 to {MOST_HASHES}"
+    yield "records", whole, "a whole name, without a prefix"
+    yield "records", one.records is None or not packed, "for the layouts of storm-redis, string and hash"
+    yield "records", one.layout == "string" or one.records != "", "the name of a hash where layout is hash"
+    if one.KIND == "server":
+        yield "port", 0 < one.port < 2**16, "from 1 to 65535"
+    elif one.KIND == "socket":
+        absolute = one.path.startswith("/") and len(one.path) > 1
+        yield "path", absolute, "a whole one, from / on: unix:///run/redis.sock"
+    else:
+        yield "sentinels", _are_hosts(one.sentinels), "one or more hosts, with ports from 1 to 65535"
+        yield "master", one.master, "the name by which the sentinels know the primary: .../mymaster/0"
+
+
+def _are_hosts(addresses: Any) -> bool:
+    return bool(addresses) and all(host and 0 < port < 2**16 for host, port in addresses)
