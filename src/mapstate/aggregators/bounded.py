@@ -59,7 +59,6 @@ class Collect(OfColumn):
         return _EMPTY if value is None else ([value],)
 
     def zero(self) -> Any:
-        """No rows: no values."""
         return _EMPTY
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -180,7 +179,6 @@ class TopN(Collect):
         return [value], [1]
 
     def zero(self) -> Any:
-        """No rows: no values."""
         return super().zero() if self.by == "value" else ([], [])
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:

@@ -114,7 +114,6 @@ class _AtEnd(NativeCombiner):
         return (None, None) if by is None else (by, row[self.column])
 
     def zero(self) -> Any:
-        """No rows."""
         return (None, None)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:

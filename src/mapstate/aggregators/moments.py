@@ -58,7 +58,6 @@ class Avg(OfColumn):
         return (Decimal(value) if type(value) is int else value, 1)
 
     def zero(self) -> Any:
-        """No rows: no sum, count 0."""
         return (None, 0)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -107,7 +106,6 @@ class VariancePop(OfColumn):
         return _NOTHING if value is None else (1, float(value), 0.0 * float(value))  # NaN and infinity: NaN
 
     def zero(self) -> Any:
-        """No rows."""
         return _NOTHING
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:

@@ -67,7 +67,6 @@ class _Sketch(OfColumn):
         return with_checksum(self._bytes(sketch))
 
     def zero(self) -> Any:
-        """No rows: an empty sketch."""
         return with_checksum(self._bytes(self._empty(self._package())))
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:

@@ -51,7 +51,6 @@ class Count(NativeCombiner):
         return 1 if self.column is None else int(row[self.column] is not None)
 
     def zero(self) -> int:
-        """No rows: 0."""
         return 0
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
