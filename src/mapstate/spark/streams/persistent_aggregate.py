@@ -25,7 +25,7 @@ from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.driver.uncounted_files import Start, starting_offsets
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import GroupedStream
-from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.query import OfQuery, Query
 from mapstate.spark.streams.rows import Rows
 from mapstate.spec import StateSpec
 from mapstate.values import html_table
@@ -38,7 +38,7 @@ Kind = Literal["updates", "answers", "events"]
 Feed = Callable[[Downstream | Follower], None]
 
 
-class PersistentAggregate(Startable):
+class PersistentAggregate(OfQuery):
     """A state that a stream keeps. Also a plain foreachBatch function.
 
     In a job that exists it is one line::
@@ -152,7 +152,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
     """
 
     name: str
-    fed_by: Startable  # what is started in the end
+    fed_by: OfQuery  # what is started in the end
     frame: DataFrame  # empty, with the columns in front of the steps
     feed: Feed
     updates: _Updates | None = None
