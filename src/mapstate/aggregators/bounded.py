@@ -9,26 +9,24 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from mapstate.aggregators.aggregator import NativeCombiner, Row
+from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.columns import column_of
-from mapstate.aggregators.conditions import only_where
-from mapstate.aggregators.extremes import check_ordered, order_of
+from mapstate.aggregators.extremes import order_of
+from mapstate.aggregators.of_column import OfColumn, check_ordered
 from mapstate.errors import ConfigurationError, ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["Collect", "CountDistinct", "TopN"]
-
 _EMPTY: tuple[list[Any]] = ([],)
 
 
-class Collect(NativeCombiner):
+class Collect(OfColumn):
     """All values of a column, sorted, as an array; nulls are left out. At most ``most`` of one key.
 
     A key with more ends the batch with a ValueOverflowError, and nothing of the batch counts.
@@ -37,17 +35,13 @@ class Collect(NativeCombiner):
     def __init__(self, column: str | Column, *, most: int, where: str | Column | None = None) -> None:
         if not _is_number(most):
             raise ConfigurationError(f"{type(self).__name__} needs most=, how many values a key may hold, not {most!r}")
-        self.column = cast("str", only_where(column, where))
+        super().__init__(column, where=where)
         self.most = most
-
-    def columns(self) -> Sequence[str]:
-        return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
         return f"struct<values:array<{check_ordered(self, self.column, columns)}>>"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         return [F.collect_list(column_of(self.column))]
@@ -65,7 +59,6 @@ class Collect(NativeCombiner):
         return _EMPTY if value is None else ([value],)
 
     def zero(self) -> Any:
-        """No rows: no values."""
         return _EMPTY
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -102,7 +95,6 @@ class CountDistinct(Collect):
     """
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         return [F.collect_set(column_of(self.column))]
@@ -112,7 +104,6 @@ class CountDistinct(Collect):
         return 0 if value is None else len(value[0])
 
     def result_type(self, value_type: str) -> str:  # noqa: ARG002  always a count
-        """See `Aggregator.result_type`."""
         return "bigint"
 
     def _kept(self, values: Iterable[Any]) -> tuple[list[Any]]:
@@ -188,7 +179,6 @@ class TopN(Collect):
         return [value], [1]
 
     def zero(self) -> Any:
-        """No rows: no values."""
         return super().zero() if self.by == "value" else ([], [])
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:

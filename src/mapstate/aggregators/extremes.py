@@ -11,52 +11,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
 from mapstate.aggregators.columns import column_of
-from mapstate.aggregators.conditions import only_where, unsupported
-from mapstate.aggregators.sums import FLOATS, INTEGERS
+from mapstate.aggregators.of_column import OfColumn, check_ordered, is_ordered, only_where, unsupported
 from mapstate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = [
-    "ArgMax",
-    "ArgMin",
-    "BoolAnd",
-    "BoolOr",
-    "First",
-    "Last",
-    "Max",
-    "Min",
-    "check_ordered",
-    "is_ordered",
-    "order_of",
-]
 
-_ORDERED = (*INTEGERS, *FLOATS, "string", "boolean", "date", "timestamp", "timestamp_ntz", "binary")
-
-
-class _Extreme(NativeCombiner):
+class _Extreme(OfColumn):
     """The least or the greatest value of a column, in Spark's order: NaN above all numbers."""
 
     _greatest: bool
-
-    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
-        self.column = cast("str", only_where(column, where))
-
-    def columns(self) -> Sequence[str]:
-        return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
         return check_ordered(self, self.column, columns)
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         return [(F.max if self._greatest else F.min)(column_of(self.column))]
-
-    def init(self, row: Row) -> Any:
-        return row[self.column]
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         out = []
@@ -125,7 +98,6 @@ class _AtEnd(NativeCombiner):
         return f"{type(self).__name__}({self.column} by {self.by})"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the columns' own types
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         by = column_of(self.by)
@@ -142,7 +114,6 @@ class _AtEnd(NativeCombiner):
         return (None, None) if by is None else (by, row[self.column])
 
     def zero(self) -> Any:
-        """No rows."""
         return (None, None)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -196,19 +167,6 @@ def _check_boolean(who: NativeCombiner, column: str, columns: Mapping[str, str])
     if kind != "boolean":
         raise unsupported(who, column, kind, "a boolean")
     return kind
-
-
-def check_ordered(who: NativeCombiner, column: str, columns: Mapping[str, str]) -> str:
-    """The type of a column whose values have an order. Raises UnsupportedTypeError and UnknownColumnError."""
-    kind = column_type(columns, column, who)
-    if is_ordered(kind):
-        return kind
-    raise unsupported(who, column, kind, "a value with an order")
-
-
-def is_ordered(kind: str) -> bool:
-    """Whether values of a type have an order, and are no arrays."""
-    return kind in _ORDERED or kind.startswith("decimal(")
 
 
 def order_of(value: Any) -> tuple[Any, ...]:

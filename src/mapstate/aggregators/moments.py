@@ -8,19 +8,17 @@ occur. The last bits depend on the order of the rows, as with every sum of doubl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
+from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.columns import column_of
-from mapstate.aggregators.conditions import only_where, unsupported
-from mapstate.aggregators.sums import EXACT, FLOATS, INTEGERS, add_all, overflow, scale_of
+from mapstate.aggregators.of_column import OfColumn, scale_of, sum_type
+from mapstate.aggregators.sums import EXACT, add_all, check_sums
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-
-__all__ = ["MOMENTS", "Avg", "StdDev", "StdDevPop", "Variance", "VariancePop"]
 
 MOMENTS = "struct<count:bigint,mean:double,squares:double>"
 """What variances store. ``squares`` is the sum of the squared differences from ``mean``."""
@@ -28,28 +26,16 @@ MOMENTS = "struct<count:bigint,mean:double,squares:double>"
 _NOTHING = (0, 0.0, 0.0)
 
 
-class Avg(NativeCombiner):
+class Avg(OfColumn):
     """The mean of a column, stored as sum and count.
 
     The sum of integers is exact, to 38 digits, and their mean is a double. The mean of decimals has four more decimal
     places than the column.
     """
 
-    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
-        self.column = cast("str", only_where(column, where))
-
-    def columns(self) -> Sequence[str]:
-        return (self.column,)
-
     def bind(self, columns: Mapping[str, str]) -> str:
-        kind = column_type(columns, self.column, self)
-        if kind in INTEGERS:
-            return "struct<sum:decimal(38,0),count:bigint>"
-        if kind in FLOATS:
-            return "struct<sum:double,count:bigint>"
-        if kind.startswith("decimal("):
-            return f"struct<sum:decimal(38,{scale_of(kind)}),count:bigint>"
-        raise unsupported(self, self.column, kind, "a number")
+        kind = sum_type(self, self.column, columns)
+        return f"struct<sum:{'decimal(38,0)' if kind == 'bigint' else kind},count:bigint>"
 
     def partials(self, value_type: str) -> list[Column]:
         from pyspark.sql import functions as F
@@ -62,15 +48,8 @@ class Avg(NativeCombiner):
         return [F.try_sum(column), F.count(column)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        sums, counts = columns
-        if None not in sums:
-            return list(zip(sums, counts, strict=True))
-        out = []
-        for total, count in zip(sums, counts, strict=True):
-            if total is None and count:
-                raise overflow(self)
-            out.append((total, count))
-        return out
+        check_sums(self, *columns)
+        return list(zip(*columns, strict=True))
 
     def init(self, row: Row) -> Any:
         value = row[self.column]
@@ -79,7 +58,6 @@ class Avg(NativeCombiner):
         return (Decimal(value) if type(value) is int else value, 1)
 
     def zero(self) -> Any:
-        """No rows: no sum, count 0."""
         return (None, 0)
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -105,25 +83,16 @@ class Avg(NativeCombiner):
         return f"decimal(38,{min(scale + 4, 38)})" if scale else "double"
 
 
-class VariancePop(NativeCombiner):
+class VariancePop(OfColumn):
     """The variance of a column, as Spark's `var_pop`: a double; of one value 0, of none null."""
 
     _freedom = 0
 
-    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
-        self.column = cast("str", only_where(column, where))
-
-    def columns(self) -> Sequence[str]:
-        return (self.column,)
-
     def bind(self, columns: Mapping[str, str]) -> str:
-        kind = column_type(columns, self.column, self)
-        if kind in INTEGERS or kind in FLOATS or kind.startswith("decimal("):
-            return MOMENTS
-        raise unsupported(self, self.column, kind, "a number")
+        sum_type(self, self.column, columns)
+        return MOMENTS
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always the same
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         value = column_of(self.column).cast("double")
@@ -137,7 +106,6 @@ class VariancePop(NativeCombiner):
         return _NOTHING if value is None else (1, float(value), 0.0 * float(value))  # NaN and infinity: NaN
 
     def zero(self) -> Any:
-        """No rows."""
         return _NOTHING
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -150,7 +118,6 @@ class VariancePop(NativeCombiner):
         return value[2] / (value[0] - self._freedom)
 
     def result_type(self, value_type: str) -> str:  # noqa: ARG002  always a double
-        """See `Aggregator.result_type`."""
         return "double"
 
 

@@ -22,18 +22,6 @@ class _AsStored(Aggregator):
     """A stand-in for a user's aggregator: shows the stored value."""
 
 
-_SHOWN_APART: dict[str, type[Aggregator]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Avg, ArgMax, ArgMin, First, Last, Collect, CountDistinct, TopN),
-        *(StdDev, StdDevPop, Variance, VariancePop, *SKETCHES),
-    )
-} | BY_STORED_NAME
-"""The aggregators whose result is not the stored value, by their names in ledgers."""
-_FORMS = (MOMENTS, "struct<sum:", "struct<by:", "struct<values:", *(f"struct<{kind.form}:" for kind in SKETCHES))
-"""What they store: a user's own aggregator may have the name of a built-in one."""
-
-
 _JOINED: dict[str, type[Aggregator]] = {
     kind.__name__: kind
     for kind in (
@@ -42,6 +30,10 @@ _JOINED: dict[str, type[Aggregator]] = {
     )
 }
 """The aggregators that a reader can join values with, by their names in ledgers."""
+_SHOWN_APART = {name: kind for name, kind in _JOINED.items() if kind.result is not Aggregator.result} | BY_STORED_NAME
+"""The aggregators whose result is not the stored value, by their names in ledgers."""
+_FORMS = (MOMENTS, "struct<sum:", "struct<by:", "struct<values:", *(f"struct<{kind.form}:" for kind in SKETCHES))
+"""What they store: a user's own aggregator may have the name of a built-in one."""
 
 
 def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:

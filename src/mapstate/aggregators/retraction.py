@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from mapstate.aggregators.aggregator import Aggregator, column_type
+from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, Row, column_type
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.extremes import Max, Min
 from mapstate.aggregators.moments import Avg
+from mapstate.aggregators.of_column import OfColumn
 from mapstate.aggregators.sums import EXACT, Count, Sum
 from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverflowError
 
@@ -38,16 +39,12 @@ def retractable(
 
     ``monotone`` are the columns of `monotone_columns` if no row ever moves to another group, else none.
     """
-    if type(aggregator) is Count:
-        return (
-            RetractableCount(aggregator.column) if aggregator.column is not None or not grouped else RetractableRows()
-        )
-    if type(aggregator) is Sum:
-        return RetractableSum(aggregator.column)
-    if type(aggregator) is Avg:
-        return RetractableAvg(aggregator.column)
-    if isinstance(aggregator, (Max, Min)) and monotone.get(aggregator.column) is type(aggregator):
-        return RetractableMax(aggregator.column) if type(aggregator) is Max else RetractableMin(aggregator.column)
+    kind: Any = type(aggregator)
+    column: Any = getattr(aggregator, "column", None)
+    if kind is Count and column is None and grouped:
+        return RetractableRows()
+    if kind in {Count, Sum, Avg} or (kind in {Max, Min} and monotone.get(column) is kind):
+        return cast("Aggregator", _RETRACTABLE[kind](column))
     raise ConfigurationError(
         f"{name}={aggregator} over the new values of a state: they take the place of older ones, and "
         f"{type(aggregator).__name__} cannot take those back, because it does not keep what it passed over. Count, Sum "
@@ -56,17 +53,27 @@ def retractable(
     )
 
 
-class RetractableCount(Count):
-    """The number of present rows, or of those with a ``column`` that is not null."""
+class _Retractable(NativeCombiner):
+    """Reads also the sign of each row. Its name in ledgers begins with Net."""
+
+    column: Any  # its name; None in a Count() of all rows
+
+    @classmethod
+    def stored_name(cls) -> str:
+        """Its name in ledgers."""
+        return cls.__name__.replace("Retractable", "Net")
 
     def columns(self) -> Sequence[str]:
         return (*super().columns(), SIGN)
 
     def describe(self) -> str:
-        return "NetCount" if self.column is None else f"NetCount({self.column})"
+        return self.stored_name() if self.column is None else f"{self.stored_name()}({self.column})"
+
+
+class RetractableCount(_Retractable, Count):
+    """The number of present rows, or of those with a ``column`` that is not null."""
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always a bigint
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         sign = F.col(SIGN)
@@ -74,7 +81,7 @@ class RetractableCount(Count):
             return [F.sum(sign)]
         return [F.sum(F.when(column_of(self.column).isNotNull(), sign).otherwise(0))]
 
-    def init(self, row: Mapping[str, Any]) -> int:
+    def init(self, row: Row) -> int:
         return super().init(row) * int(row[SIGN])
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
@@ -88,56 +95,31 @@ class RetractableCount(Count):
 class RetractableRows(RetractableCount):
     """The number of a key's present rows: a key with 0 rows is removed."""
 
-    def describe(self) -> str:
-        return "NetRows"
 
+class _Monotone(_Retractable, OfColumn):
+    """No retracted value is beyond its replacement, so the new values alone count."""
 
-class RetractableMax(Max):
-    """The greatest of values that only grow: no retracted value is greater than its replacement."""
-
-    def columns(self) -> Sequence[str]:
-        return (self.column, SIGN)
-
-    def describe(self) -> str:
-        return f"NetMax({self.column})"
+    _greatest: bool
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
-        return [F.max(F.when(F.col(SIGN) > 0, column_of(self.column)))]
+        return [(F.max if self._greatest else F.min)(F.when(F.col(SIGN) > 0, column_of(self.column)))]
 
-    def init(self, row: Mapping[str, Any]) -> Any:
+    def init(self, row: Row) -> Any:
         return super().init(row) if row[SIGN] > 0 else None
 
 
-class RetractableMin(Min):
-    """The least of values that only fall. See `RetractableMax`."""
-
-    def columns(self) -> Sequence[str]:
-        return (self.column, SIGN)
-
-    def describe(self) -> str:
-        return f"NetMin({self.column})"
-
-    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the column's own type
-        """See `NativeCombiner.partials`."""
-        from pyspark.sql import functions as F
-
-        return [F.min(F.when(F.col(SIGN) > 0, column_of(self.column)))]
-
-    def init(self, row: Mapping[str, Any]) -> Any:
-        return super().init(row) if row[SIGN] > 0 else None
+class RetractableMax(_Monotone, Max):
+    """The greatest of values that only grow."""
 
 
-class RetractableAvg(Avg):
+class RetractableMin(_Monotone, Min):
+    """The least of values that only fall."""
+
+
+class RetractableAvg(_Retractable, Avg):
     """The mean of a column over the present rows, stored as sum and count."""
-
-    def columns(self) -> Sequence[str]:
-        return (self.column, SIGN)
-
-    def describe(self) -> str:
-        return f"NetAvg({self.column})"
 
     def partials(self, value_type: str) -> list[Column]:
         """See `NativeCombiner.partials`. The sum, the change in the number of rows, and the rows that came.
@@ -201,10 +183,6 @@ class RetractableSum(RetractableAvg):
         column_type(columns, self.column, self)
         return f"struct<sum:{Sum(self.column).bind(columns)},count:bigint>"
 
-    def describe(self) -> str:
-        """See `Aggregator.describe`. Ledgers hold this name."""
-        return f"NetSum({self.column})"
-
     def result(self, value: Any) -> Any:
         """The sum; None if all values were null."""
         return value[0] if value is not None and value[1] else None
@@ -213,13 +191,15 @@ class RetractableSum(RetractableAvg):
         return value_type.removeprefix("struct<sum:").removesuffix(",count:bigint>")
 
 
+_RETRACTABLE: dict[type[Aggregator], Any] = {
+    Avg: RetractableAvg,
+    Count: RetractableCount,
+    Max: RetractableMax,
+    Min: RetractableMin,
+    Sum: RetractableSum,
+}
 BY_STORED_NAME: dict[str, type[Aggregator]] = {
-    "NetAvg": RetractableAvg,
-    "NetCount": RetractableCount,
-    "NetMax": RetractableMax,
-    "NetMin": RetractableMin,
-    "NetRows": RetractableRows,
-    "NetSum": RetractableSum,
+    kind.stored_name(): kind for kind in (*_RETRACTABLE.values(), RetractableRows)
 }
 """The aggregators by their names in ledgers, for readers without the job."""
 

@@ -14,10 +14,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, Row, column_type
+from mapstate.aggregators.aggregator import Aggregator, Row, column_type
 from mapstate.aggregators.columns import column_of
-from mapstate.aggregators.conditions import only_where, unsupported
-from mapstate.aggregators.sums import FLOATS, INTEGERS
+from mapstate.aggregators.of_column import FLOATS, INTEGERS, OfColumn, unsupported
 from mapstate.errors import ConfigurationError
 from mapstate.serializers.checksums import CHECKED, with_checksum
 from mapstate.sketches import bounds, datasketches, read_sketch, theta_bytes
@@ -29,21 +28,17 @@ _BOUNDS = "estimate:bigint,lower:bigint,upper:bigint"
 _MOST_TRACKED = 1_000_000
 
 
-class _Sketch(NativeCombiner):
+class _Sketch(OfColumn):
     """A sketch of a column, stored as its bytes and their checksum. Nulls are left out."""
 
     form: ClassVar[str]
     """The name of the bytes in the type of the stored value."""
+    _kind: ClassVar[str]
+    """The class of ``datasketches`` that reads the bytes."""
     _takes: ClassVar[tuple[str, ...]] = ("int", "bigint", "string")
     _shows: ClassVar[str] = f"struct<{_BOUNDS}>"
     _since: ClassVar[tuple[int, int]] = (4, 1)
     """The first version of Spark that has the aggregate function."""
-
-    def __init__(self, column: str | Column, where: str | Column | None) -> None:
-        self.column = cast("str", only_where(column, where))
-
-    def columns(self) -> Sequence[str]:
-        return (self.column,)
 
     def bind(self, columns: Mapping[str, str]) -> str:
         """See `Aggregator.bind`. Raises also MissingDriverError, and ConfigurationError for a Spark that is too old."""
@@ -72,34 +67,30 @@ class _Sketch(NativeCombiner):
         return with_checksum(self._bytes(sketch))
 
     def zero(self) -> Any:
-        """No rows: an empty sketch."""
         return with_checksum(self._bytes(self._empty(self._package())))
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         package = self._package()
-        kind = self._kind(package)
         pairs = zip(stored, partials, strict=True)
-        parts = ([read_sketch(kind, part[0]) for part in pair if part is not None] for pair in pairs)
+        parts = ([self._read(part[0]) for part in pair if part is not None] for pair in pairs)
         return [with_checksum(self._merged(package, sketches)) for sketches in parts]
 
     def result(self, value: Any) -> Any:
         """The answer of the sketch; None for a key without one."""
-        return None if value is None else self._shown(read_sketch(self._kind(self._package()), value[0]))
+        return None if value is None else self._shown(self._read(value[0]))
 
     def result_type(self, value_type: str) -> str:  # noqa: ARG002  always the same
-        """See `Aggregator.result_type`."""
         return self._shows
 
     def _package(self) -> Any:
         return datasketches(type(self).__name__)  # a reader's aggregator has no column to describe
 
+    def _read(self, sketch: bytes) -> Any:
+        return read_sketch(getattr(self._package(), self._kind), sketch)
+
     def _item(self, value: Any) -> Any:
         """The form in which the sketch takes a value."""
         return value
-
-    @abstractmethod
-    def _kind(self, package: Any) -> Any:
-        """The class of ``datasketches`` that reads the bytes."""
 
     @abstractmethod
     def _empty(self, package: Any) -> Any:
@@ -126,7 +117,7 @@ class _Distinct(_Sketch):
     _sizes: ClassVar[tuple[int, int]]
 
     def __init__(self, column: str | Column, *, log2k: int = 12, where: str | Column | None = None) -> None:
-        super().__init__(column, where)
+        super().__init__(column, where=where)
         self.log2k = _within(self, "log2k", log2k, *self._sizes)
 
     def describe(self) -> str:
@@ -156,17 +147,14 @@ class ApproxCountDistinct(_Distinct):
     """
 
     form = "hll"
+    _kind = "hll_sketch"
     _since = (4, 0)
     _sizes = (4, 21)
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always bytes
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         return [F.hll_sketch_agg(column_of(self.column), self.log2k)]
-
-    def _kind(self, package: Any) -> Any:
-        return package.hll_sketch
 
     def _empty(self, package: Any) -> Any:
         return package.hll_sketch(self.log2k)
@@ -191,16 +179,13 @@ class ThetaSketch(_Distinct):
     """
 
     form = "theta"
+    _kind = "compact_theta_sketch"
     _sizes = (5, 26)
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always bytes
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         return [F.theta_sketch_agg(column_of(self.column), self.log2k)]
-
-    def _kind(self, package: Any) -> Any:
-        return package.compact_theta_sketch
 
     def _empty(self, package: Any) -> Any:
         return package.update_theta_sketch(self.log2k)
@@ -226,6 +211,7 @@ class ApproxPercentiles(_Sketch):
     """
 
     form = "kll"
+    _kind = "kll_doubles_sketch"
     _takes = (*INTEGERS, *FLOATS, "decimal")
     _shows = "array<struct<rank:double,estimate:double,lower:double,upper:double>>"
 
@@ -238,7 +224,7 @@ class ApproxPercentiles(_Sketch):
         for rank in given:
             if type(rank) not in (int, float) or not 0 <= rank <= 1:
                 raise ConfigurationError(f"a rank of ApproxPercentiles is from 0 to 1, not {rank!r}: 0.99 for 99 %")
-        super().__init__(column, where)
+        super().__init__(column, where=where)
         self.ranks = tuple(map(float, ranks))
         self.k = _within(self, "k", k, 8, 65535)
 
@@ -260,9 +246,6 @@ class ApproxPercentiles(_Sketch):
 
     def _item(self, value: Any) -> Any:
         return float(value)
-
-    def _kind(self, package: Any) -> Any:
-        return package.kll_doubles_sketch
 
     def _empty(self, package: Any) -> Any:
         return package.kll_doubles_sketch(self.k)
@@ -292,11 +275,12 @@ class ApproxTopK(_Sketch):
     """
 
     form = "top_k"
+    _kind = "frequent_strings_sketch"
     _takes = (*INTEGERS, "string")
     _shows = f"array<struct<item:string,{_BOUNDS}>>"
 
     def __init__(self, k: int, column: str | Column, *, tracked: int = 1000, where: str | Column | None = None) -> None:
-        super().__init__(column, where)
+        super().__init__(column, where=where)
         self.tracked = _within(self, "tracked", tracked, 1, _MOST_TRACKED)
         self.k = _within(self, "k", k, 1, tracked)
 
@@ -322,16 +306,11 @@ class ApproxTopK(_Sketch):
     def _item(self, value: Any) -> Any:
         return str(value)
 
-    def _kind(self, package: Any) -> Any:
-        return package.frequent_strings_sketch
-
     def _empty(self, package: Any) -> Any:
         return package.frequent_strings_sketch(max(3, math.ceil(math.log2(math.ceil(self.tracked / 0.75)))))
 
     def _shown(self, sketch: Any) -> Any:
-        kind = datasketches(
-            type(self).__name__
-        ).frequent_items_error_type.NO_FALSE_POSITIVES  # as Spark's approx_top_k_estimate
+        kind = self._package().frequent_items_error_type.NO_FALSE_POSITIVES  # as Spark's approx_top_k_estimate
         found = sorted(sketch.get_frequent_items(kind), key=lambda entry: (-entry[1], entry[0]))
         return [
             {"item": item, "estimate": estimate, "lower": lower, "upper": upper}

@@ -15,18 +15,14 @@ from decimal import Context, Decimal
 from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
-from mapstate.aggregators.aggregator import NativeCombiner, Row, column_type
+from mapstate.aggregators.aggregator import NativeCombiner, Row
 from mapstate.aggregators.columns import column_of
-from mapstate.aggregators.conditions import only_where, unsupported
+from mapstate.aggregators.of_column import OfColumn, only_where, sum_type
 from mapstate.errors import ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["EXACT", "FLOATS", "INTEGERS", "Count", "Sum", "add_all", "overflow", "scale_of"]
-
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
-FLOATS = ("float", "double")
 _MAX_LONG = (1 << 63) - 1
 _MIN_LONG = -(1 << 63)
 EXACT = Context(prec=80)
@@ -47,7 +43,6 @@ class Count(NativeCombiner):
         return "bigint"
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always a bigint
-        """See `NativeCombiner.partials`."""
         from pyspark.sql import functions as F
 
         return [F.count(F.lit(1) if self.column is None else column_of(self.column))]
@@ -56,35 +51,21 @@ class Count(NativeCombiner):
         return 1 if self.column is None else int(row[self.column] is not None)
 
     def zero(self) -> int:
-        """No rows: 0."""
         return 0
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         return add_all(self, stored, partials)
 
 
-class Sum(NativeCombiner):
+class Sum(OfColumn):
     """The sum of a column. Integers add up to a bigint, float and double to a double, decimals to 38 digits.
 
     A sum out of range is a ValueOverflowError before the write, with ANSI mode on or off. The last bits of a double's
     sum depend on the order of the additions.
     """
 
-    def __init__(self, column: str | Column, *, where: str | Column | None = None) -> None:
-        self.column = cast("str", only_where(column, where))
-
-    def columns(self) -> Sequence[str]:
-        return (self.column,)
-
     def bind(self, columns: Mapping[str, str]) -> str:
-        kind = column_type(columns, self.column, self)
-        if kind in INTEGERS:
-            return "bigint"
-        if kind in FLOATS:
-            return "double"
-        if kind.startswith("decimal("):
-            return f"decimal(38,{scale_of(kind)})"
-        raise unsupported(self, self.column, kind, "a number")
+        return sum_type(self, self.column, columns)
 
     def partials(self, value_type: str) -> list[Column]:
         from pyspark.sql import functions as F
@@ -96,23 +77,17 @@ class Sum(NativeCombiner):
         return [F.try_sum(column), F.count(column)]
 
     def assemble(self, columns: list[list[Any]]) -> list[Any]:
-        sums = columns[0]
-        if len(columns) > 1 and None in sums:
-            for total, count in zip(sums, columns[1], strict=True):
-                if total is None and count:
-                    raise overflow(self)
-        return sums
-
-    def init(self, row: Row) -> Any:
-        return row[self.column]
+        check_sums(self, *columns)
+        return columns[0]
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         return add_all(self, stored, partials)
 
 
-def scale_of(decimal_type: str) -> int:
-    """The decimal places of a Spark decimal."""
-    return int(decimal_type.removesuffix(")").partition(",")[2])
+def check_sums(who: NativeCombiner, sums: list[Any], counts: Sequence[int] = ()) -> None:
+    """Raise ValueOverflowError for a sum that is null, though its ``counts`` of summands is not 0."""
+    if counts and None in sums and any(count for total, count in zip(sums, counts, strict=True) if total is None):
+        raise overflow(who)
 
 
 def add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list[Any]:

@@ -299,9 +299,8 @@ class _Service:
             raise Problem(503, "The store does not answer.", retry_after=1, error=type(error).__name__) from None
         return await _health(request)
 
-    async def failed(self, request: Request, error: Exception) -> Response:
+    async def failed(self, request: Request, error: MapStateError) -> Response:
         """The answer for an error of mapstate. A state that is gone is not sought again for a while."""
-        assert isinstance(error, MapStateError)  # noqa: S101  for the type checker; Starlette calls by class
         name = request.path_params.get("state", "")
         await self._states.lose_if_gone(name, error)
         if name and isinstance(error, UsageError) and not self._states.is_open(name):
@@ -400,13 +399,11 @@ def _page_file(name: str, media_type: str) -> Call:
     return answer
 
 
-async def _of_problem(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)  # noqa: S101  for the type checker; Starlette calls by class
+async def _of_problem(_: Request, error: Problem) -> Response:
     return error.response()
 
 
-async def _of_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101
+async def _of_http(request: Request, error: HTTPException) -> Response:
     detail = {404: "There is no such call. /openapi.json has all of them.", 405: "This call has another method."}
     answer = Problem(error.status_code, detail.get(error.status_code, "")).response()
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

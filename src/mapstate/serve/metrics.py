@@ -137,53 +137,52 @@ class Metrics:
             await self._states.lose_if_gone(name, error)
             self._gauges["up"].labels(name).set(0)
             return
-        self._note_ledger(name, ledger)
-        newest = -1
-        if reports:  # of a driver that was taken over one may come late
-            last = max(reports, key=lambda one: one.txid)
-            self._note_report(name, last)
-            newest = last.txid
-        for report in reports if name in self._last else []:
-            if report.txid > self._last[name]:
-                self._add(name, report)
-        self._last[name] = max(newest, self._last.get(name, -1))
-
-    def _note_ledger(self, name: str, ledger: LedgerRecord) -> None:
-        values: dict[str, float | None] = {
-            "up": 1,
-            "keys": ledger.keys_held(),
-            "attempt_in_flight": ledger.in_flight is not None,
-        }
-        if ledger.last_commit is not None:
-            values["batch_id"] = ledger.last_commit.batch_id
-            if ledger.last_commit.at:
-                at = dt.datetime.fromisoformat(ledger.last_commit.at).timestamp()
-                values |= {"commit_timestamp_seconds": at, "commit_age_seconds": max(0.0, time.time() - at)}
-        if ledger.last_windows() is not None and ledger.keys[0].type == "timestamp":
-            mark = ledger.final_mark()
-            values["watermark_timestamp_seconds"] = None if mark == NEVER else mark / 1e6
-        for metric, value in values.items():
+        # The reports are not sorted: that of a driver that was taken over may come late.
+        last = max(reports, key=lambda report: report.txid, default=None)
+        for metric, value in _gauges_of(ledger, last).items():
             if value is not None:
                 self._gauges[metric].labels(name).set(value)
-
-    def _note_report(self, name: str, report: BatchReport) -> None:
-        self._gauges["batch_rows"].labels(name).set(report.rows)
-        self._gauges["batch_keys_written"].labels(name).set(report.keys_written)
-        self._gauges["batch_seconds"].labels(name).set(report.milliseconds / 1000)
-        self._gauges["batch_attempts"].labels(name).set(report.attempt)
-        for counter in self._sums.values():
+        for counter in self._sums.values() if reports else ():
             counter.labels(name)
+        for report in reports:
+            if report.txid > self._last.get(name, report.txid):
+                for metric, value in _sums_of(report).items():
+                    self._sums[metric].labels(name).inc(value)
+        self._last[name] = max(-1 if last is None else last.txid, self._last.get(name, -1))
 
-    def _add(self, name: str, report: BatchReport) -> None:
-        added = {
-            "batches": 1,
-            "rows": report.rows,
-            "offsets_passed": report.offsets_passed or 0,
-            "keys_written": report.keys_written,
-            "rows_late": report.rows_late,
-            "rows_between": report.rows_between,
-            "retried_batches": report.attempt > 1,
-            "busy_seconds": report.milliseconds / 1000,
+
+def _gauges_of(ledger: LedgerRecord, last: BatchReport | None) -> dict[str, float | None]:
+    values: dict[str, float | None] = {
+        "up": 1,
+        "keys": ledger.keys_held(),
+        "attempt_in_flight": ledger.in_flight is not None,
+    }
+    if ledger.last_commit is not None:
+        values["batch_id"] = ledger.last_commit.batch_id
+        if ledger.last_commit.at:
+            at = dt.datetime.fromisoformat(ledger.last_commit.at).timestamp()
+            values |= {"commit_timestamp_seconds": at, "commit_age_seconds": max(0.0, time.time() - at)}
+    if ledger.last_windows() is not None and ledger.keys[0].type == "timestamp":
+        mark = ledger.final_mark()
+        values["watermark_timestamp_seconds"] = None if mark == NEVER else mark / 1e6
+    if last is not None:
+        values |= {
+            "batch_rows": last.rows,
+            "batch_keys_written": last.keys_written,
+            "batch_seconds": last.milliseconds / 1000,
+            "batch_attempts": last.attempt,
         }
-        for metric, value in added.items():
-            self._sums[metric].labels(name).inc(value)
+    return values
+
+
+def _sums_of(report: BatchReport) -> dict[str, float]:
+    return {
+        "batches": 1,
+        "rows": report.rows,
+        "offsets_passed": report.offsets_passed or 0,
+        "keys_written": report.keys_written,
+        "rows_late": report.rows_late,
+        "rows_between": report.rows_between,
+        "retried_batches": report.attempt > 1,
+        "busy_seconds": report.milliseconds / 1000,
+    }

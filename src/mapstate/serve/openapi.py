@@ -7,11 +7,11 @@ from typing import Any
 
 from mapstate.version import VERSION
 
-_JSON = "application/json"
 _TEXT: dict[str, Any] = {"type": "string"}
 _WORD: dict[str, Any] = {"type": ["string", "null"]}
 _NUMBER: dict[str, Any] = {"type": ["integer", "null"]}
 _STATE = {"name": "state", "in": "path", "required": True, "schema": _TEXT, "description": "the name of a state"}
+_END = {"name": "end", "in": "path", "required": True, "schema": _TEXT, "description": "the end of the window"}
 _KEY = {
     "name": "key",
     "in": "query",
@@ -34,36 +34,49 @@ _AS_OF_WAIT = [
         "description": "seconds after which the wait ends with 503",
     },
 ]
+_PAGES = [
+    {"name": "cursor", "in": "query", "schema": _TEXT, "description": "of an earlier scan, to go on behind it"},
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}},
+    {
+        "name": "columns",
+        "in": "query",
+        "schema": {**_TEXT, "minLength": 1},
+        "description": "fields to give, with commas between them",
+    },
+]
+_SPAN = [{"name": name, "in": "query", "schema": _TEXT} for name in ("since", "until")]
 _KNOWN = {"name": "If-None-Match", "in": "header", "schema": _TEXT, "description": "an ETag: 304 if it still holds"}
-_NDJSON = {"application/x-ndjson": {"schema": _TEXT}}
+_LAST_ID = {"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "what a client has"}
+_ETAG = {"ETag": {"schema": _TEXT, "description": "changes with each commit; of opaque states"}}
 
 
 def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _answer(description: str, schema: Any = None, *, is_tagged: bool = False) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": description}
-    if schema is not None:
-        answer["content"] = {_JSON: {"schema": schema}}
-    if is_tagged:
-        answer["headers"] = {"ETag": {"schema": _TEXT, "description": "changes with each commit; of opaque states"}}
-    return answer
+def _content(schema: dict[str, Any], media_type: str = "application/json") -> dict[str, Any]:
+    return {"content": {media_type: {"schema": schema}}}
 
 
-def _call(
-    name: str, summary: str, answers: dict[str, Any], parameters: tuple[Any, ...] = (), body: Any = None
-) -> dict[str, Any]:
+def _json(description: str, schema: str) -> dict[str, Any]:
+    return {"description": description, **_content(_ref(schema))}
+
+
+def _text(description: str, media_type: str) -> dict[str, Any]:
+    return {"description": description, **_content(_TEXT, media_type)}
+
+
+def _call(name: str, summary: str, answer: dict[str, Any], *parameters: dict[str, Any]) -> dict[str, Any]:
+    """A call; with the parameter `_KNOWN` its answer has a tag, and may be 304."""
+    answers = {"200": answer}
+    if _KNOWN in parameters:
+        answers = {"200": {**answer, "headers": _ETAG}, "304": {"description": "the client has it"}}
     call: dict[str, Any] = {
         "operationId": name,
         "summary": summary,
         "responses": {**answers, "default": {"$ref": "#/components/responses/Problem"}},
     }
-    if parameters:
-        call["parameters"] = list(parameters)
-    if body is not None:
-        call["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
-    return call
+    return {**call, "parameters": list(parameters)} if parameters else call
 
 
 def _object(required: str, **properties: Any) -> dict[str, Any]:
@@ -72,35 +85,38 @@ def _object(required: str, **properties: Any) -> dict[str, Any]:
 
 def openapi(functions: Iterable[str] = (), root: str = "") -> dict[str, Any]:
     """The document; ``functions`` are those of ``--functions``, and ``root`` is the path of the service in another."""
-    computed = {f"/drpc/{name}": {"post": _function(name)} for name in functions}
-    same = _answer("the client has it")
-    values = "/states/{state}/values"
-    get = _call(
-        "get",
-        "The value of one key",
-        {"200": _answer("the value, null for an absent key", _ref("Value"), is_tagged=True), "304": same},
-        (_STATE, _KEY, *_AS_OF_WAIT, _KNOWN),
-    )
-    multi_get = _call(
-        "multiGet",
-        "The values of up to 10,000 keys, all as of one batch",
-        {"200": _answer("the values, in the order of the keys", _ref("Values"), is_tagged=True), "304": same},
-        (_STATE, *_AS_OF_WAIT, _KNOWN),
-        _ref("Keys"),
-    )
-    limits = (
-        {"name": "cursor", "in": "query", "schema": _TEXT, "description": "of an earlier scan, to go on behind it"},
-        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}},
-        {
-            "name": "columns",
-            "in": "query",
-            "schema": {**_TEXT, "minLength": 1},
-            "description": "fields to give, with commas between them",
-        },
-    )
-    span = tuple({"name": name, "in": "query", "schema": _TEXT} for name in ("since", "until"))
-    end = {"name": "end", "in": "path", "required": True, "schema": _TEXT, "description": "the end of the window"}
-    lines = {"description": "lines of JSON: see docs/serve.md", "content": _NDJSON}
+    value = _json("the value, null for an absent key", "Value")
+    values = _json("the values, in the order of the keys", "Values")
+    windows = _json("the windows, in order", "Windows")
+    lines = _text("lines of JSON: see docs/serve.md", "application/x-ndjson")
+    is_up = _json("it does", "Health")
+    many = "The values of up to 10,000 keys, all as of one batch"
+    gets = {
+        "/states": _call("states", "All states", _json("the states", "States")),
+        "/states/{state}": _call(
+            "state", "One state", _json("the state, its last batches", "State"), _STATE, *_AS_OF_WAIT
+        ),
+        "/states/{state}/values": _call("get", "The value of one key", value, _STATE, _KEY, *_AS_OF_WAIT, _KNOWN),
+        "/states/{state}/scan": _call("scan", "All keys and values", lines, _STATE, *_PAGES, *_AS_OF_WAIT),
+        "/states/{state}/windows": _call(
+            "windows", "The windows of one key", windows, _STATE, _KEY, *_SPAN, *_AS_OF_WAIT, _KNOWN
+        ),
+        "/states/{state}/windows/{end}": _call("window", "All keys of one window", lines, _STATE, _END, *_AS_OF_WAIT),
+        "/events": _call("events", "An event per commit", _text("server-sent events", "text/event-stream"), _LAST_ID),
+        "/metrics": _call("metrics", "Metrics for Prometheus", _text("metrics", "text/plain")),
+        "/health": _call("health", "Whether the service answers", is_up),
+        "/ready": _call("ready", "Whether the store answers", is_up),
+    }
+    paths = {path: {"get": call} for path, call in gets.items()}
+    paths["/states/{state}/values"]["post"] = {
+        **_call("multiGet", many, values, _STATE, *_AS_OF_WAIT, _KNOWN),
+        "requestBody": {"required": True, **_content(_ref("Keys"))},
+    }
+    result = {"description": "its result", **_content(_object("result", result={}))}
+    for name in functions:
+        call = _call(f"drpc_{name}", f"The function {name}", result)
+        paths[f"/drpc/{name}"] = {"post": {**call, "requestBody": _content(_TEXT, "text/plain")}}
+    problem = {"description": "a problem, as RFC 9457 has it", **_content(_ref("Problem"), "application/problem+json")}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -110,68 +126,13 @@ def openapi(functions: Iterable[str] = (), root: str = "") -> dict[str, Any]:
         },
         "servers": [{"url": root or "/"}],
         "security": [{}, {"token": []}],
-        "paths": {
-            "/states": {"get": _call("states", "All states", {"200": _answer("the states", _ref("States"))})},
-            "/states/{state}": {
-                "get": _call(
-                    "state",
-                    "One state",
-                    {"200": _answer("the state, its last batches", _ref("State"))},
-                    (_STATE, *_AS_OF_WAIT),
-                )
-            },
-            values: {"get": get, "post": multi_get},
-            "/states/{state}/scan": {
-                "get": _call("scan", "All keys and values", {"200": lines}, (_STATE, *limits, *_AS_OF_WAIT))
-            },
-            "/states/{state}/windows": {
-                "get": _call(
-                    "windows",
-                    "The windows of one key",
-                    {"200": _answer("the windows, in order", _ref("Windows"), is_tagged=True), "304": same},
-                    (_STATE, _KEY, *span, *_AS_OF_WAIT, _KNOWN),
-                )
-            },
-            "/states/{state}/windows/{end}": {
-                "get": _call("window", "All keys of one window", {"200": lines}, (_STATE, end, *_AS_OF_WAIT))
-            },
-            "/events": {
-                "get": _call(
-                    "events",
-                    "An event per commit",
-                    {"200": {"description": "server-sent events", "content": {"text/event-stream": {"schema": _TEXT}}}},
-                    ({"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "what a client has"},),
-                )
-            },
-            "/metrics": {
-                "get": _call(
-                    "metrics",
-                    "Metrics for Prometheus",
-                    {"200": {"description": "metrics", "content": {"text/plain": {"schema": _TEXT}}}},
-                )
-            },
-            "/health": {
-                "get": _call("health", "Whether the service answers", {"200": _answer("it does", _ref("Health"))})
-            },
-            "/ready": {"get": _call("ready", "Whether the store answers", {"200": _answer("it does", _ref("Health"))})},
-            **computed,
-        },
+        "paths": paths,
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "responses": {
-                "Problem": {
-                    "description": "a problem, as RFC 9457 has it",
-                    "content": {"application/problem+json": {"schema": _ref("Problem")}},
-                }
-            },
+            "responses": {"Problem": problem},
             "schemas": _schemas(),
         },
     }
-
-
-def _function(name: str) -> dict[str, Any]:
-    call = _call(f"drpc_{name}", f"The function {name}", {"200": _answer("its result", _object("result", result={}))})
-    return {**call, "requestBody": {"content": {"text/plain": {"schema": _TEXT}}}}
 
 
 def _schemas() -> dict[str, Any]:

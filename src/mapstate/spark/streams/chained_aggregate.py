@@ -76,10 +76,13 @@ def with_expressions(rows: R, aggregates: Mapping[str, Aggregator]) -> tuple[R, 
             return name
 
     expressions, named = expressions_of(aggregates, rows.schema.names, spark_name)
-    expressions = Expressions(nested_in(aggregates, rows.schema) | {**expressions.columns})
-    if not expressions.columns:
-        return rows, named
-    more = rows.with_step(expressions, by_row=True)
-    with analysed(f"one of {', '.join(expressions.columns)}"):
+    columns = nested_in(aggregates, rows.schema) | {**expressions.columns}
+    return (with_columns(rows, f"one of {', '.join(columns)}", columns) if columns else rows), named
+
+
+def with_columns(rows: R, called: str, columns: Mapping[str, Column]) -> R:
+    """The rows with more columns. Raises ConfigurationError, which says how they are ``called``."""
+    more = rows.with_step(Expressions(columns), by_row=True)
+    with analysed(called):
         _ = more.schema
-    return more, named
+    return more

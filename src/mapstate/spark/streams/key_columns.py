@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, KeyEncodingError, UnsupportedTypeError
 from mapstate.spark.executor.noted import as_note
-from mapstate.spark.steps.expressions import Expressions, Only, analysed, is_column, is_named
-from mapstate.spark.streams.chained_aggregate import SteppedRows
+from mapstate.spark.steps.expressions import Only, analysed, is_column, is_named
+from mapstate.spark.streams.chained_aggregate import SteppedRows, with_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -42,7 +42,7 @@ def _with_expression(rows: R, key: Column) -> tuple[R, list[str]]:
     _check_sessions(field)  # here, because Spark Connect's withColumns leaves the metadata out
     name = field.name
     if name.casefold() not in _taken(rows):
-        rows = _with_columns(rows, str(key), {name: key})
+        rows = with_columns(rows, f"the key {key}", {name: key})
     elif not is_named(key, name):
         raise DuplicateNameError(
             f"the key {key} has the name of a column: give it another one with alias(...)", name=name
@@ -69,7 +69,7 @@ def _with_fields(rows: R, key: str) -> tuple[R, list[str]]:
                 f"the key {key!r} is a struct, and its field needs the name {name!r}, which a column has: rename one",
                 name=name,
             )
-    return _with_columns(rows, repr(key), added), list(added)
+    return with_columns(rows, f"the key {key!r}", added), list(added)
 
 
 def _fields_of(struct: Any) -> dict[str, Column]:
@@ -97,13 +97,6 @@ def _check_sessions(field: StructField) -> None:
             f"the key {field.name!r} has sessions of Spark's, which only Spark's own groupBy joins. Nothing was "
             "written. Take stream.window(SessionWindow.of('10 minutes'), timestampField='at')."
         )
-
-
-def _with_columns(rows: R, key: str, columns: Mapping[str, Column]) -> R:
-    more = rows.with_step(Expressions(columns), by_row=True)
-    with analysed(f"the key {key}"):
-        _ = more.schema
-    return more
 
 
 def _taken(rows: SteppedRows) -> set[str]:

@@ -22,7 +22,7 @@ from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
 from mapstate.spark.steps.state_query import StaticState
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream
-from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.query import OfQuery, Query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,7 +35,7 @@ _EVERY_PARTITION = {
 }
 
 
-class PartitionPersist(Startable):
+class PartitionPersist(OfQuery):
     """A user's own state that follows a stream. See `Stream.partitionPersist`."""
 
     def __init__(self, query: Query, steps: tuple[Step, ...], task: UpdateTask) -> None:

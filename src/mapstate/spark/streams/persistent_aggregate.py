@@ -25,7 +25,7 @@ from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.driver.uncounted_files import Start, starting_offsets
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import GroupedStream
-from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.query import OfQuery, Query
 from mapstate.spark.streams.rows import Rows
 from mapstate.spec import StateSpec
 from mapstate.values import html_table
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["updates", "answers", "events"]
 Feed = Callable[[Downstream | Follower], None]
+FeedSigned = Callable[[BatchDriver, Branch, tuple[Step, ...]], None]
 
 
-class PersistentAggregate(Startable):
+class PersistentAggregate(OfQuery):
     """A state that a stream keeps. Also a plain foreachBatch function.
 
     In a job that exists it is one line::
@@ -72,6 +73,8 @@ class PersistentAggregate(Startable):
         With ``old``, of an opaque state, also the totals before the batch: ``visits`` and ``old_visits``. A key that
         a batch removes comes with nulls. See `NewValuesStream`. Raises ConfigurationError.
         """
+        from pyspark.sql import functions as F
+
         job = self.job
         if old and job.spec.type != "opaque":
             raise ConfigurationError(f"a {job.spec.type} state keeps no old values: take opaque(...)")
@@ -88,13 +91,21 @@ class PersistentAggregate(Startable):
 
             query.add_downstream(branch, Follower(shaped, retracts=old))
 
+        def feed_signed(driver: BatchDriver, follower: Branch, steps: tuple[Step, ...]) -> None:
+            def signed(rows: DataFrame, batch_id: int, txid: int | None) -> None:
+                added = through(steps, parts.new(rows.where(IS_THERE)), batch_id).withColumn(SIGN, F.lit(1))
+                gone = through(steps, parts.old(rows.where(WAS_THERE)), batch_id).withColumn(SIGN, F.lit(-1))
+                driver.run(added.unionByName(gone), batch_id, txid)
+
+            query.add_downstream(branch, Follower(signed, follower, retracts=True))
+
         is_exact = not old and job.spec.type == "opaque" and job.spec.ttl is None
         return NewValuesStream(
             job.stream,
             self,
             shape(empty_frame(self._inside, columns)),
             feed,
-            updates=_Updates(query, branch, parts) if is_exact else None,
+            updates=feed_signed if is_exact else None,
             state=self,
         )
 
@@ -152,10 +163,10 @@ class NewValuesStream(Rows[PersistentAggregate]):
     """
 
     name: str
-    fed_by: Startable  # what is started in the end
+    fed_by: OfQuery  # what is started in the end
     frame: DataFrame  # empty, with the columns in front of the steps
     feed: Feed
-    updates: _Updates | None = None
+    updates: FeedSigned | None = None  # new and old values with their signs; None where nothing tells the old ones
     steps: tuple[Step, ...] = ()
     kind: Kind = "updates"
     state: PersistentAggregate | None = None  # in front of these rows; None behind a user's own state
@@ -259,14 +270,14 @@ class NewValuesStream(Rows[PersistentAggregate]):
 
     def keep(self, job: Job) -> PersistentAggregate:
         """See `Groupable.keep`. The second state has a driver of its own, which the first one's commit calls."""
-        retracts = self.updates is not None and self.kind == "updates"
-        branch = Branch(job, steps=() if retracts else self.steps, make_driver=driver_of(job.spec))
+        signed = self.updates if self.kind == "updates" else None
+        branch = Branch(job, steps=self.steps if signed is None else (), make_driver=driver_of(job.spec))
         driver = BatchDriver(StreamPlan(job.stream, [branch]), of_stream=False)
         query = self.fed_by.query
-        if retracts and self.updates is not None:
-            self.updates.feed(driver, branch, self.steps)
-        else:
+        if signed is None:
             self.feed(Follower(driver.run, branch))
+        else:
+            signed(driver, branch, self.steps)
         return PersistentAggregate(query, branch, empty_frame(self.frame, self.schema), source=self.state)
 
 
@@ -301,23 +312,3 @@ class _Parts:
     def _old_columns(self, found: DataFrame, prefix: str) -> list[Column]:
         names = [name for name in found.columns if not name.startswith(INSIDE)][len(self._keys) :]
         return [column_of(f"{OLD_COLUMN}{names.index(name)}").alias(prefix + name) for name in self._fields]
-
-
-class _Updates:
-    """The new values of a state with a sign: what is there now, and what is there no more."""
-
-    def __init__(self, query: Query, branch: Branch, parts: _Parts) -> None:
-        self._query = query
-        self.branch = branch
-        self._parts = parts
-
-    def feed(self, driver: BatchDriver, follower: Branch, steps: tuple[Step, ...]) -> None:
-        """Feeds a second state: the new and the old values go through the steps."""
-        from pyspark.sql import functions as F
-
-        def signed(rows: DataFrame, batch_id: int, txid: int | None) -> None:
-            new = through(steps, self._parts.new(rows.where(IS_THERE)), batch_id)
-            old = through(steps, self._parts.old(rows.where(WAS_THERE)), batch_id)
-            driver.run(new.withColumn(SIGN, F.lit(1)).unionByName(old.withColumn(SIGN, F.lit(-1))), batch_id, txid)
-
-        self._query.add_downstream(self.branch, Follower(signed, follower, retracts=True))

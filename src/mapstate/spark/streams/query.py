@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import MapStateError, UsageError
-from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
-from mapstate.spark.streams.starting import say_last, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -128,14 +127,12 @@ class Query:
         return f"<stream {self.name}: {', '.join(branch.job.spec.state for branch in self.plan.branches)}>"
 
 
-class Startable:
-    """A part of a stream from which its query can be started; also a foreachBatch function for a job that exists.
+class Startable(ABC):
+    """What starts the query of a stream, one at a time; also a foreachBatch function for a job that exists."""
 
-    ``query`` is that of the whole stream. One query is started at a time.
-    """
-
-    def __init__(self, query: Query) -> None:
-        self.query = query
+    @abstractmethod
+    def _to_start(self) -> Query:
+        """The query of the whole stream. Raises UsageError where there is none, or more than one."""
 
     @property
     def last_error(self) -> MapStateError | None:
@@ -143,11 +140,12 @@ class Startable:
 
         Under Spark Connect the server is asked for it; raises what Spark raises where that has gone.
         """
-        if self.query.served is not None:
+        query = self._to_start()
+        if query.served is not None:
             from mapstate.spark.driver.connect import error_of
 
-            return error_of(self.query.served)
-        return self.query.last_error
+            return error_of(query.served)
+        return query.last_error
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch to all that the stream keeps and feeds. What Spark calls, on the driver.
@@ -155,7 +153,7 @@ class Startable:
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
         and nothing of the batch counts, unless a function that follows the commit raised it.
         """
-        self.query(batch_df, batch_id)
+        self._to_start()(batch_df, batch_id)
 
     def start(
         self,
@@ -176,19 +174,18 @@ class Startable:
         would be totals: a streaming aggregation with another ``outputMode`` than "append". Raises CheckpointError for a
         local checkpoint that was never begun, because its driver died before that.
         """
-        query = self.query
-        query.last_error = query.served = None
-        started = start_query(
-            query,
-            query.df,
-            query.plan,
-            checkpointLocation=checkpointLocation,
-            trigger=trigger,
-            queryName=queryName,
-            outputMode=outputMode,
-            options=options or {},
+        from mapstate.spark.streams.starting import start_query
+
+        return start_query(
+            self._to_start(), checkpointLocation, options or {}, trigger=trigger, name=queryName, mode=outputMode
         )
-        query.served = started if is_connect(query.df) else None
-        if query.served is None:
-            say_last(started, lambda: query.last_error)
-        return started
+
+
+class OfQuery(Startable):
+    """A part of a stream. ``query`` is that of the whole stream."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+
+    def _to_start(self) -> Query:
+        return self.query

@@ -14,7 +14,7 @@ from mapstate.operations.checkpoint import check_first_offsets
 from mapstate.protocol.held_ledger import HeldLedger
 from mapstate.protocol.opening import open_ledger
 from mapstate.spark.driver.access import access_of, is_connect
-from mapstate.spark.driver.job import Branch, StreamPlan
+from mapstate.spark.driver.job import Branch
 from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.driver.state import StateDriver
 
@@ -22,37 +22,38 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from mapstate.spark.streams.query import Query
 
 _SETTING = "spark.sql.streaming.checkpointLocation"
 
 
 def start_query(
-    function: Callable[[DataFrame, int], None],
-    df: DataFrame,
-    plan: StreamPlan,
-    *,
+    query: Query,
     checkpointLocation: str | None,
-    trigger: str | Mapping[str, Any] | None,
-    queryName: str | None,
-    outputMode: str,
     options: Mapping[str, str],
+    *,
+    trigger: str | Mapping[str, Any] | None,
+    name: str | None,
+    mode: str,
 ) -> StreamingQuery:
-    """Start the query of a stream, whose batches ``function`` applies as ``plan`` says. See `Startable.start`."""
+    """Start a query. See `Startable.start`."""
+    df, plan = query.df, query.plan
+    query.last_error = query.served = None
     if not df.isStreaming:
         raise UsageError("this DataFrame is no stream: read it with spark.readStream")
     branches = [*branches_of(plan)]
-    if plan.branches and outputMode.lower() != "append":
-        access_of(df).check_increments(outputMode)
+    if plan.branches and mode.lower() != "append":
+        access_of(df).check_increments(mode)
     if trigger is not None and not isinstance(trigger, (str, Mapping)):
         raise ConfigurationError(
             f"trigger is an interval such as '10 seconds', or {{'availableNow': True}}, not {trigger!r}"
         )
     place = checkpointLocation or options.get("checkpointLocation")
-    called: Any = function
+    called: Any = query
     if is_connect(df):  # which pickles it
         from mapstate.spark.driver.connect import ServedQuery
 
-        called = ServedQuery.of(function, df, branches, place)
+        called = ServedQuery.of(query, df, branches, place)
     elif branches and checkpointLocation == "" and place is None and df.sparkSession.conf.get(_SETTING, None) is None:
         raise UsageError(
             "start needs a checkpointLocation: without one Spark begins anew at each start, and the second start is "
@@ -61,15 +62,20 @@ def start_query(
         )
     else:
         _check_states(df, branches, place)
-    writer = df.writeStream.foreachBatch(called).outputMode(outputMode)
+    writer = df.writeStream.foreachBatch(called).outputMode(mode)
     if trigger is not None:
         writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-    if queryName is not None:
-        writer = writer.queryName(queryName)
+    if name is not None:
+        writer = writer.queryName(name)
     if checkpointLocation:
         check_first_offsets(str(checkpointLocation))
         writer = writer.option("checkpointLocation", str(checkpointLocation))
-    return writer.options(**options).start()
+    started = writer.options(**options).start()
+    if is_connect(df):
+        query.served = started
+    else:
+        _say_last(started, lambda: query.last_error)
+    return started
 
 
 def _check_states(df: DataFrame, branches: Sequence[Branch], place: str | None) -> None:
@@ -87,7 +93,7 @@ def _check_states(df: DataFrame, branches: Sequence[Branch], place: str | None) 
                 open_ledger(held.record, (branch.make_driver or StateDriver)(branch).open_request(query_id))
 
 
-def say_last(query: StreamingQuery, error_of: Callable[[], MapStateError | None]) -> None:
+def _say_last(query: StreamingQuery, error_of: Callable[[], MapStateError | None]) -> None:
     """Have what the query raises end with the message of our error, below all that Spark says of its own."""
 
     def awaitTermination(timeout: int | None = None) -> bool | None:

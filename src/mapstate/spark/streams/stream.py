@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, overload
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import check_state_name
-from mapstate.errors import ConfigurationError, MapStateError, UsageError
+from mapstate.errors import ConfigurationError, UsageError
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.executors import start_workers_as_here
 from mapstate.spark.driver.frames import through
@@ -20,7 +20,7 @@ from mapstate.spark.streams.counted import CountedStream
 from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.partition_persist import PartitionPersist, update_task
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
-from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.query import OfQuery, Query, Startable
 from mapstate.spark.streams.rows import Rows
 from mapstate.spark.streams.windows import WindowedStream, windows_of, with_ticks
 from mapstate.spec import StateSpec
@@ -35,7 +35,6 @@ from mapstate.windows import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
     from mapstate.spark.steps.window_rows import LateRows
@@ -61,10 +60,11 @@ def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
 
 
 @dataclass(frozen=True)
-class Stream(Rows[PersistentAggregate]):
+class Stream(Rows[PersistentAggregate], Startable):
     """The rows of a DataFrame. See `newStream`.
 
-    ``query`` is that of a topology's stream, which all states share. Without one each state has a query of its own.
+    ``query`` is that of a topology's stream, which all states share, and which is started here. Without one each state
+    has a query of its own, to be started by itself: then `start` raises UsageError.
     ``is_late`` says that they are the late rows of windows.
     """
 
@@ -123,7 +123,7 @@ class Stream(Rows[PersistentAggregate]):
         """
         query, steps = self._own_query(), self.steps
         query.add_behind(Behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id)))
-        return Startable(query)
+        return OfQuery(query)
 
     def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> PersistentAggregate:
         """Keeps aggregates of all rows, under the key ``()``. See `GroupedStream.persistentAggregate`."""
@@ -151,33 +151,7 @@ class Stream(Rows[PersistentAggregate]):
         task = update_task(self.schema, state, updater, by, partitions=partitions, chunk_size=chunk_size)
         return PartitionPersist(self._own_query(), self.steps, task)
 
-    def start(
-        self,
-        checkpointLocation: str | None = "",
-        *,
-        trigger: str | Mapping[str, Any] | None = None,
-        queryName: str | None = None,
-        outputMode: str = "append",
-        options: Mapping[str, str] | None = None,
-    ) -> StreamingQuery:
-        """Starts the query of a topology's stream, with all of its states. See `Startable.start`.
-
-        Raises UsageError for a stream of no topology: there each state is started by itself.
-        """
-        return Startable(self._shared_query()).start(
-            checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
-        )
-
-    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Applies one micro-batch to all states of a topology's stream. See `Startable.__call__`."""
-        self._shared_query()(batch_df, batch_id)
-
-    @property
-    def last_error(self) -> MapStateError | None:
-        """The error that stopped the query of a topology's stream."""
-        return Startable(self._shared_query()).last_error
-
-    def _shared_query(self) -> Query:
+    def _to_start(self) -> Query:
         if self.query is None:
             raise UsageError(f"the stream {self.name!r} is of no topology: start what persistentAggregate returned")
         return self.query

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mapstate.backends import check_state_name
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, DuplicateNameError, MapStateError, UsageError, check_range
+from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError, check_range
 from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.job import Branch, OnFinished
 from mapstate.spark.driver.quarantine import KEPT_BY
 from mapstate.spark.driver.repeats import branches_of
-from mapstate.spark.streams.query import Query, Startable
+from mapstate.spark.streams.query import OfQuery, Query, Startable
 from mapstate.spark.streams.running import Running
 from mapstate.spark.streams.stream import Stream, newStream
 
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 OnPoison = Literal["stop", "quarantine"]
 
 
-class Topology:
+class Topology(Startable):
     """Streams with several states each. Declared once, then started, or used as a foreachBatch function.
 
     After any crash and any replay, with the same rows or others, the states of a stream hold the same batches with the
     same contents. See docs/topology.md for what a reader sees, and for states in several stores.
+
+    `start`, `last_error` and the call are of the one stream. Of several, start each, ``stream.start()``, or `run` them.
 
     ``on_poison``   what becomes of a batch that fails: "stop" the query, or "quarantine": its rows are kept, it is
                     committed as an empty batch, and the query goes on. A batch whose data cannot be applied is tried
@@ -94,23 +96,6 @@ class Topology:
         self._on_finished.append(function)
         return self
 
-    def start(
-        self,
-        checkpointLocation: str | None = "",
-        *,
-        trigger: str | Mapping[str, Any] | None = None,
-        queryName: str | None = None,
-        outputMode: str = "append",
-        options: Mapping[str, str] | None = None,
-    ) -> StreamingQuery:
-        """Starts the one stream's query; see `Startable.start`. Of several, start each: ``stream.start()``.
-
-        Raises UsageError.
-        """
-        return Startable(self.query).start(
-            checkpointLocation, trigger=trigger, queryName=queryName, outputMode=outputMode, options=options
-        )
-
     def run(
         self,
         checkpointLocation: str | Mapping[str, str],
@@ -159,22 +144,12 @@ class Topology:
         check_range("poll", poll, 0.001, 3600, " of seconds")
 
         def start(name: str) -> StreamingQuery:
-            return Startable(self.queries[name]).start(places[name], trigger=trigger, options=options)
+            return OfQuery(self.queries[name]).start(places[name], trigger=trigger, options=options)
 
         Running(self.name, self.queries, start, store, poll=poll).run(active=active)
 
-    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Applies one micro-batch of the one stream to all states. What Spark calls, on the driver.
-
-        Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts, unless a function that follows the commit raised it.
-        """
-        self.query(batch_df, batch_id)
-
-    @property
-    def last_error(self) -> MapStateError | None:
-        """The error that stopped the one stream's query; of several, see each stream's."""
-        return Startable(self.query).last_error
+    def _to_start(self) -> Query:
+        return self.query
 
     @property
     def query(self) -> Query:
@@ -217,15 +192,9 @@ class Topology:
         return f"<topology {self.name}: {', '.join(map(repr, self.queries.values())) or 'no stream'}>"
 
 
-class Fed(Protocol):
-    """A state, a stream or a topology: something of one query."""
-
-    @property
-    def query(self) -> Query:
-        """The query that feeds it."""
-
-
-def with_empty_batches(function: Callable[[DataFrame, int], object], *parts: Fed) -> Callable[[DataFrame, int], None]:
+def with_empty_batches(
+    function: Callable[[DataFrame, int], object], *parts: OfQuery | Topology
+) -> Callable[[DataFrame, int], None]:
     """A foreachBatch function that gives each stream an empty batch wherever ``function`` has not called it.
 
     For a job that calls a state for some batches only. Each batch is then in the state's ledger, and a batch that a
