@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
 # The goals are 32,000 lines and no ring. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 253, "lines": 38_106, "head": 6_709, "one_importer": 68, "words_of_docs": 74_601}
+MOST = {"files": 253, "lines": 38_106, "head": 6_709, "one_importer": 68, "words_of_docs": 65_900}
 RINGS = ("keys, maps, protocol, serializers, windows", "spark/driver, spark/steps")
 
 
