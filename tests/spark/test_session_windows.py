@@ -298,7 +298,12 @@ def counted_here(spark, folder, config, lag):
 def test_what_spark_counts_and_is_late_here_and_the_lag_with_which_nothing_is(
     spark, tmp_path, window, config, late_here, more
 ):
-    """The table of docs/windows.md#from-sparks-windows."""
+    """The table of docs/windows.md#from-sparks-windows.
+
+    Proof: let Spark count a row of batch n. Its end in the second column is after M(n-2) - delay, where M(n) is the
+    latest time as of batch n. Its end in the third column is earlier by the difference that the last column adds. So it
+    is after M(n-2) - delay - difference, which is at least M(n-1) - lag.
+    """
     rows = {second for seconds in BATCHES for second in seconds}
     of_spark = counted_by_spark(spark, tmp_path, window()) - {5000, 9000}
     assert rows - of_spark == {5}
