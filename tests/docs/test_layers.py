@@ -38,7 +38,7 @@ LAYERS = [
     ("values",),
     ("aggregators",),
     ("maps",),
-    ("protocol.fences", "protocol.pane_index", "protocol.stored_ledger"),
+    ("protocol.fences", "protocol.pane_index", "protocol.record_pass", "protocol.stored_ledger"),
     ("protocol.change_log", "protocol.held_ledger"),
     ("protocol.ledger",),
     ("protocol.ledgers",),

@@ -80,33 +80,6 @@ def is_native_integer(record: LedgerRecord) -> bool:
     return serializer(record.serializer).native and len(record.keys) == 1 and record.keys[0].type == "bigint"
 
 
-class CodecWithIndex:
-    """The codec of all records of a state: its own, and those of its pane index or its change log."""
-
-    def __init__(self, ledger: LedgerRecord) -> None:
-        self.ledger = ledger
-        form = serializer(ledger.serializer)
-        self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
-        self._index = index_codec(ledger.serializer, ledger.state)
-
-    def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
-        if not self._has_index(keys):
-            return self._own.loads(keys, data)
-        return [self._of(key).loads([key], [one])[0] for key, one in zip(keys, data, strict=True)]
-
-    def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
-        if not self._has_index(keys):
-            return self._own.dumps(records)
-        return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
-
-    def _has_index(self, keys: Sequence[StoreKey]) -> bool:
-        has_any = self.ledger.windows is not None or self.ledger.changes is not None
-        return has_any and any(map(is_index_key, keys))
-
-    def _of(self, key: StoreKey) -> RecordCodec:
-        return self._index if is_index_key(key) else self._own
-
-
 class _GonePanes:
     """The keys whose windows are all gone, under one ledger. A purge may have removed some of them already."""
 
