@@ -362,7 +362,8 @@ def test_every_look_of_a_watch_is_of_one_batch(url):
     for look in looks:
         values = {row["value"]["n"] for row in look["rows"]}
         assert len(values) == 1
-        assert values == {look["batch_id"]} or not look["is_exact"]
+        assert look["is_exact"]
+        assert values == {look["batch_id"]}
 
 
 def test_on_a_terminal_watch_is_a_table_in_one_place(countries):
