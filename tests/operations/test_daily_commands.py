@@ -32,6 +32,7 @@ from mapstate.operations.states import list_states
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.reader import StateReader
 from mapstate.reader.forms import typed_keys
 from mapstate.schema import Field, KeyField
 
@@ -340,6 +341,24 @@ def test_watch_without_keys_shows_the_first_ones_and_those_that_come(url):
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert (process.wait(30), process.stderr.read()) == (0, "")
+
+
+def test_a_look_has_the_keys_of_a_batch_that_was_committed_after_they_were_listed(url, monkeypatch):
+    job = Job(url)
+    job.batch(a=1)
+    read, asked = StateReader.multi_get_as_of, []
+
+    def late(reader, keys):
+        asked.append([key for (key,) in keys])
+        if asked.count(["a"]) == 2:
+            asked.append(["a"])
+            job.batch(a=2, b=5)
+        return read(reader, keys)
+
+    monkeypatch.setattr(StateReader, "multi_get_as_of", late)
+    looks = run("watch", url, "s", "--json", "--count", "2", "--interval", "0.05").stdout.splitlines()
+    shown = [{row["key"]["k"]: row["value"]["n"] for row in json.loads(look)["rows"]} for look in looks]
+    assert shown == [{"a": 1}, {"a": 2, "b": 5}]
 
 
 def test_every_look_of_a_watch_is_of_one_batch(url):

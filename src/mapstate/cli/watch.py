@@ -20,6 +20,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
 from mapstate.reader.forms import JsonRows, json_state, typed_keys
 
+_TRIES = 20
 _Show = Callable[[LedgerRecord, list[tuple[Key, dict[str, Any] | None]]], None]
 """Takes the values of one look, and the ledger as of which they are."""
 
@@ -42,10 +43,12 @@ def watch(
         keys, listed_at = named or [], None
         for look in itertools.count(1):
             began = time.monotonic()
-            contents = reader.ledger().contents()
-            if named is None and len(keys) < limit and contents != listed_at:
-                keys, listed_at = _first_keys(reader, limit), contents
             values, ledger = reader.multi_get_as_of(keys)
+            for _ in range(_TRIES):
+                if named is not None or len(keys) >= limit or ledger.contents() == listed_at:
+                    break
+                keys, listed_at = _first_keys(reader, limit), ledger.contents()
+                values, ledger = reader.multi_get_as_of(keys)
             show(ledger, list(zip(keys, values, strict=True)))
             if look == count:
                 return
