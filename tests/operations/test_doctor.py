@@ -19,11 +19,12 @@ from mapstate.backends.redis.checkup import RedisFacts, judge
 from mapstate.backends.sqlite import checkup as sqlite_checkup
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import Checkup
-from mapstate.errors import StateNotFoundError
+from mapstate.errors import StateNotFoundError, StoreAuthError
 from mapstate.operations.doctor import examine
 from mapstate.protocol import ledger
 from mapstate.protocol.ledger_record import Commit, PlanDigest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store
+from mapstate.schema import Field
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -293,3 +294,31 @@ def test_a_last_batch_that_is_a_part_or_has_no_plan_is_said(changes, severity, t
     after = msgspec.structs.replace(record, last_commit=last)
     assert store.swap(encode_ledger(after), version, after.fence()) is not None
     assert severities(examine(url, "s"))["last batch"] == severity
+
+
+def test_large_records_are_read_so_many_at_a_time_as_fit_into_memory(tmp_path, monkeypatch):
+    job = Job(f"memory://{tmp_path.name}", fields=(Field("text", "Max(text)", "string"),))
+    job.batch(**{f"k{i:03}": "x" * 300_000 for i in range(100)})
+    asked: list[int] = []
+    multi_get = MemoryStore.multi_get
+    monkeypatch.setattr(MemoryStore, "multi_get", lambda self, keys: asked.append(len(keys)) or multi_get(self, keys))
+    found = {one.subject: one.found for one in examine(f"memory://{tmp_path.name}", "s", count_keys=False)}
+    assert found["records"] == "100 records were read"
+    assert (sum(asked), max(asked)) == (100, 64)
+    assert asked[1] * 300_000 < 9_000_000
+
+
+def test_records_that_nobody_may_list_are_a_finding_and_those_that_nobody_may_read_an_error(tmp_path, monkeypatch):
+    def refused(*_: Any) -> Any:
+        raise StoreAuthError("no permission")
+
+    job = Job(f"memory://{tmp_path.name}")
+    job.batch(a=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStore, "scan", refused)
+        (found,) = (one for one in examine(f"memory://{tmp_path.name}", "s") if one.subject == "records")
+        assert (found.severity, found.found) == ("warning", "they were not examined: no permission")
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStore, "multi_get", refused)
+        with pytest.raises(StoreAuthError):
+            examine(f"memory://{tmp_path.name}", "s")

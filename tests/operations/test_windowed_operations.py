@@ -27,11 +27,10 @@ from mapstate.errors import FencedError, MapStateError, StateNotFoundError, Usag
 from mapstate.keys import is_index_key
 from mapstate.operations.advance import advance
 from mapstate.operations.checkpoint import rewind
-from mapstate.operations.doctor import examine, recount
+from mapstate.operations.doctor import examine, recount, window_findings
 from mapstate.operations.drop import drop
 from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
-from mapstate.operations.window_findings import window_findings
 from mapstate.protocol import upkeep, ways_back
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger

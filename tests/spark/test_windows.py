@@ -31,7 +31,7 @@ from mapstate import (
 )
 from mapstate.operations import advance as operation
 from mapstate.operations.advance import advance
-from mapstate.operations.window_findings import window_findings
+from mapstate.operations.doctor import window_findings
 from mapstate.protocol.ledger_record import AlreadyCommitted
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import NEVER, every_pane

@@ -46,11 +46,11 @@ class CountWindows(ReducerAggregator):
     @staticmethod
     def fields_of(field: Field) -> list[Field] | None:
         """The aggregates of a ledger's field; None if it has no windows by count."""
-        from mapstate.serializers.value_types import struct_fields
+        from mapstate.serializers.value_types import item_type, struct_fields
 
         if not field.aggregator.startswith("CountWindows(") or not field.type.startswith("struct<rows:bigint,panes:"):
             return None
-        types = dict(struct_fields(field.type))["panes"].removeprefix("array<").removesuffix(">")
+        types = item_type(dict(struct_fields(field.type))["panes"])
         described = _described(field.aggregator)[2]
         kinds = [kind for _, kind in struct_fields(types)][1:]
         return [Field(name, own, kind) for (name, own), kind in zip(described.items(), kinds, strict=True)]

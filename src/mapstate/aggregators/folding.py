@@ -9,7 +9,7 @@ from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
 from mapstate.errors import AggregatorError, MapStateError, SerializationError, cut, shown
-from mapstate.serializers.value_types import struct_parts
+from mapstate.serializers.value_types import item_type, struct_parts
 
 
 class Folding:
@@ -114,7 +114,7 @@ def _is_of(value: Any, name: str) -> bool:
             and all(item is None or _is_of(item, part) for item, part in zip(value, parts, strict=True))
         )
     if name.startswith("array<"):
-        inside = name.removeprefix("array<").removesuffix(">")
+        inside = item_type(name)
         return type(value) is list and all(item is None or _is_of(item, inside) for item in value)
     if name.startswith("decimal("):
         return type(value) is Decimal and value.is_finite()

@@ -11,7 +11,7 @@ import typer
 from mapstate.cli.arguments import AsJson, State, Url, store_url
 from mapstate.cli.files import FORMATS, format_of
 from mapstate.cli.progress import keys_held, progress
-from mapstate.cli.show import emit, say
+from mapstate.cli.show import answer, say
 from mapstate.errors import StoreError, UsageError, shown
 from mapstate.operations.export import Exported
 from mapstate.operations.export import export as export_state
@@ -46,12 +46,10 @@ def export(
             say(f"mapstate: what was read is in {to}.part. Export again to go on, or delete it.", err=True)
         raise
     took = time.monotonic() - began
-    if as_json:
-        emit(_json_exported(done, to, form, took))
-    else:
-        rate = f"{took:.1f} s, {(done.rows - done.resumed) / max(took, 0.001):.0f} keys/s"
-        before = f", {done.resumed} of them from {to}.part" if done.resumed else ""
-        say(f"{done.rows} keys exported to {to}{before}, in {rate}. {_as_of(done)}")
+    rate = f"{took:.1f} s, {(done.rows - done.resumed) / max(took, 0.001):.0f} keys/s"
+    before = f", {done.resumed} of them from {to}.part" if done.resumed else ""
+    text = f"{done.rows} keys exported to {to}{before}, in {rate}. {_as_of(done)}"
+    answer(_json_exported(done, to, form, took), text, as_json=as_json)
     if done.missing:
         say(
             f"mapstate: {done.missing} keys are missing: the ledger counts {done.rows + done.missing}. See mapstate "

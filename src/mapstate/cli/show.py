@@ -38,6 +38,14 @@ def emit(document: Any) -> None:
     typer.echo(json.dumps(msgspec.to_builtins(document)))
 
 
+def answer(document: Any, text: str, *, as_json: bool) -> None:
+    """Print what a command has done: one JSON document, or one line."""
+    if as_json:
+        emit(document)
+    else:
+        say(text)
+
+
 def confirm(question: str, *, yes: bool, as_json: bool) -> None:
     """Ask before something is written, unless ``yes``. Ends the command with 1 for a no. Raises UsageError for JSON."""
     if yes:

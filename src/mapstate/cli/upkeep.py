@@ -1,24 +1,30 @@
-"""The commands that maintain a state: vacuum, recount, adopt, drop."""
+"""The commands that maintain a state, or put it back: vacuum, recount, drop, adopt, rollback, rewind."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mapstate.backends import opened
 from mapstate.cli.arguments import AsJson, State, Url, Yes, state_beside, store_url
 from mapstate.cli.progress import keys_held, progress
-from mapstate.cli.show import confirm, emit, say
+from mapstate.cli.show import answer, confirm, emit, say
 from mapstate.errors import UsageError, shown
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
 from mapstate.operations.adopt import adopt as adopt_state
 from mapstate.operations.checkpoint import query_of
+from mapstate.operations.checkpoint import rewind as rewind_checkpoint
 from mapstate.operations.doctor import recount as recount_keys
 from mapstate.operations.drop import drop as drop_state
 from mapstate.operations.vacuum import Vacuumed
 from mapstate.operations.vacuum import vacuum as vacuum_state
+from mapstate.protocol import ways_back
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.urls import LIKE_A_URL, quoted
 
@@ -50,11 +56,8 @@ def vacuum(
             beside=[state_beside(text) for text in beside or ()],
             on_page=lambda so_far: update(so_far.scanned, _vacuumed(so_far)),
         )
-    if as_json:
-        emit(done._asdict())
-    else:
-        end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
-        say(f"{_vacuumed(done)}; {end}")
+    end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
+    answer(done._asdict(), f"{_vacuumed(done)}; {end}", as_json=as_json)
     _say_foreign(done.unreadable, done.unreadable_keys, " mapstate doctor says what is wrong with the first.")
 
 
@@ -110,10 +113,8 @@ def drop(
             force=force,
             on_page=lambda so_far: update(so_far.records, f"{so_far.records} records removed"),
         )
-    if as_json:
-        emit({"records": done.records, "foreign": done.foreign, "foreign_keys": done.foreign_keys})
-    else:
-        say(f"Done: {done.records} records removed, and the ledger.")
+    counts = {"records": done.records, "foreign": done.foreign, "foreign_keys": done.foreign_keys}
+    answer(counts, f"Done: {done.records} records removed, and the ledger.", as_json=as_json)
     _say_foreign(done.foreign, done.foreign_keys, "")
 
 
@@ -147,22 +148,59 @@ def adopt(
         )
     if owner is None:
         say(f"{_adopted(records)}. All of it will count.", err=as_json)
-        stopped = (
-            "The topology that wrote them has to be stopped, its last batch complete: what it writes later is lost."
-        )
-        say(stopped, err=as_json)
+        stopped = "The topology that wrote them has to be stopped, its last batch complete"
+        say(f"{stopped}: what it writes later is lost.", err=as_json)
     else:
-        counts = f"{_adopted(records)}. What the batch reports do not name as committed will not count."
-        say(counts, err=as_json)
+        say(f"{_adopted(records)}. What the batch reports do not name as committed will not count.", err=as_json)
     confirm("Is it stopped, and shall the state get a ledger?", yes=yes, as_json=as_json)
     with progress("reading records once more", lambda: records.records) as update:
         done = adopt_state(*(place, state), **schema, on_page=lambda so_far: update(so_far.records, _adopted(so_far)))
-    if as_json:
-        emit({**done._asdict(), "owner": FORMER_OWNER if owner is None else owner})
-    elif owner is not None:
-        say(f"Done: {_adopted(done)}. Start the query again from its checkpoint; mapstate rewind, if it asks.")
-    else:
-        say(f"Done: {_adopted(done)}. It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'.")
+    after = "Start the query again from its checkpoint; mapstate rewind, if it asks."
+    if owner is None:
+        owner, after = FORMER_OWNER, f"It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'."
+    answer({**done._asdict(), "owner": owner}, f"Done: {_adopted(done)}. {after}", as_json=as_json)
+
+
+def rollback(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Takes the last batch back. The checkpoint has to be rewound with it."""
+    with opened(store_url(url), state) as store:
+        record = read_ledger(store, state)
+        ways_back.rollback(record)  # refuses before anybody is asked
+        last = record.last_commit
+        assert last is not None  # noqa: S101  rollback refuses a ledger without one
+        batch = f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count."
+        say(batch, err=as_json)
+        stop = "Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT"
+        say(stop, err=as_json)
+        confirm("Take it back?", yes=yes, as_json=as_json)
+        after = Ledger(store, state).rollback(last.txid)
+    due = after.owners[after.owner]
+    taken = {"batch_id": last.batch_id, "txid": last.txid, "next_batch_id": due}
+    answer(taken, f"Done: the state waits for batch {due}.", as_json=as_json)
+
+
+def rewind(
+    *,
+    url: Url = None,
+    state: State,
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a local directory", show_default=False)],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rewinds a streaming checkpoint to the ledger, after a rollback or a restored store. Stop the query first."""
+    place = store_url(url)
+    if LIKE_A_URL.search(checkpoint) and not checkpoint.startswith("file:") and not Path(checkpoint).exists():
+        raise UsageError("CHECKPOINT is a local directory; what was given looks like a URL, and is not shown")
+    done = rewind_checkpoint(place, state, checkpoint, dry_run=True)
+    if done.moved:
+        say(f"The next batch will be {done.batch_id}. These go aside: {', '.join(done.moved)}", err=as_json)
+        confirm("Is the query stopped, and shall they?", yes=yes, as_json=as_json)
+        done = rewind_checkpoint(place, state, checkpoint)
+    text = f"Nothing to do: the checkpoint's next batch is {done.batch_id}, as the state expects."
+    if done.moved:
+        text = f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}"
+    rewound = {"next_batch_id": done.batch_id, "moved": done.moved, "to": None if done.to is None else str(done.to)}
+    answer(rewound, text, as_json=as_json)
 
 
 def _adopted(done: Adopted) -> str:

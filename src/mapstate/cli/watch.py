@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -21,14 +21,8 @@ from mapstate.reader import StateReader, open_reader
 from mapstate.reader.forms import JsonRows, json_state, typed_keys
 
 _TRIES = 20
-
-
-class _Snapshot(NamedTuple):
-    """Values of one batch. ``ledger`` is of that batch; or, if batches came too fast to tell, of a later one."""
-
-    ledger: LedgerRecord
-    is_exact: bool
-    rows: list[tuple[Key, dict[str, Any] | None]]
+_Show = Callable[[LedgerRecord, list[tuple[Key, dict[str, Any] | None]]], None]
+"""Takes the values of one look, and the ledger as of which they are."""
 
 
 def watch(
@@ -49,26 +43,16 @@ def watch(
         keys, listed_at = named or [], None
         for look in itertools.count(1):
             began = time.monotonic()
-            contents = reader.ledger().contents()
-            if named is None and len(keys) < limit and contents != listed_at:
-                keys, listed_at = _first_keys(reader, limit), contents
-            show(_read(reader, keys))
+            values, ledger = reader.multi_get_as_of(keys)
+            for _ in range(_TRIES):
+                if named is not None or len(keys) >= limit or ledger.contents() == listed_at:
+                    break
+                keys, listed_at = _first_keys(reader, limit), ledger.contents()
+                values, ledger = reader.multi_get_as_of(keys)
+            show(ledger, list(zip(keys, values, strict=True)))
             if look == count:
                 return
             time.sleep(max(0.0, began + interval - time.monotonic()))
-
-
-def _read(reader: StateReader, keys: list[Key]) -> _Snapshot:
-    """The values, and the ledger of their batch. The reader gives values of one batch, and does not say which."""
-    before = reader.ledger()
-    for left in reversed(range(_TRIES)):
-        values = reader.multi_get(keys)
-        after = reader.ledger()
-        is_exact = after.contents() == before.contents()
-        if is_exact or not left:
-            return _Snapshot(after, is_exact, list(zip(keys, values, strict=True)))
-        before = after
-    raise AssertionError("the last try returns")
 
 
 def _first_keys(reader: StateReader, limit: int) -> list[Key]:
@@ -82,32 +66,30 @@ def _first_keys(reader: StateReader, limit: int) -> list[Key]:
 
 
 @contextmanager
-def _shown(state: str, *, as_json: bool) -> Iterator[Callable[[_Snapshot], None]]:
-    """A function that shows a snapshot: as JSON, as a live table, or as lines of text."""
+def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
+    """A function that shows a look: as JSON, as a live table, or as lines of text."""
     to = console()
     if as_json:
-        yield lambda seen: emit(
-            {"state": state, **json_state(seen.ledger), "is_exact": seen.is_exact}
-            | {"rows": JsonRows(seen.ledger.keys, seen.ledger.fields).rows(seen.rows)}
+        yield lambda ledger, rows: emit(
+            {"state": state, **json_state(ledger), "is_exact": True}
+            | {"rows": JsonRows(ledger.keys, ledger.fields).rows(rows)}
         )
     elif to.is_terminal:
         with Live(console=to, auto_refresh=False) as live:
-            yield lambda seen: live.update(
-                Group(title_of(_title(state, seen)), table_of(seen.ledger, seen.rows)), refresh=True
+            yield lambda ledger, rows: live.update(
+                Group(title_of(_title(state, ledger)), table_of(ledger, rows)), refresh=True
             )
     else:
-        yield lambda seen: _print_lines(state, seen)
+        yield lambda ledger, rows: _print_lines(_title(state, ledger), JsonRows(ledger.keys, ledger.fields), rows)
 
 
-def _print_lines(state: str, seen: _Snapshot) -> None:
-    print_row([f"# {_title(state, seen)}"])
-    shown = JsonRows(seen.ledger.keys, seen.ledger.fields)
-    for key, value in seen.rows:
+def _print_lines(title: str, shown: JsonRows, rows: list[tuple[Key, dict[str, Any] | None]]) -> None:
+    print_row([f"# {title}"])
+    for key, value in rows:
         print_row(shown.cells(key, value, absent="null"))
 
 
-def _title(state: str, seen: _Snapshot) -> str:
-    last, held = seen.ledger.last_commit, seen.ledger.keys_held()
+def _title(state: str, ledger: LedgerRecord) -> str:
+    last, held = ledger.last_commit, ledger.keys_held()
     batch = "no batch" if last is None else f"batch {last.batch_id}, committed {last.at or 'at an unknown time'}"
-    keys = "" if held is None else f", {held} keys"
-    return f"{state}: {batch if seen.is_exact else f'a batch up to {batch}'}{keys}"
+    return f"{state}: {batch}" + ("" if held is None else f", {held} keys")

@@ -19,9 +19,9 @@ from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Scan
 from mapstate.errors import KeyEncodingError, UsageError, shown
-from mapstate.keys import KeyCodec, is_index_key
-from mapstate.maps.serialized import Room
+from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, clock_txid, encode_ledger
+from mapstate.protocol.record_pass import all_records
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
 from mapstate.reader.reports import read_reports
 from mapstate.schema import Field, KeyField, StateType
@@ -92,16 +92,8 @@ def adopt(
         history = _history(read_reports(store, state), state, owner)
         adopted = Adopted(0, None)
         key_codec = KeyCodec(keys, native=form.native)
-        room = Room(fields)
-        for part in (part for page in record_pages(store, page_size, index=True) for part in room.parts(page)):
-            if any(map(is_index_key, part)):
-                raise UsageError(
-                    f"state {state!r} has windows, and which of them have fired was in the ledger alone. Nothing was "
-                    "written. Restore the store from a backup, or start the windows under another name."
-                )
-            stored = store.multi_get(part)
-            room.learn(stored)
-            records = codec.loads(part, stored)
+        pages = (_without_index(state, page) for page in record_pages(store, page_size, index=True))
+        for part, records, _ in all_records(pages, store.multi_get, fields, codec.loads):
             adopted = _with_page(adopted, part, records, key_codec, type)
             if history is not None:
                 _check_decided(history, state, type, records)
@@ -116,6 +108,15 @@ def adopt(
             ledger = _ledger(state, type, tuple(keys), tuple(fields), adopted)
             _make_ledger(store, msgspec.structs.replace(_with_history(ledger, history), serializer=serializer))
         return adopted
+
+
+def _without_index(state: str, page: list[StoreKey]) -> list[StoreKey]:
+    if any(map(is_index_key, page)):
+        raise UsageError(
+            f"state {state!r} has windows, and which of them have fired was in the ledger alone. Nothing was written. "
+            "Restore the store from a backup, or start the windows under another name."
+        )
+    return page
 
 
 class _History(NamedTuple):
@@ -195,7 +196,7 @@ def _with_history(ledger: LedgerRecord, history: _History | None) -> LedgerRecor
 
 
 def _with_page(
-    adopted: Adopted, page: list[str], records: list[Any], codec: KeyCodec, state_type: StateType
+    adopted: Adopted, page: list[StoreKey], records: list[Any], codec: KeyCodec, state_type: StateType
 ) -> Adopted:
     count, last = adopted
     for text, record in zip(page, records, strict=True):
@@ -208,7 +209,7 @@ def _with_page(
     return Adopted(count, last)
 
 
-def _check_key(codec: KeyCodec, text: str) -> None:
+def _check_key(codec: KeyCodec, text: StoreKey) -> None:
     """Refuse a key in another form than mapstate writes: the job would never find it."""
     written = codec.encode(codec.decode(text))
     if written != text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,28 +16,34 @@ from mapstate.errors import (
     KeyEncodingError,
     LedgerLostError,
     MapStateError,
+    StaleBatchError,
     StoreAuthError,
     StoreError,
 )
 from mapstate.findings import Finding, Unreadable
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
-from mapstate.operations.window_findings import window_findings
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import CodecWithIndex
-from mapstate.protocol.refusals import newer_than_ledger, newer_txids
+from mapstate.protocol.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
+from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.reader.committed import CommittedReads
 from mapstate.reader.reports import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.serializers import serializer
+from mapstate.windows import number_of, span_text, time_text
 
 _MOST_DEAD = 1000
 _PAGE = 1000
 _PATIENCE = 600.0
 _COUNTS = 3
+_MOST = 10  # panes and reports
+_BACK = (
+    "A wrong time or clock may have moved the watermark. Stop the query, set the clock right or leave such rows out, "
+    "and put it back: mapstate advance --back-to TIME."
+)
 
 OnPage = Callable[[int], None]
 """Called after each page of a reading, with the number of keys so far."""
@@ -236,19 +242,22 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
     key_codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
     unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
     expected = "records of this state, with txids that its ledger has given out"
-    count = 0
-    pages = unreadable.listed(record_pages(store, _PAGE, index=True))
-    while True:
+    count, refused = 0, list[StoreAuthError]()
+
+    def pages() -> Iterator[list[StoreKey]]:
         try:
-            page = next(pages, None)
+            yield from record_pages(store, _PAGE, index=True)
         except StoreAuthError as error:
-            advice = "Let this user list the keys (on Redis: SCAN)."
-            yield Finding("warning", "records", f"they were not examined: {error.message}", expected, advice)
-            return
-        if page is None:
-            break
-        keys, records = unreadable.read(lambda some: _read(store, ledger, some), page)
-        present = {key: record for key, record in zip(keys, records or [], strict=True) if record is not None}
+            refused.append(error)
+
+    def loads(keys: list[StoreKey], data: Sequence[Any]) -> list[Any]:
+        try:
+            return CodecWithIndex(ledger).loads(keys, data)
+        except CorruptRecordError:  # a field may have been added meanwhile
+            return CodecWithIndex(read_ledger(store, ledger.state)).loads(keys, data)
+
+    for keys, records, _ in all_records(pages(), store.multi_get, ledger.fields, loads, unreadable):
+        present = {key: record for key, record in zip(keys, records, strict=True) if record is not None}
         own = [key for key in present if not is_index_key(key)]
         count += len(own)
         if on_page is not None:
@@ -260,6 +269,10 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
                 unreadable.add([str(key)], error)
         if ledger.type != "non-transactional":
             _check_txids(store, ledger, present, newer, older)
+    if refused:
+        advice = "Let this user list the keys (on Redis: SCAN)."
+        yield Finding("warning", "records", f"they were not examined: {refused[0].message}", expected, advice)
+        return
     yield Finding("ok", "records", f"{count} records were read", expected)
     for fault, keys_of_fault, advice in (
         ("cannot be read", unreadable, "Delete them, or restore the records."),
@@ -271,23 +284,13 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
             yield Finding("error", "records", text, expected, advice)
 
 
-def _read(store: Any, ledger: LedgerRecord, keys: list[StoreKey]) -> list[Any]:
-    """Records under the ledger, or under the present one: a field may have been added meanwhile."""
-    data = store.multi_get(keys)
-    try:
-        return CodecWithIndex(ledger).loads(keys, data)
-    except CorruptRecordError:
-        return CodecWithIndex(read_ledger(store, ledger.state)).loads(keys, data)
-
-
 def _check_txids(
     store: Any, ledger: LedgerRecord, records: dict[Any, Any], newer: Unreadable, older: Unreadable
 ) -> None:
-    if newer_txids(records, records.values(), ledger.next_txid - 1):
-        newest = read_ledger(store, ledger.state).next_txid - 1  # read again, because a batch may have begun meanwhile
-        unknown = newer_txids(records, records.values(), newest)
-        if unknown:
-            newer.note(newer_than_ledger(ledger.state, unknown, newest))
+    try:
+        check_known(store, ledger.state, records, records.values(), ledger.next_txid - 1)
+    except StaleBatchError as error:
+        newer.note(error)
     view = ledger.view()
     for key, record in records.items():
         try:
@@ -298,3 +301,76 @@ def _check_txids(
 
 def _time(text: str) -> dt.datetime:
     return dt.datetime.fromisoformat(text)
+
+
+def window_findings(
+    ledger: LedgerRecord,
+    now: dt.datetime | None = None,
+    named: Named | None = None,
+    reports: Sequence[BatchReport] = (),
+) -> Iterator[Finding]:
+    """The findings; none for a state without windows. ``now`` is the clock's time, for tests."""
+    if ledger.windows is None:
+        return
+    kind, done, named = ledger.keys[0].type, ledger.last_windows() or WindowCommit(), named or ledger.windows.named
+    if kind != "bigint":
+        present = number_of(dt.datetime.now(dt.UTC) if now is None else now)
+        yield from (*_clock(done, present), _future("present time", kind, [*named(present + 1, None)]))
+    elif done.inputs:  # times that are numbers have no relation to a clock
+        latest = max(known.latest for known in done.inputs.values())
+        future = _future("latest time that counts", kind, [*named(latest + 1, None)])
+        yield from [future] if future.severity != "ok" else []
+    if reports:
+        yield _late(reports[:_MOST])
+    yield _inputs(ledger)
+
+
+def _clock(done: WindowCommit, now: int) -> Iterator[Finding]:
+    if done.jump or done.watermark > now + 60_000_000:
+        jump, at = span_text(done.jump, "timestamp"), time_text(done.watermark, "timestamp")
+        found = f"the driver's clock had jumped by {jump}, the watermark is {at}, now is {time_text(now, 'timestamp')}"
+        yield Finding("warning", "clock", found, "a clock that goes on evenly, and no watermark beyond it", _BACK)
+
+
+def _late(reports: Sequence[BatchReport]) -> Finding:
+    rows, late = sum(report.rows for report in reports), sum(report.rows_late for report in reports)
+    is_most = late * 2 > rows
+    found = f"{late} of {rows} rows of the last {len(reports)} batches"
+    return Finding("warning" if is_most else "ok", "late rows", found, "few of the rows", _BACK if is_most else "")
+
+
+def _future(point: str, kind: str, panes: Sequence[int]) -> Finding:
+    expected = f"no window that starts after the {point}"
+    if not panes:
+        return Finding("ok", "windows", "none in the future", expected)
+    starts = ", ".join(time_text(pane, kind) for pane in panes[:_MOST])
+    more = f" and {len(panes) - _MOST} more" if len(panes) > _MOST else ""
+    return Finding(
+        "warning",
+        "windows",
+        f"{len(panes)} panes start after the {point}: {starts}{more}",
+        expected,
+        "Rows came with times that are wrong, or this clock is. They make no other row late; their windows stay open "
+        "until then. Leave such rows out in front of window().",
+    )
+
+
+def _inputs(ledger: LedgerRecord) -> Finding:
+    expected = "every input brings rows, and none is a window's length behind the others"
+    kind, done = ledger.keys[0].type, ledger.last_windows() or WindowCommit()
+    at = "none yet" if done.watermark == NEVER else time_text(done.watermark, kind)
+    if ledger.windows is not None and ledger.windows.least > done.watermark:
+        at += f", and the next batch advances it to {time_text(ledger.windows.least, kind)}"
+    inputs = sorted(done.inputs.items(), key=lambda item: item[1].latest)
+    silent = [name for name, known in inputs if known.latest == NEVER]
+    advice = "Does it still bring rows? With idle=, an input without rows holds the others back no longer."
+    if silent and len(inputs) > 1:
+        names = ", ".join(map(repr, silent))
+        return Finding("warning", "watermark", f"{at}: no rows came yet of the inputs {names}", expected, advice)
+    if len(inputs) < 2 or ledger.windows is None:
+        return Finding("ok", "watermark", at, expected)
+    (slow, least), (fast, most) = inputs[0], inputs[-1]
+    behind = most.latest - least.latest
+    text = f"{at}: the input {slow!r} is {span_text(behind, kind)} behind {fast!r}"
+    is_late = behind > ledger.windows.definition.length
+    return Finding("warning" if is_late else "ok", "watermark", text, expected, advice if is_late else "")

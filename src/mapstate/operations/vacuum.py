@@ -22,14 +22,14 @@ from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import StoreKey, is_index_key
-from mapstate.maps.serialized import Room, writer_of
+from mapstate.maps.serialized import writer_of
 from mapstate.protocol.change_log import is_of_log, is_removable
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import CodecWithIndex, without_gone
+from mapstate.protocol.pane_index import without_gone
+from mapstate.protocol.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol.records import CommitView, contains_none
-from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 
@@ -91,76 +91,51 @@ def vacuum(
 
     """
     with opened(backend_or_url, state) as store:
-        return _vacuum(store, state, page_size, take_over=take_over, beside=beside, on_page=on_page)
-
-
-def _vacuum(
-    store: Any,
-    state: str,
-    page_size: int,
-    *,
-    take_over: bool,
-    beside: Sequence[tuple[Backend | str, str]],
-    on_page: Callable[[Vacuumed], None] | None,
-) -> Vacuumed:
-    fenced = isinstance(store, FencedWrites)
-    for able, why in (
-        (
-            fenced or isinstance(store, FilteredWrites),
-            "refuse late writers, so an orphaned record that comes after the vacuum would count",
-        ),
-        (isinstance(store, Scan), "list its keys, so orphaned records cannot be found"),
-    ):
-        if not able:
-            raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {why}. Nothing was written.")
-    check_page_size(page_size)
-    read_ledger(store, state)  # raises the better error if there is no ledger
-    ledger = Ledger(store, state)
-    seen = ledger.remember()
-    begin_vacuum(seen, "", take_over=take_over)  # refuses before any record is read
-    # Without a fence a late writer may still put an orphaned record after its key was read.
-    if (fenced or not seen.dead) and seen.ttl != 0 and (seen.in_flight is None or seen.in_flight.epoch != seen.epoch):
-        clean = _scanned_in_vain(store, seen, page_size, everything=not fenced, on_page=on_page)
-        if clean is not None:
-            done, held = clean
-            ledger.forget_dead(seen, held)
-            _say_missing(seen, held)
-            return done
-    _check_beside(seen, beside)
-    if not fenced:  # a record that cannot be listed would be below the new floor
-        for _ in record_pages(store, page_size, index=True):
-            pass
-    apart = seen.last_commit is not None and seen.last_commit.apart_from
-    attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
-    record = ledger.record
-    codec, everything = CodecWithIndex(record), not fenced or record.ttl == 0
-    done, held_keys, unreadable = Vacuumed(0, 0, 0, attempt.txid), DistinctKeys(), Unreadable(state)
-    room = Room(record.fields)
-    with writer_of(store, attempt.token) as writer:
-        read = _reading(store, writer, record, attempt.txid, room)
-        # After the begin, because a store may list all keys at once.
-        for part in (
-            part for page in unreadable.listed(record_pages(store, page_size, index=True)) for part in room.parts(page)
+        fenced = isinstance(store, FencedWrites)
+        _check_able(store, state)
+        check_page_size(page_size)
+        read_ledger(store, state)  # raises the better error if there is no ledger
+        ledger = Ledger(store, state)
+        seen = ledger.remember()
+        begin_vacuum(seen, "", take_over=take_over)  # refuses before any record is read
+        # Without a fence a late writer may still put an orphaned record after its key was read.
+        if (
+            (fenced or not seen.dead)
+            and seen.ttl != 0
+            and (seen.in_flight is None or seen.in_flight.epoch != seen.epoch)
         ):
-            readable, records = unreadable.read(read, part)
-            keys, values, present = _due(
-                readable, records or [], attempt.view, attempt.txid, everything=everything, codec=codec
-            )
-            held_keys.update(present)
-            if keys:
-                _write(writer, codec, keys, values, attempt.txid, everything=everything)
-            dropped = 0 if everything else sum(value is None for value in values)
-            done = Vacuumed(
-                done.scanned + len(part), done.rewritten + len(keys) - dropped, done.dropped + dropped, attempt.txid
-            )
-            if on_page is not None:
-                on_page(done)
-    if not fenced and not unreadable.is_all_listed:  # a record that came meanwhile; see above
-        raise unreadable.error()
-    held = None if unreadable.count else len(held_keys)
-    ledger.commit_vacuum(attempt.txid, fenced=fenced, held=held)
-    _say_missing(record, held)
-    return done._replace(unreadable=unreadable.count, unreadable_keys=tuple(unreadable.keys))
+            clean = _cleaned(store, seen, seen.next_txid, page_size, on_page)
+            if clean is not None:
+                done, held, _ = clean
+                ledger.forget_dead(seen, held)
+                _say_missing(seen, held)
+                return done
+        _check_beside(seen, beside)
+        if not fenced:  # a record that cannot be listed would be below the new floor
+            for _ in record_pages(store, page_size, index=True):
+                pass
+        apart = seen.last_commit is not None and seen.last_commit.apart_from
+        attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
+        record = ledger.record
+        with writer_of(store, attempt.token) as writer:
+            cleaned = _cleaned(store, record, attempt.txid, page_size, on_page, writer=writer)
+        assert cleaned is not None  # noqa: S101  for the type checker: there is a writer
+        done, held, unreadable = cleaned
+        if not fenced and not unreadable.is_all_listed:  # a record that came meanwhile; see above
+            raise unreadable.error()
+        ledger.commit_vacuum(attempt.txid, fenced=fenced, held=held)
+        _say_missing(record, held)
+        return done
+
+
+def _check_able(store: Any, state: str) -> None:
+    missing = ""
+    if not isinstance(store, FencedWrites | FilteredWrites):
+        missing = "refuse late writers, so an orphaned record that comes after the vacuum would count"
+    elif not isinstance(store, Scan):
+        missing = "list its keys, so orphaned records cannot be found"
+    if missing:
+        raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {missing}. Nothing was written.")
 
 
 def _say_missing(ledger: LedgerRecord, held: int | None) -> None:
@@ -172,60 +147,53 @@ def _say_missing(ledger: LedgerRecord, held: int | None) -> None:
         )
 
 
-def _reading(
-    store: Any, records: Any, ledger: LedgerRecord, newest: int, room: Room
-) -> Callable[[list[StoreKey]], list[Any]]:
-    """A function that reads the records of listed keys. Its errors name keys without a record of this state."""
-    codec = CodecWithIndex(ledger)
-
-    def read(keys: list[StoreKey]) -> list[Any]:
-        data = records.multi_get(keys)
-        room.learn(data)
-        if contains_none(data):  # the store's get raises for a key of another type
-            store.multi_get([key for key, value in zip(keys, data, strict=True) if value is None])
-        loaded = codec.loads(keys, data)
-        if newer_txids(keys, loaded, newest):
-            known = read_ledger(store, ledger.state).next_txid - 1
-            unknown = newer_txids(keys, loaded, known)
-            if unknown:
-                raise newer_than_ledger(ledger.state, unknown, known)
-        return loaded
-
-    return read
-
-
-def _scanned_in_vain(
+def _cleaned(
     store: Any,
     ledger: LedgerRecord,
+    txid: int,
     page_size: int,
-    *,
-    everything: bool,
     on_page: Callable[[Vacuumed], None] | None,
-) -> tuple[Vacuumed, int | None] | None:
-    """The counts, and the number of keys with a value if all can be read. None if a record has to be written."""
-    scanned, held, unreadable = 0, DistinctKeys(), Unreadable(ledger.state)
-    room = Room(ledger.fields)
-    read, codec = _reading(store, store, ledger, ledger.next_txid - 1, room), CodecWithIndex(ledger)
-    for part in (
-        part for page in unreadable.listed(record_pages(store, page_size, index=True)) for part in room.parts(page)
-    ):
-        readable, records = unreadable.read(read, part)
-        due, _, present = _due(
-            readable,
-            records or [],
-            ledger.view(),
-            ledger.next_txid,
-            everything=everything,
-            codec=codec,
-        )
-        if due:
+    *,
+    writer: Any = None,
+) -> tuple[Vacuumed, int | None, Unreadable] | None:
+    """Read all records and write those that are due. Return None at the first one that is due if there is no writer.
+
+    Returns the counts, the number of keys with a value if all can be read, and the keys that cannot.
+    """
+    everything = not isinstance(store, FencedWrites) or ledger.ttl == 0
+    source = store if writer is None else writer
+    codec, unreadable, held = CodecWithIndex(ledger), Unreadable(ledger.state), DistinctKeys()
+
+    def loads(keys: list[StoreKey], data: Sequence[Any]) -> list[Any]:
+        """Raises errors that name keys without a record of this state."""
+        if contains_none(data):  # the store's get raises for a key of another type
+            store.multi_get([key for key, value in zip(keys, data, strict=True) if value is None])
+        records = codec.loads(keys, data)
+        check_known(store, ledger.state, keys, records, ledger.next_txid - 1)
+        return records
+
+    done = Vacuumed(0, 0, 0, None if writer is None else txid)
+    pages = record_pages(store, page_size, index=True)  # of a writer after the begin: a store may list all at once
+    for page, records, scanned in all_records(pages, source.multi_get, ledger.fields, loads, unreadable):
+        keys, values, present = _due(page, records, ledger.view(), txid, everything=everything, codec=codec)
+        if keys and writer is None:
             return None
-        scanned += len(part)
         held.update(present)
+        if keys:
+            written = codec.dumps(keys, [(txid, value, value) for value in values])
+            if isinstance(writer, Rewrites) and ledger.ttl != 0:  # else a record without a value stays as a tombstone
+                gone = [value is None and not everything for value in values]
+                writer.multi_rewrite(
+                    keys, [None if is_gone else record for is_gone, record in zip(gone, written, strict=True)]
+                )
+            else:
+                writer.multi_put(keys, written)
+        dropped = 0 if everything else sum(value is None for value in values)
+        done = Vacuumed(done.scanned + scanned, done.rewritten + len(keys) - dropped, done.dropped + dropped, done.txid)
         if on_page is not None:
-            on_page(Vacuumed(scanned, 0, 0, None))
-    done = Vacuumed(scanned, 0, 0, None, unreadable.count, tuple(unreadable.keys))
-    return done, None if unreadable.count else len(held)
+            on_page(done)
+    done = done._replace(unreadable=unreadable.count, unreadable_keys=tuple(unreadable.keys))
+    return done, None if unreadable.count else len(held), unreadable
 
 
 def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]]) -> None:
@@ -269,15 +237,3 @@ def _due(
     due += [(key, None) for key in page if is_of_log(key) and is_removable(codec.ledger, key)]
     present = [key for key, value in zip(page, values, strict=True) if value is not None and not is_index_key(key)]
     return [key for key, _ in due], [value for _, value in due], present
-
-
-def _write(
-    writer: Any, codec: CodecWithIndex, keys: list[StoreKey], values: list[Any], txid: int, *, everything: bool
-) -> None:
-    """Write a page. A record without a value is removed if the store can and may, else a tombstone stays."""
-    records = codec.dumps(keys, [(txid, value, value) for value in values])
-    if isinstance(writer, Rewrites) and codec.ledger.ttl != 0:
-        pairs = zip(records, values, strict=True)
-        writer.multi_rewrite(keys, [None if value is None and not everything else record for record, value in pairs])
-    else:
-        writer.multi_put(keys, records)

@@ -39,7 +39,7 @@ from mapstate.protocol.windows import (
 )
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.windows import number_of
+from mapstate.windows import number_of, time_of
 
 CHUNK_KEYS = 200
 """Keys in a full chunk, at most."""
@@ -80,31 +80,28 @@ def is_native_integer(record: LedgerRecord) -> bool:
     return serializer(record.serializer).native and len(record.keys) == 1 and record.keys[0].type == "bigint"
 
 
-class CodecWithIndex:
-    """The codec of all records of a state: its own, and those of its pane index or its change log."""
+class PaneKeys:
+    """The keys of a state's panes, as the store has them."""
 
-    def __init__(self, ledger: LedgerRecord) -> None:
-        self.ledger = ledger
-        form = serializer(ledger.serializer)
-        self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
-        self._index = index_codec(ledger.serializer, ledger.state)
+    def __init__(self, record: LedgerRecord) -> None:
+        self._codec = KeyCodec(record.keys[:1])
+        self._type = record.keys[0].type
+        self._is_int = is_native_integer(record)
 
-    def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
-        if not self._has_index(keys):
-            return self._own.loads(keys, data)
-        return [self._of(key).loads([key], [one])[0] for key, one in zip(keys, data, strict=True)]
+    def text(self, pane: int) -> str:
+        """The pane as its keys begin."""
+        return self._codec.encode_first(time_of(pane, self._type))
 
-    def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
-        if not self._has_index(keys):
-            return self._own.dumps(records)
-        return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
+    def of(self, pane: str, rests: Iterable[str]) -> list[StoreKey]:
+        """The keys in a pane, given as `text` returns it."""
+        return [store_key(pane, rest, is_native_integer=self._is_int) for rest in rests]
 
-    def _has_index(self, keys: Sequence[StoreKey]) -> bool:
-        has_any = self.ledger.windows is not None or self.ledger.changes is not None
-        return has_any and any(map(is_index_key, keys))
 
-    def _of(self, key: StoreKey) -> RecordCodec:
-        return self._index if is_index_key(key) else self._own
+def windows_of_ledger(record: LedgerRecord) -> WindowsRecord:
+    """What a ledger says of the state's windows."""
+    if record.windows is None:
+        raise AssertionError("the ledger of a state with windows says which")
+    return record.windows
 
 
 class _GonePanes:
@@ -170,7 +167,7 @@ def index_keys(part: Slice) -> list[str]:
 def slices(read: Read, panes: Iterable[str], width: int, *, first: int = 0) -> Iterator[Slice]:
     """The slices of some panes, pane by pane, of the partitions from ``first`` up to ``width``. Reads heads in bulk."""
     places = ((pane, partition) for pane in panes for partition in range(first, width))
-    for some in _batched(places, _HEADS):
+    for some in batched(places, _HEADS):
         heads = read([_head(*place) for place in some])
         for place, head in zip(some, heads, strict=True):
             if head is not None:
@@ -180,7 +177,7 @@ def slices(read: Read, panes: Iterable[str], width: int, *, first: int = 0) -> I
 def key_pages(read: Read, part: Slice, on_lost: Callable[[str], None] | None = None) -> Iterator[list[str]]:
     """The rests of all keys of a slice, a page at a time. ``on_lost`` is called with a chunk that has no record."""
     head = _head(part.pane, part.partition)
-    for some in _batched(range(part.full), _CHUNKS):
+    for some in batched(range(part.full), _CHUNKS):
         names = [f"{head}|{at}" for at in some]
         chunks = read(names)
         if on_lost is not None and None in chunks:
@@ -223,7 +220,7 @@ class PaneIndex:
 
     def write(self) -> None:
         """Puts full chunks and heads, each once. At the end of the task."""
-        for panes in _batched(self.new, _HEADS):
+        for panes in batched(self.new, _HEADS):
             heads = [_head(pane, self._partition) for pane in panes]
             keys: list[str] = []
             values: list[Any] = []
@@ -291,7 +288,7 @@ class PanePages:
 
     def _pages(self, level: int, starts: Iterable[int]) -> dict[int, Runs]:
         found: dict[int, Runs] = {}
-        for some in _batched(starts, _HEADS):
+        for some in batched(starts, _HEADS):
             keys = [_page_key(level, start) for start in some]
             for start, key, page in zip(some, keys, self._read(keys), strict=True):
                 if page is None:
@@ -341,7 +338,8 @@ def _head(pane: str, partition: int) -> str:
     return f"{INDEX}{pane}|{partition}"
 
 
-def _batched(items: Iterable[T], most: int) -> Iterator[list[T]]:
+def batched(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    """The items, at most so many at a time."""
     rest = iter(items)
     while some := list(islice(rest, most)):
         yield some

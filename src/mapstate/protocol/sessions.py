@@ -13,10 +13,12 @@ with the records. Readers and firing then start at that pane. Attempts after the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mapstate.protocol.windows import NEVER, Named, WindowCommit, WindowsRecord
+from mapstate.schema import Field
+from mapstate.windows import number_of
 
 FIRST = "session_first"
 LAST = "session_last"
@@ -29,6 +31,13 @@ class Piece(NamedTuple):
     first: int
     last: int
     value: Any
+
+
+def piece_of(fields: Sequence[Field]) -> Callable[[Any], Piece]:
+    """A function that makes a piece of the value of a record with these fields."""
+    names = [field.name for field in fields]
+    first, last = names.index(FIRST), names.index(LAST)
+    return lambda value: Piece(number_of(value[first]), number_of(value[last]), value)
 
 
 def sessions_of(pieces: Iterable[Piece], record: WindowsRecord) -> list[list[Piece]]:

@@ -11,13 +11,12 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.joins import joined
 from mapstate.aggregators.results import joins_of
 from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
-from mapstate.keys import Key, KeyCodec, StoreKey
+from mapstate.keys import Key, KeyCodec
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import PanePages, index_codec, index_lost, key_pages, slices, store_key
-from mapstate.protocol.sessions import FIRST, LAST, Piece, sessions_of
+from mapstate.protocol.pane_index import PaneKeys, PanePages, batched, index_codec, index_lost, key_pages, slices
+from mapstate.protocol.sessions import FIRST, LAST, piece_of, sessions_of
 from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord
 from mapstate.reader.committed import CommittedReads, Opened
-from mapstate.serializers import serializer
 from mapstate.windows import number_of, time_of
 
 Time = dt.datetime | int
@@ -140,31 +139,26 @@ class WindowReads:
                 new = [rest for rest in rests if rest not in seen]
                 if len(panes) > 1:
                     seen.update(new)
-                for start in range(0, len(new), step):
-                    page = self._page(number, panes, new[start : start + step])
-                    if page:
-                        yield page
+                yield from filter(None, (self._page(number, panes, some) for some in batched(new, step)))
 
     def _page(self, end: int, panes: Sequence[int], rests: Sequence[str]) -> WindowPage:
-        known = self._reads.opened()
-        texts = [_store_key(known, pane, rest) for rest in rests for pane in panes]
+        keys = PaneKeys(self._reads.opened().ledger)
+        texts = [text for pane in panes for text in keys.of(keys.text(pane), rests)]
         opened, values = self._reads.read(texts)
         self._ensure_kept(opened.ledger, end)
         joins = self._joins(opened) if len(panes) > 1 else None
         page: WindowPage = []
-        for at in range(len(rests)):
-            found = [value for value in values[at * len(panes) : (at + 1) * len(panes)] if value is not None]
-            if not found:
-                if end <= self._reads.final_mark(opened.ledger):
-                    raise StoreLostError(
-                        f"state {self._reads.state!r}: the pane index names the key {rests[at]!r}, which has no "
-                        "record: it was evicted, expired or deleted. Restore the store.",
-                        state=self._reads.state,
-                    )
-                continue
-            key = opened.keys.decode(texts[at * len(panes)])[1:]
-            (fields,) = opened.fields.named([found[0] if joins is None else joined(joins, found)])
-            page.append((key, fields or {}))
+        for rest, text, own in zip(rests, texts, zip(*batched(values, len(rests)), strict=True), strict=False):
+            found = [value for value in own if value is not None]
+            if found:
+                (fields,) = opened.fields.named([found[0] if joins is None else joined(joins, found)])
+                page.append((opened.keys.decode(text)[1:], fields or {}))
+            elif end <= self._reads.final_mark(opened.ledger):
+                raise StoreLostError(
+                    f"state {self._reads.state!r}: the pane index names the key {rest!r}, which has no record: it was "
+                    "evicted, expired or deleted. Restore the store.",
+                    state=self._reads.state,
+                )
         return page
 
     def _rests(self, opened: Opened, pane: int, end: int) -> Iterator[list[str]]:
@@ -180,14 +174,14 @@ class WindowReads:
             if is_final and not self._reads.latest:
                 raise index_lost(self._reads.state, chunk)
 
-        text = str(opened.keys.encode_first(time_of(pane, self._time_type(opened.ledger))))
-        for part in slices(read, [text], self._record(opened.ledger).width):
+        for part in slices(read, [PaneKeys(opened.ledger).text(pane)], self._record(opened.ledger).width):
             yield from key_pages(read, part, lost)
 
     def _windows(
         self, opened: Opened, panes: Sequence[int], values: Sequence[Any], low: int | None, high: int | None
     ) -> list[Window]:
         windows = self._record(opened.ledger)
+        low = windows.purged if low is None else max(low, windows.purged)
         if windows.definition.sessions:
             return self._sessions(opened, values, low, high)
         grid, kind = windows.definition.panes, self._time_type(opened.ledger)
@@ -195,7 +189,7 @@ class WindowReads:
         found: dict[int, list[Any]] = {}
         for pane, value in zip(panes, values, strict=True):
             for end in grid.ends(pane) if value is not None else ():
-                if end > windows.purged and (low is None or end > low) and (high is None or end <= high):
+                if low < end and (high is None or end <= high):
                     found.setdefault(end, []).append(value)
         joins = self._joins(opened) if grid.length > grid.slide and found else None
         ends = sorted(found)
@@ -205,19 +199,14 @@ class WindowReads:
             for end, value in zip(ends, opened.fields.named(joined_values), strict=True)
         ]
 
-    def _sessions(self, opened: Opened, values: Sequence[Any], low: int | None, high: int | None) -> list[Window]:
+    def _sessions(self, opened: Opened, values: Sequence[Any], low: int, high: int | None) -> list[Window]:
         windows, kind = self._record(opened.ledger), self._time_type(opened.ledger)
         gap, mark = windows.definition.length, self._reads.final_mark(opened.ledger)
-        there = [value for value in values if value is not None]
-        pieces = [
-            Piece(number_of(shown[FIRST]), number_of(shown[LAST]), value)
-            for value, shown in zip(there, opened.fields.named(there), strict=True)
-            if shown is not None
-        ]
         found = []
+        pieces = map(piece_of(opened.ledger.fields), (value for value in values if value is not None))
         for session in sessions_of(pieces, windows):
             end = session[-1].last + gap
-            if end <= windows.purged or (low is not None and end <= low) or (high is not None and end > high):
+            if end <= low or (high is not None and end > high):
                 continue
             own = [piece.value for piece in session]
             (shown,) = opened.fields.named([own[0] if len(own) == 1 else joined(self._joins(opened), own)])
@@ -310,9 +299,3 @@ def shown_time(number: int, kind: str) -> Time | None:
 def _clamped(number: int, kind: str) -> Time:
     """The time, or the nearest that a datetime can hold: a window with rows of the year 9999 may end later."""
     return time_of(number if kind == "bigint" else min(max(number, _EARLIEST), _LATEST), kind)
-
-
-def _store_key(opened: Opened, pane: int, rest: str) -> StoreKey:
-    text = opened.keys.encode_first(time_of(pane, opened.ledger.keys[0].type))
-    is_int = serializer(opened.ledger.serializer).native and opened.ledger.keys[0].type == "bigint"
-    return store_key(text, rest, is_native_integer=is_int)

@@ -11,8 +11,8 @@ from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Scan
 from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec, StoreKey
-from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.record_pass import all_records
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
@@ -52,22 +52,20 @@ def read_back(
     found = 0
     if commit is not None and spec.type != "non-transactional":
         store: Any = spec.open()
-        if not isinstance(store, Scan):
+        can_scan = isinstance(store, Scan)
+        if not can_scan:
             raise UsageError(
                 f"the store of state {spec.state!r} cannot list its keys, so the new values of batch "
                 f"{commit.batch_id} cannot be read back for what lies downstream"
             )
-        backing: Any = store
         form = serializer(spec.serializer)
         codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.field_counts)
         keys = KeyCodec(ledger.keys, native=form.native)
         seen: set[StoreKey] = set()  # a scan may give a key twice
-        room = Room(ledger.fields)
-        for part in (part for page in record_pages(store, _PAGE) for part in room.parts(page)):
-            stored = backing.multi_get(part)
-            room.learn(stored)
-            records = zip(part, codec.loads(part, stored), strict=True)
-            own = {text: one for text, one in records if one is not None and one[0] == commit.txid}
+        pages = record_pages(store, _PAGE)
+        for texts, records, _ in all_records(pages, store.multi_get, ledger.fields, codec.loads):
+            pairs = zip(texts, records, strict=True)
+            own = {text: one for text, one in pairs if one is not None and one[0] == commit.txid}
             if ledger.windows is not None:  # a purge leaves such records, and no key of a window has no value
                 own = {text: one for text, one in own.items() if one[1] is not None}
             fresh = {text: one for text, one in own.items() if text not in seen}

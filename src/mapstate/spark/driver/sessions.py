@@ -10,10 +10,10 @@ import msgspec
 
 from mapstate.aggregators.fields import Fields
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
-from mapstate.protocol.pane_index import slices
+from mapstate.protocol.pane_index import slices, windows_of_ledger
 from mapstate.protocol.sessions import last_panes, pane_to_settle
 from mapstate.protocol.windows import Named, PaneChange, WindowCommit
-from mapstate.spark.driver.windows import WindowedState, windows_of_ledger
+from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, Reads
@@ -40,7 +40,7 @@ class SessionState(WindowedState):
 
     def _settle(self, pane: int, record: LedgerRecord, attempt: Attempt, frame: DataFrame) -> None:
         with closing(Reads(self.job.spec, record, attempt.view, attempt.txid)) as reads:
-            parts = list(slices(reads.index, [self.pane_text(pane)], windows_of_ledger(record).width))
+            parts = list(slices(reads.index, [reads.keys.text(pane)], windows_of_ledger(record).width))
         fields = Fields(record.fields, self.job.aggregators)
         settings = self.job.spec, record, attempt.token, attempt.view, attempt.txid
         self.run_on(SettleTask(*settings, pane=pane, fields=fields), parts, frame)

@@ -20,9 +20,8 @@ import pyarrow as pa
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import BatchReport
 from mapstate.errors import ConfigurationError
-from mapstate.keys import KeyCodec
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
-from mapstate.protocol.pane_index import PanePages, Slice, slices
+from mapstate.protocol.pane_index import PanePages, Slice, slices, windows_of_ledger
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import (
     NEVER,
@@ -30,7 +29,6 @@ from mapstate.protocol.windows import (
     Named,
     PaneChange,
     WindowCommit,
-    WindowsRecord,
     fired_panes,
     latest_without_hole,
     watermark,
@@ -55,7 +53,7 @@ from mapstate.spark.executor.window_task import (
     WindowTask,
 )
 from mapstate.spark.steps.window_rows import beside_of, with_panes
-from mapstate.windows import span_text, time_of
+from mapstate.windows import span_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -243,7 +241,7 @@ class WindowedState(StateDriver):
     def _purge(self, task: PurgeTask, panes: PanePages, reads: Reads, frame: DataFrame, most_keys: int) -> list[int]:
         """Removes what is due, up to some keys; the rest is for the next batch. Returns the panes that are done."""
         windows = windows_of_ledger(task.record)
-        due = {self.pane_text(pane): pane for pane in windows.due(task.record.last_windows(), panes.named)}
+        due = {reads.keys.text(pane): pane for pane in windows.due(task.record.last_windows(), panes.named)}
         chosen: list[Slice] = []
         keys = 0
         for part in slices(reads.index, due, windows.width):
@@ -308,10 +306,6 @@ class WindowedState(StateDriver):
         """What reads windows, and what makes rows of them."""
         return FiredTask(self.job.spec, record, ends), JoinTask(record, fields, out)
 
-    def pane_text(self, pane: int) -> str:
-        """A pane as keys have it."""
-        return str(KeyCodec(self.job.keys[:1]).encode(time_of(pane, self._windows.type)))
-
 
 class Fired(NamedTuple):
     """The windows that a batch has fired, as rows."""
@@ -350,13 +344,6 @@ def _spread(frame: DataFrame, rows: Sequence[Sequence[Any]], schema: str) -> Dat
 
 def _ticks() -> int:
     return (time.monotonic_ns() if _BOOT is None else time.clock_gettime_ns(_BOOT)) // 1000
-
-
-def windows_of_ledger(record: LedgerRecord) -> WindowsRecord:
-    """What a ledger says of the state's windows."""
-    if record.windows is None:
-        raise AssertionError("the ledger of a state with windows says which")
-    return record.windows
 
 
 def _sorted_and_joined(packed: Iterator[pa.RecordBatch], join: JoinTask) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ See `mapstate.protocol.sessions`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,23 +14,15 @@ import pyarrow as pa
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.joins import joined
 from mapstate.errors import ConfigurationError, DataError
-from mapstate.keys import KeyCodec
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import Slice, index_lost, is_native_integer, key_pages, slices, store_key
-from mapstate.protocol.sessions import FIRST, LAST
-from mapstate.protocol.windows import WindowsRecord
+from mapstate.protocol.pane_index import Slice, batched, index_lost, key_pages, windows_of_ledger
+from mapstate.protocol.sessions import FIRST, LAST, Piece, piece_of
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.executor.window_task import (
-    FiredTask,
-    JoinTask,
-    Page,
-    PurgeTask,
-    Reads,
-)
-from mapstate.windows import number_of, time_of
+from mapstate.spark.executor.window_task import FiredTask, JoinTask, Page, PurgeTask, Reads
+from mapstate.windows import number_of
 
 if TYPE_CHECKING:
     from mapstate.spec import StateSpec
@@ -41,52 +33,39 @@ class _Pieces:
 
     def __init__(self, reads: Reads, record: LedgerRecord, fields: Fields) -> None:
         self._reads = reads
-        self._windows = _windows(record)
+        self._windows = windows_of_ledger(record)
         self._fields = fields
-        self._kind = record.keys[0].type
-        self._keys = KeyCodec(record.keys[:1])
-        self._is_int = is_native_integer(record)
-        names = [field.name for field in record.fields]
-        self._first, self._last = names.index(FIRST), names.index(LAST)
+        self._piece = piece_of(record.fields)
         self._done = record.last_windows()
 
-    def text(self, pane: int) -> str:
-        """A pane as keys have it."""
-        return str(self._keys.encode(time_of(pane, self._kind)))
-
-    def last(self, value: Any) -> int:
-        """The last time of a piece."""
-        return number_of(value[self._last])
-
-    def are_one(self, value: Any, later: Any) -> bool:
-        """Whether two neighbouring pieces are of one session."""
-        return self._windows.are_one(self.last(value), number_of(later[self._first]))
-
-    def at(self, pane: int, rests: Sequence[str]) -> list[Any]:
+    def at(self, pane: int, rests: Sequence[str]) -> list[Piece | None]:
         """The pieces of some keys in a pane; None where a key has none."""
         if not rests or self._windows.is_over(pane, self._done) or not self._windows.may_have(pane):
             return [None] * len(rests)
-        text = self.text(pane)
-        return self._reads.values([store_key(text, rest, is_native_integer=self._is_int) for rest in rests])
+        values = self._reads.values_in(pane, rests)
+        return [None if value is None else self._piece(value) for value in values]
 
-    def whole(self, pane: int, rests: Sequence[str], values: Sequence[Any]) -> list[list[Any]]:
+    def are_one(self, piece: Piece, later: Piece | None) -> bool:
+        """Whether two neighbouring pieces are of one session."""
+        return later is not None and self._windows.are_one(piece.last, later.first)
+
+    def whole(self, pane: int, rests: Sequence[str], pieces: Sequence[Piece]) -> list[list[Piece]]:
         """The pieces of each session up to the one in this pane."""
-        gap = self._windows.definition.length
-        sessions = [[value] for value in values]
+        sessions = [[piece] for piece in pieces]
         going = list(range(len(rests)))
         while going:
-            pane -= gap
-            before = zip(going, self.at(pane, [rests[at] for at in going]), strict=True)
+            pane -= self._windows.definition.length
+            before = zip(going, self.at(pane, [rests[i] for i in going]), strict=True)
             going = []
-            for at, value in before:
-                if value is not None and self.are_one(value, sessions[at][0]):
-                    sessions[at].insert(0, value)
-                    going.append(at)
+            for i, piece in before:
+                if piece is not None and self.are_one(piece, sessions[i][0]):
+                    sessions[i].insert(0, piece)
+                    going.append(i)
         return sessions
 
-    def joined(self, session: Sequence[Any]) -> Any:
+    def joined(self, session: Sequence[Piece]) -> Any:
         """The value of a session."""
-        return joined(self._fields, session)
+        return joined(self._fields, [piece.value for piece in session])
 
 
 class FiredSessionTask(FiredTask):
@@ -96,28 +75,20 @@ class FiredSessionTask(FiredTask):
         super().__init__(spec, record, ends)
         self.fields = fields
 
-    def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[Page]:
+    def _page(self, reads: Reads, pane: int, rests: Sequence[str]) -> Page:
         pieces = _Pieces(reads, self.record, self.fields)
-        gap = _windows(self.record).definition.length
-        text = pieces.text(pane)
-        for part in slices(reads.index, [text], partition + 1, first=partition):
-            for rests in self.rests(reads, part):
-                for start in range(0, len(rests), self.spec.chunk_size):
-                    some = rests[start : start + self.spec.chunk_size]
-                    values = pieces.at(pane, some)
-                    after = pieces.at(pane + gap, some)
-                    ended = [
-                        at
-                        for at, (value, other) in enumerate(zip(values, after, strict=True))
-                        if value is not None
-                        and pieces.last(value) + gap in self.ends
-                        and (other is None or not pieces.are_one(value, other))
-                    ]
-                    own = [some[at] for at in ended]
-                    whole = pieces.whole(pane, own, [values[at] for at in ended])
-                    self.check_present(reads, text, some, values)
-                    ends = [pieces.last(values[at]) + gap for at in ended]
-                    yield Page(pane, own, [pieces.joined(session) for session in whole], [ends])
+        gap = windows_of_ledger(self.record).definition.length
+        own = pieces.at(pane, rests)
+        self.check_present(reads, pane, rests, own)
+        ended = [
+            (rest, piece)
+            for rest, piece, later in zip(rests, own, pieces.at(pane + gap, rests), strict=True)
+            if piece is not None and piece.last + gap in self.ends and not pieces.are_one(piece, later)
+        ]
+        last = [piece for _, piece in ended]
+        own_rests = [rest for rest, _ in ended]
+        values = [pieces.joined(session) for session in pieces.whole(pane, own_rests, last)]
+        return Page(pane, own_rests, values, [[piece.last + gap for piece in last]])
 
 
 class SessionRows(JoinTask):
@@ -146,7 +117,7 @@ class SettleTask(PurgeTask):
     def work(self, parts: Sequence[Slice]) -> int:
         """The number of pieces that something was joined into. Raises FencedError, StoreLostError."""
         spec, record = self.spec, self.record
-        is_int, count = is_native_integer(record), 0
+        count = 0
 
         def lost(chunk: str) -> None:  # no purge comes before the pane is settled
             raise index_lost(spec.state, chunk)
@@ -157,21 +128,18 @@ class SettleTask(PurgeTask):
             state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), self.view, written_once=True)
             state.begin_commit(self.txid)
             for part in parts:
-                for rests in key_pages(reads.index, part, lost):
-                    for start in range(0, len(rests), spec.chunk_size):
-                        some = rests[start : start + spec.chunk_size]
-                        there = [pair for pair in zip(some, pieces.at(self._pane, some), strict=True) if pair[1]]
-                        own = [rest for rest, _ in there]
-                        sessions = pieces.whole(self._pane, own, [value for _, value in there])
-                        longer = [at for at, session in enumerate(sessions) if len(session) > 1]
-                        keys = [store_key(part.pane, own[at], is_native_integer=is_int) for at in longer]
-                        if keys:
-                            values = [self._joined(pieces, sessions[at]) for at in longer]
-                            state.multi_combine(keys, values, replace_all)
-                            count += len(keys)
+                for page in key_pages(reads.index, part, lost):
+                    for rests in batched(page, spec.chunk_size):
+                        found = zip(rests, pieces.at(self._pane, rests), strict=True)
+                        there = {rest: piece for rest, piece in found if piece is not None}
+                        sessions = zip(there, pieces.whole(self._pane, [*there], [*there.values()]), strict=True)
+                        longer = {rest: self._joined(pieces, session) for rest, session in sessions if len(session) > 1}
+                        if longer:
+                            state.multi_combine(reads.keys.of(part.pane, longer), [*longer.values()], replace_all)
+                            count += len(longer)
         return count
 
-    def _joined(self, pieces: _Pieces, session: Sequence[Any]) -> Any:
+    def _joined(self, pieces: _Pieces, session: Sequence[Piece]) -> Any:
         """Raises ConfigurationError: what cannot be joined is of earlier batches, and no row of this one is wrong."""
         try:
             return pieces.joined(session)
@@ -182,9 +150,3 @@ class SettleTask(PurgeTask):
                 "docs/windows.md#sessions",
                 state=self.spec.state,
             ) from error
-
-
-def _windows(record: LedgerRecord) -> WindowsRecord:
-    if record.windows is None:
-        raise AssertionError("the ledger of a state with sessions says so")
-    return record.windows

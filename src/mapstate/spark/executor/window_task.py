@@ -27,14 +27,15 @@ from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.pane_index import (
     PaneIndex,
+    PaneKeys,
     Slice,
+    batched,
     index_codec,
     index_keys,
     index_lost,
-    is_native_integer,
     key_pages,
     slices,
-    store_key,
+    windows_of_ledger,
 )
 from mapstate.protocol.records import CommitView, contains_none
 from mapstate.protocol.stored_ledger import read_ledger
@@ -45,7 +46,6 @@ from mapstate.spark.executor.noted import each_noted
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.task import BatchTask
 from mapstate.spec import StateSpec
-from mapstate.windows import time_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -141,6 +141,7 @@ class Reads:
 
     def __init__(self, spec: StateSpec, record: LedgerRecord, view: CommitView, newest: int) -> None:
         self._spec = spec
+        self.keys = PaneKeys(record)
         self._codec = index_codec(spec.serializer, spec.state)
         self._records = RecordCodec(
             serializer(spec.serializer), spec.state, "opaque", record.fields, record.field_counts
@@ -163,6 +164,10 @@ class Reads:
     def values(self, keys: list[StoreKey]) -> list[Any]:
         """The values of some keys."""
         return self._view.values(self._records.loads(keys, self.store.multi_get(keys)), self._newest)
+
+    def values_in(self, pane: int, rests: Sequence[str]) -> list[Any]:
+        """The values of some keys in a pane."""
+        return self.values(self.keys.of(self.keys.text(pane), rests))
 
 
 class PurgeTask:
@@ -191,14 +196,12 @@ class PurgeTask:
 
     def work(self, parts: Sequence[Slice]) -> int:
         """The number of keys that the index had. Raises FencedError."""
-        is_int = is_native_integer(self.record)
         removed = 0
         with closing(self.reads()) as reads, writer_of(reads.store, self.token) as writer:
             for part in parts:
                 for rests in key_pages(reads.index, part):
-                    keys = [store_key(part.pane, rest, is_native_integer=is_int) for rest in rests]
-                    self._remove(reads.store, writer, keys)
-                    removed += len(keys)
+                    self._remove(reads.store, writer, reads.keys.of(part.pane, rests))
+                    removed += len(rests)
                 self._remove(reads.store, writer, list(index_keys(part)))
         return removed
 
@@ -216,16 +219,15 @@ class PurgeTask:
         if not (isinstance(store, FencedWrites) and isinstance(writer, Rewrites)):
             self._put(writer, keys, [(self.txid, None, None)] * len(keys))
             return
-        for start in range(0, len(keys), self.spec.chunk_size):
-            some = keys[start : start + self.spec.chunk_size]
+        for some in batched(keys, self.spec.chunk_size):
             writer.multi_rewrite(some, [None] * len(some))
 
     def _put(self, writer: Any, keys: list[Any], records: Sequence[tuple[int, Any, Any]]) -> None:
         state = SerializedMap(writer, index_codec(self.spec.serializer, self.spec.state))
-        for start in range(0, len(keys), self.spec.chunk_size):
-            some = keys[start : start + self.spec.chunk_size]
+        most = self.spec.chunk_size
+        for some, own in zip(batched(keys, most), batched(records, most), strict=True):
             writer.multi_get(some)  # a put belongs to the get before it
-            state.multi_put(some, records[start : start + self.spec.chunk_size])
+            state.multi_put(some, own)
 
 
 class Page(NamedTuple):
@@ -281,29 +283,25 @@ class FiredTask:
             yield from unsure
 
     def _pages(self, reads: Reads, pane: int, partition: int) -> Iterator[Page]:
-        record = self.record
-        if record.windows is None:
-            return
-        panes = record.windows.definition.panes
-        windows = [end for end in panes.ends(pane) if end in self.ends]
-        text = str(KeyCodec(record.keys[:1]).encode(time_of(pane, record.keys[0].type)))
-        is_int = is_native_integer(record)
-        for part in slices(reads.index, [text], partition + 1, first=partition):
-            for rests in self.rests(reads, part):
-                for start in range(0, len(rests), self.spec.chunk_size):
-                    some = rests[start : start + self.spec.chunk_size]
-                    values = reads.values([store_key(text, rest, is_native_integer=is_int) for rest in some])
-                    self.check_present(reads, text, some, values)
-                    yield Page(pane, some, values, [[end] * len(some) for end in windows])
+        for part in slices(reads.index, [reads.keys.text(pane)], partition + 1, first=partition):
+            for rests in self._rests(reads, part):
+                yield self._page(reads, pane, rests)
 
-    def rests(self, reads: Reads, part: Slice) -> Iterator[list[str]]:
-        """The keys of a slice, page by page. Raises StoreLostError, see the class."""
+    def _page(self, reads: Reads, pane: int, rests: Sequence[str]) -> Page:
+        panes = windows_of_ledger(self.record).definition.panes
+        values = reads.values_in(pane, rests)
+        self.check_present(reads, pane, rests, values)
+        return Page(pane, rests, values, [[end] * len(rests) for end in panes.ends(pane) if end in self.ends])
+
+    def _rests(self, reads: Reads, part: Slice) -> Iterator[list[str]]:
+        """The keys of a slice, a chunk at a time. Raises StoreLostError, see the class."""
 
         def lost(chunk: str) -> None:
             self.check_ledger(reads.store)  # a purge may have removed it
             raise index_lost(self.spec.state, chunk)
 
-        return key_pages(reads.index, part, lost)
+        for rests in key_pages(reads.index, part, lost):
+            yield from batched(rests, self.spec.chunk_size)
 
     def check_ledger(self, store: Any) -> None:
         """Raises FencedError, see the class."""
@@ -315,13 +313,13 @@ class FiredTask:
                 state=self.spec.state,
             )
 
-    def check_present(self, reads: Reads, pane: str, rests: Sequence[str], values: Sequence[Any]) -> None:
+    def check_present(self, reads: Reads, pane: int, rests: Sequence[str], values: Sequence[Any]) -> None:
         """Raises StoreLostError, see the class."""
         if contains_none(values):
             self.check_ledger(reads.store)  # a purge may have removed it
-            rest = rests[list(values).index(None)]
+            text, rest = reads.keys.text(pane), rests[list(values).index(None)]
             raise StoreLostError(
-                f"state {self.spec.state!r}: the index of the pane {pane} names the key {rest!r}, which has no "
+                f"state {self.spec.state!r}: the index of the pane {text} names the key {rest!r}, which has no "
                 "record: it was evicted, expired or deleted. Restore the store, and rewind the checkpoint to it.",
                 state=self.spec.state,
             )
@@ -399,9 +397,7 @@ class JoinTask:
         )
 
     def _starts(self, ends: pa.Array, values: Sequence[Any]) -> pa.Array:  # noqa: ARG002  sessions have it in the value
-        if self.record.windows is None:
-            raise AssertionError("only a state with windows fires them")
-        return pc.subtract(ends, self.record.windows.definition.length)
+        return pc.subtract(ends, windows_of_ledger(self.record).definition.length)
 
     def _shown(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         return self.fields.shown_all(values)

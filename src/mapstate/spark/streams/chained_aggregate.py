@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
@@ -20,13 +21,13 @@ class SteppedRows(Protocol):
     """Rows to which a step can be added."""
 
     @property
+    @abstractmethod
     def schema(self) -> StructType:
         """The columns of the rows."""
-        ...
 
+    @abstractmethod
     def with_step(self, step: Step, *, by_row: bool) -> Self:
         """The rows after one more step; ``by_row`` says that each row's results depend on that row alone."""
-        ...
 
 
 R = TypeVar("R", bound=SteppedRows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar
@@ -33,26 +33,30 @@ Kept = TypeVar("Kept", covariant=True)
 """What `persistentAggregate` returns: a `PersistentAggregate`, for every kind of rows that there is."""
 
 
-class Groupable(SteppedRows, Protocol[Kept]):
+class Keepable(SteppedRows, Protocol[Kept]):
+    """Rows of which a state can be kept, as they say what it is."""
+
+    @abstractmethod
+    def hidden_columns(self) -> dict[str, str]:
+        """Columns that a state gets beside those of the rows, with their types."""
+
+    @abstractmethod
+    def adapted(
+        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
+    ) -> Mapping[str, Aggregator]:
+        """The aggregators that do on these rows what the given ones say. Raises ConfigurationError."""
+
+    @abstractmethod
+    def keep(self, job: Job) -> Kept:
+        """The state of a job that is fed by these rows."""
+
+
+class Groupable(Keepable[Kept], Protocol[Kept]):
     """Rows as `GroupedStream` needs them."""
 
     @property
     def name(self) -> str:
         """The stream's, also of new values."""
-        ...
-
-    def hidden_columns(self) -> dict[str, str]:
-        """Columns that a state gets beside those of the rows, with their types."""
-        ...
-
-    def adapted(
-        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
-    ) -> Mapping[str, Aggregator]:
-        """The aggregators that do on these rows what the given ones say. Raises ConfigurationError."""
-        ...
-
-    def keep(self, job: Job) -> Kept:
-        """The state of a job that is fed by these rows."""
         ...
 
 
@@ -167,7 +171,7 @@ class Windowable(SteppedRows, Protocol):
 
 
 @dataclass(frozen=True)
-class InWindows(ABC, Generic[Kept]):
+class InWindows(Keepable[Kept]):
     """The rows of a stream by window, of whatever kind."""
 
     stream: Windowable
@@ -202,16 +206,6 @@ class InWindows(ABC, Generic[Kept]):
 
     def hidden_columns(self) -> dict[str, str]:
         return {}
-
-    @abstractmethod
-    def adapted(
-        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
-    ) -> Mapping[str, Aggregator]:
-        """See `Groupable.adapted`."""
-
-    @abstractmethod
-    def keep(self, job: Job) -> Kept:
-        """See `Groupable.keep`."""
 
 
 def check_of_windows(state: StateSpec, taken: Collection[str], names: Sequence[str]) -> None:

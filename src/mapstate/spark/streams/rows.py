@@ -6,26 +6,23 @@ the foreachBatch call, and mostly write a plan that the executors then follow.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mapstate.errors import ConfigurationError
 from mapstate.reader import Consistency
-from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.interfaces import BatchAggregator, QueryFunction
 from mapstate.spark.steps import spread
 from mapstate.spark.steps.state_query import Queried, QueryPlan, When
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate
-from mapstate.spark.streams.grouped import GroupedStream, Kept
+from mapstate.spark.streams.grouped import GroupedStream, Keepable, Kept
 from mapstate.spark.streams.key_columns import with_keys
 from mapstate.spark.streams.query import Startable
-from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
 
     from mapstate.aggregators.aggregator import Aggregator
 
@@ -40,7 +37,7 @@ class Transform:
         return self.function(frame)
 
 
-class Rows(ABC, Generic[Kept]):
+class Rows(Keepable[Kept]):
     """Rows of a stream, a batch at a time.
 
     ``name`` is the stream's, also of new values: it owns what is called by hand. ``schema`` is what the rows look like
@@ -48,29 +45,6 @@ class Rows(ABC, Generic[Kept]):
     """
 
     name: str
-
-    @property
-    @abstractmethod
-    def schema(self) -> StructType:
-        """The columns of the rows."""
-
-    @abstractmethod
-    def with_step(self, step: Step, *, by_row: bool) -> Self:
-        """The rows after one more step; ``by_row`` says that each row's results hang on that row alone."""
-
-    @abstractmethod
-    def hidden_columns(self) -> dict[str, str]:
-        """See `Groupable.hidden_columns`."""
-
-    @abstractmethod
-    def adapted(
-        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
-    ) -> Mapping[str, Aggregator]:
-        """See `Groupable.adapted`."""
-
-    @abstractmethod
-    def keep(self, job: Job) -> Kept:
-        """See `Groupable.keep`."""
 
     @abstractmethod
     def foreachBatch(self, function: Callable[[DataFrame, int], None]) -> Startable:

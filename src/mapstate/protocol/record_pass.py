@@ -1,0 +1,77 @@
+"""One pass over all records of a state: for a vacuum, the doctor, an adoption, and a batch that comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from mapstate.findings import Unreadable
+from mapstate.keys import StoreKey, is_index_key
+from mapstate.maps.serialized import Room
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.pane_index import index_codec
+from mapstate.protocol.refusals import newer_than_ledger, newer_txids
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.schema import Field
+from mapstate.serializers import RecordCodec, serializer
+
+
+class CodecWithIndex:
+    """The codec of all records of a state: its own, and those of its pane index or its change log."""
+
+    def __init__(self, ledger: LedgerRecord) -> None:
+        self.ledger = ledger
+        form = serializer(ledger.serializer)
+        self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
+        self._index = index_codec(ledger.serializer, ledger.state)
+
+    def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
+        if not self._has_index(keys):
+            return self._own.loads(keys, data)
+        return [self._of(key).loads([key], [one])[0] for key, one in zip(keys, data, strict=True)]
+
+    def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
+        if not self._has_index(keys):
+            return self._own.dumps(records)
+        return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
+
+    def _has_index(self, keys: Sequence[StoreKey]) -> bool:
+        has_any = self.ledger.windows is not None or self.ledger.changes is not None
+        return has_any and any(map(is_index_key, keys))
+
+    def _of(self, key: StoreKey) -> RecordCodec:
+        return self._index if is_index_key(key) else self._own
+
+
+def all_records(
+    pages: Iterable[list[StoreKey]],
+    get: Callable[[list[StoreKey]], Sequence[Any]],
+    fields: Sequence[Field],
+    loads: Callable[[list[StoreKey], Sequence[Any]], list[Any]],
+    unreadable: Unreadable | None = None,
+) -> Iterator[tuple[list[StoreKey], list[Any], int]]:
+    """Read listed keys, and yield part by part: the keys, the record of each or None, and the number of keys read.
+
+    A part has as many keys as its records have room in memory. ``unreadable`` notes keys that cannot be read or listed,
+    and the part comes without them. Where it is None, their error is raised.
+    """
+    room = Room(fields)
+
+    def read(keys: list[StoreKey]) -> list[Any]:
+        data = get(keys)
+        room.learn(data)
+        return loads(keys, data)
+
+    for page in pages if unreadable is None else unreadable.listed(pages):
+        for part in room.parts(page):
+            keys, records = (part, read(part)) if unreadable is None else unreadable.read(read, part)
+            yield keys, records or [], len(part)
+
+
+def check_known(store: Any, state: str, keys: Iterable[StoreKey], records: Iterable[Any], newest: int) -> None:
+    """Raise StaleBatchError for records above txid ``newest``, and above what the ledger has given out since."""
+    if newer_txids(keys, records, newest):
+        known = read_ledger(store, state).next_txid - 1
+        unknown = newer_txids(keys, records, known)
+        if unknown:
+            raise newer_than_ledger(state, unknown, known)
