@@ -12,8 +12,8 @@ from measuring import timed
 
 from mapstate import Count, opaque, open_reader
 from mapstate.aggregators.fields import Fields
-from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import Commit, OpenRequest
+from mapstate.protocol.ledger_record import Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledgers import Ledgers
 from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask
 
@@ -58,8 +58,14 @@ class CountedState:
             owner="bench",
             clock_txid=280_000_000,
         )
-        self.ledger = Ledger.open(self.store, opening)
+        self.ledgers = Ledgers([self.store], [opening], ["refuse"])
+        self.ledgers.open()
         self.batches = 0
+
+    @property
+    def record(self) -> LedgerRecord:
+        """The ledger as of the last batch."""
+        return self.ledgers.records[0]
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> float:
         """Begin and commit one batch; the seconds of its task."""
@@ -67,18 +73,18 @@ class CountedState:
 
     def apply_by(self, run: Callable[[BatchTask], None]) -> float:
         """Begin and commit one batch, whose tasks ``run`` runs; its seconds."""
-        attempt = self.ledger.begin(self.batches)
+        (attempt,) = self.ledgers.begin(self.batches)
         task = BatchTask(
             spec=self.spec,
             fields=self._fields,
-            field_counts=self.ledger.record.field_counts,
+            field_counts=self.record.field_counts,
             keys=_KEYS,
             partials=[1],
             attempt=attempt,
             new_values=None,
         )
         seconds = timed(partial(run, task))
-        self.ledger.commit(Commit(batch_id=self.batches, txid=attempt.txid, owner="bench"))
+        self.ledgers.commit([Commit(batch_id=self.batches, txid=attempt.txid, owner="bench")])
         self.batches += 1
         return seconds
 

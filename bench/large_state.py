@@ -43,7 +43,7 @@ def ask(keys: int = 50_000, turns: int = 9) -> Answer:
         counted = {}
         for size, state in states.items():
             state.apply([])
-            fill(state.url, 0, size, state.ledger.record.last_commit.txid)
+            fill(state.url, 0, size, state.record.last_commit.txid)
             counted[size] = 0
 
         def same_keys(size: int) -> float:

@@ -78,7 +78,7 @@ def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans:
         state = CountedState(server.url)
         for _ in range(BATCHES):
             state.apply(arrow_batches(users))
-        ledger = state.ledger.record
+        ledger = state.record
         store, codec = resolve(server.url).open(STATE), KeyCodec(ledger.keys)
         records = RecordCodec(serializer("json"), STATE, "opaque", ledger.fields, ledger.field_counts)
         texts = [codec.encode(user) for user in users]

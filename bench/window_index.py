@@ -28,7 +28,7 @@ def turn(keys: list[str]) -> tuple[float, float, float, float]:
         empty = client.info("memory")["used_memory"]
         of_records = state.apply(arrow_batches(keys))
         records = client.info("memory")["used_memory"]
-        attempt = state.ledger.begin(state.batches)
+        (attempt,) = state.ledgers.begin(state.batches)
         codec = index_codec(state.spec.serializer, state.name)
         with writer_of(state.store, attempt.token) as writer:
             started = time.perf_counter()

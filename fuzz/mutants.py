@@ -81,11 +81,14 @@ def _mark_not_checked(begin: Any) -> Any:
 
 def _gaps_of_a_run_accepted(begin: Any) -> Any:
     def accepting(ledgers: Any, batch_id: int, plan: Any = None) -> Any:
-        given, ledgers._on_gaps = ledgers._on_gaps, ["accept"] * len(ledgers._on_gaps)
+        given = [ledger.on_gap for ledger in ledgers.ledgers]
+        for ledger in ledgers.ledgers:
+            ledger.on_gap = "accept"
         try:
             return begin(ledgers, batch_id, plan)
         finally:
-            ledgers._on_gaps = given
+            for ledger, on_gap in zip(ledgers.ledgers, given, strict=True):
+                ledger.on_gap = on_gap
 
     return accepting
 
@@ -163,7 +166,7 @@ MUTANTS = [
     Mutant(
         "a null struct is a struct of nulls", "mapstate.spark.streams.key_columns", "_fields_of", _null_struct_of_nulls
     ),
-    Mutant("a ttl that is left out is accepted", "mapstate.protocol.held_ledger", "open_ledger", _ttl_left_out),
+    Mutant("a ttl that is left out is accepted", "mapstate.protocol.ledgers", "open_ledger", _ttl_left_out),
     Mutant("missing batches are accepted", _TRANSITIONS, "begin", _gaps_accepted),
     Mutant("a batch that was planned anew is a replay", _TRANSITIONS, "is_replanned", _always(False)),
     Mutant("a batch may start anywhere", _TRANSITIONS, "check_follows", _always(None)),

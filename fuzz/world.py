@@ -393,7 +393,7 @@ class World:
     def offsets(self, query: Query) -> str | None:
         """How far the states have read, if all have read as far and the ledger knows the files."""
         ledgers = [Ledger(resolve(self.url).open(state.name), state.name).load() for state in query.states]
-        commits = [None if ledger is None else ledger.record.last_commit for ledger in ledgers]
+        commits = [None if ledger is None else ledger.last_commit for ledger in ledgers]
         found = {None if commit is None else commit.offsets for commit in commits}
         offsets = found.pop()
         entries = json.loads(offsets or "[]")

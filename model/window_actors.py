@@ -26,9 +26,8 @@ from mapstate.keys import KeyCodec, is_index_key
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol import transitions
-from mapstate.protocol.held_ledger import change_all
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
-from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.ledgers import Ledgers, change_all
 from mapstate.protocol.pane_index import PaneIndex, PanePages, index_codec, pane_of, slices
 from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
 from mapstate.protocol.stored_ledger import read_ledger
@@ -314,13 +313,13 @@ class Driver:
     def _write_mark(self, ledgers: Ledgers, commit: Commit) -> None:
         """For a mutant: the watermark in a write of its own, in front of the commit."""
 
-        def write(before: list[Any]) -> list[tuple[LedgerRecord, None]]:
+        def write(before: list[Any]) -> list[LedgerRecord]:
             last = before[0].last_commit
             if last is None or last.windows is None or commit.windows is None:
-                return [(before[0], None)]
+                return before
             windows = msgspec.structs.replace(last.windows, watermark=commit.windows.watermark)
             moved = msgspec.structs.replace(last, windows=windows)
-            return [(msgspec.structs.replace(before[0], last_commit=moved), None)]
+            return [msgspec.structs.replace(before[0], last_commit=moved)]
 
         change_all([ledgers.ledgers[0]], write)
         ledgers.ledgers[0].mark_begun()

@@ -18,8 +18,7 @@ import msgspec
 
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.keys import INDEX
-from mapstate.protocol import pane_index, ways_back, windows
-from mapstate.protocol.held_ledger import HeldLedger, change_all
+from mapstate.protocol import pane_index, windows
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.plans import BatchPlan
@@ -315,9 +314,7 @@ class WindowWorld:
 
         def run(actor: Actor) -> None:
             for state in self.states:
-                held = HeldLedger(opened(state.stored, actor), state.name)
-                held.load()
-                change_all([held], lambda before: [(ways_back.rollback(before[0]), None)])
+                Ledger(opened(state.stored, actor), state.name).rollback()
 
         actor = self.spawn("an operator", run)
         self._is_rolling_back = True

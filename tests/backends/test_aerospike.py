@@ -17,6 +17,7 @@ import aerospike
 import pyarrow as pa
 import pytest
 from aerospike_stand_in import Fault, StandInBackend, StandInClient
+from one_ledger import OneLedger
 from servers import free_port
 
 from mapstate import Count, newStream, non_transactional, opaque, open_reader, transactional
@@ -62,7 +63,6 @@ from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
@@ -888,7 +888,7 @@ class Job:
         fields = changes.pop("fields", (N,))
         asked = {"owner": "q"} | changes
         self.schema = (KeyField("k", keys),)
-        self.ledger = Ledger.open(
+        self.ledger = OneLedger.open(
             self.store,
             OpenRequest(
                 state=state,

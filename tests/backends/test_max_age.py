@@ -148,7 +148,7 @@ def test_a_rollback_shows_an_older_commit(url, opened):
         job.batch(a=value)
     with opened(url, "s", max_age=60) as reader:
         assert reader.get("a") == {"n": 2}
-        job.ledger.rollback()
+        job.ledger.rolled_back()
         with pytest.raises(StaleBatchError, match="batch 0 was committed"):
             reader.get("a")
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 import pytest
+from one_ledger import OneLedger
 from redis.connection import Connection, ConnectionPool
 from redis.exceptions import ConnectionError as Unreachable
 
@@ -18,7 +19,6 @@ from mapstate import Count, errors, transactional
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.capabilities import FenceToken, ReadsAhead, SpreadFences
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.task import BatchTask
@@ -465,7 +465,7 @@ def test_a_task_ends_when_its_last_put_is_done_also_where_it_skips_chunks_after_
         owner="query",
         clock_txid=7,
     )
-    ledger = Ledger.open(store, opening)
+    ledger = OneLedger.open(store, opening)
     attempt = ledger.begin(0)
     assert done(spec, ledger, attempt, ["c", "d"])["error"] is None
     writer = type(store.writer(attempt.token))

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import pytest
 import redis
 import trustme
+from one_ledger import OneLedger
 from openings import opening
 from servers import CuttingProxy, GivenRedis, TlsFront, free_port, wait_until
 
@@ -41,7 +42,6 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit
 
 pytestmark = pytest.mark.redis
@@ -463,7 +463,7 @@ def test_each_call_is_one_round_trip_and_swap_is_two(proxy):
 
 
 def test_a_reader_asks_once_per_read(proxy):
-    ledger = Ledger.open(opened(proxy.url), OPENING)
+    ledger = OneLedger.open(opened(proxy.url), OPENING)
     ledger.begin(0)
     with open_reader(proxy.url, "visits") as reader:
         reader.get("warm")
@@ -726,7 +726,7 @@ def test_an_attempt_is_not_committed_to_a_server_that_was_started_again(start_re
     """It has the ledger with the attempt in flight, and may have lost what the attempt wrote after that."""
     server = start_redis(appendonly="yes", appendfsync="always")
     store = opened(server.url)
-    ledger = Ledger.open(store, OPENING)
+    ledger = OneLedger.open(store, OPENING)
     attempt = ledger.begin(0)
     store.writer(attempt.token).multi_put(["a"], [b"1"])
     server.restart()
@@ -742,7 +742,7 @@ def test_a_user_that_may_not_ask_for_the_servers_incarnation_commits_all_the_sam
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "job", "on", f">{SECRET}", "~*", "+@all", "-info")
         store = opened(server.url.replace("://", f"://job:{quote(SECRET, safe='')}@"))
-        ledger = Ledger.open(store, OPENING)
+        ledger = OneLedger.open(store, OPENING)
         ledger.commit(Commit(batch_id=0, txid=ledger.begin(0).txid, owner="q"))
         assert store.load()[1][1] is None
     warnings = [one.getMessage() for one in caplog.records if "may not run INFO" in one.getMessage()]

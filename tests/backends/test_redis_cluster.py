@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from one_ledger import OneLedger
 from openings import opening
 from redis.connection import Connection
 from redis.crc import key_slot
@@ -54,7 +55,6 @@ from mapstate.errors import (
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, Commit
 from mapstate.serializers import RecordCodec, serializer
 
@@ -99,7 +99,7 @@ def scanned(store: RedisClusterStore, page_size: int = 1000) -> set[str]:
     return {key for page in store.scan(page_size) for key in page}
 
 
-def count(store: Any, ledger: Ledger, attempt: Attempt, keys: list[str]) -> None:
+def count(store: Any, ledger: OneLedger, attempt: Attempt, keys: list[str]) -> None:
     """What a task does: adds one to each key."""
     codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
     state = OpaqueMap(SerializedMap(store.writer(attempt.token), codec), attempt.view, written_once=True)
@@ -110,7 +110,7 @@ def count(store: Any, ledger: Ledger, attempt: Attempt, keys: list[str]) -> None
         state.multi_combine(chunk, [1] * len(chunk), add)
 
 
-def commit(ledger: Ledger, attempt: Attempt) -> None:
+def commit(ledger: OneLedger, attempt: Attempt) -> None:
     ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="q"))
 
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_sent(cluster_url):
 
 
 def test_redis_keys_are_laid_out_as_documented(store, prefix, side_door):
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     store.writer(attempt.token).multi_put(["user-42"], [b"[1000,1,null]"])
     store.claim(1000, 3, "me")
     store.keep_report(b"r", 9)
@@ -215,7 +215,7 @@ def test_a_state_name_that_could_be_anothers_key_or_choose_a_slot_is_refused(clu
 
 def test_records_expire_from_their_last_write_and_nothing_else_does(cluster_url, prefix, side_door):
     store = opened(cluster_url, ttl=100.5)
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     store.writer(attempt.token).multi_put(KEYS[:50], [b"v"] * 50)
     commit(ledger, attempt)
     ttls = {key: side_door.pttl(key) for key in side_door.scan_iter(f"{prefix}*")}
@@ -282,7 +282,7 @@ def test_a_chunk_is_one_round_trip_to_each_node_and_one_command_for_each_slot_gr
 
 
 def test_a_batch_costs_a_few_round_trips_to_each_node(store, cluster_url, redis_cluster, monkeypatch):
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     commit(ledger, attempt)
     sent = Sent(monkeypatch)
     attempt = ledger.begin(1)
@@ -406,11 +406,11 @@ def test_claims_outlive_the_begin_of_the_next_attempt_and_go_with_its_commit(sto
 
 
 def test_another_number_of_slot_groups_is_refused_before_anything_is_written_or_read(store, cluster_url):
-    commit(*Ledger.open_and_begin(store, OPENING, 0))
+    commit(*OneLedger.open_and_begin(store, OPENING, 0))
     other, backend = opened(cluster_url, buckets=32), resolve(f"{cluster_url}&buckets=32")
     record = store.load()[0]
     for call in (
-        lambda: Ledger.open_and_begin(other, OPENING, 1),
+        lambda: OneLedger.open_and_begin(other, OPENING, 1),
         lambda: other.swap(b"x", None, OPEN),
         lambda: open_reader(backend, "visits"),
         lambda: vacuum(backend, "visits"),
@@ -428,7 +428,7 @@ def test_another_number_of_slot_groups_is_refused_before_anything_is_written_or_
 
 
 def test_batches_are_counted_and_read_as_a_whole(store, cluster_url):
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     count(store, ledger, attempt, KEYS)
     commit(ledger, attempt)
     dead = ledger.begin(1)
@@ -445,31 +445,31 @@ def test_batches_are_counted_and_read_as_a_whole(store, cluster_url):
         done = vacuum(cluster_url, "visits")
         assert (done.scanned, done.rewritten) == (300, 100)
         assert dict(reader.scan(50)) == {(key,): {"n": 1 if at < 100 else 2} for at, key in enumerate(KEYS)}
-        ledger, attempt = Ledger.open_and_begin(store, OPENING, 2)
+        ledger, attempt = OneLedger.open_and_begin(store, OPENING, 2)
         count(store, ledger, attempt, KEYS)
         commit(ledger, attempt)
         assert reader.get("user-299") == {"n": 3}
 
 
 def test_a_node_that_lost_a_committed_batch_is_noticed(store, prefix, side_door):
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     fence = f"{prefix}visits!{{5}}fence"
     open_then = side_door.get(fence)
     commit(ledger, attempt)
     side_door.set(fence, open_then)  # as of a replica that lagged behind
     with pytest.raises(MissingBatchesError, match="fence 5"):
-        Ledger.open_and_begin(store, OPENING, 1)
+        OneLedger.open_and_begin(store, OPENING, 1)
 
 
 def test_a_ledger_that_was_put_back_alone_is_noticed(store, prefix, side_door):
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     commit(ledger, attempt)
     saved = store.load()[0]
     for batch_id in (1, 2):
         commit(ledger, ledger.begin(batch_id))
     side_door.set(f"{prefix}{{visits}}!ledger", saved)
     with pytest.raises(StaleBatchError, match="older copy"):
-        Ledger.open_and_begin(store, OPENING, 1)
+        OneLedger.open_and_begin(store, OPENING, 1)
 
 
 # A cluster that changes
@@ -548,7 +548,7 @@ def test_a_slot_that_stays_half_way_is_a_clear_error(store, cluster_url, redis_c
 
 
 def test_an_attempt_during_which_a_slot_moved_is_begun_anew(store, cluster_url, redis_cluster):
-    ledger, attempt = Ledger.open_and_begin(opened(cluster_url), OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(opened(cluster_url), OPENING, 0)
     slot = store._groups[5].slot
     source, target = of_slot(redis_cluster, slot)
     redis_cluster.move_slot(slot, source, target)
@@ -580,7 +580,7 @@ def test_a_scan_while_a_slot_is_on_the_move_is_no_scan(store, redis_cluster, mov
 def test_a_master_that_fails_over_within_an_attempt_ends_it_and_the_next_one_counts_right(start_cluster):
     cluster = start_cluster(replicas=1)
     store = opened(cluster.url)
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     count(store, ledger, attempt, KEYS)
     commit(ledger, attempt)
     ledger_node = key_slot(b"visits") // -(-16384 // 3)
@@ -674,7 +674,7 @@ def test_a_user_of_an_acl_needs_what_is_documented(start_cluster):
                 admin.execute_command("ACL", "SETUSER", user, "on", ">s3cret", "~*", *allowed)
     url = cluster.url.replace("://", "://job:s3cret@")
     job = opened(url)
-    ledger, attempt = Ledger.open_and_begin(job, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(job, OPENING, 0)
     job.claim(attempt.txid, 0, "me")
     count(job, ledger, attempt, KEYS)
     commit(ledger, attempt)

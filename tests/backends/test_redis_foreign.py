@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+from one_ledger import OneLedger
 from openings import opening
 from redis.connection import Connection
 
@@ -20,7 +21,6 @@ from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit
 from mapstate.serializers import RecordCodec, serializer
 
@@ -55,7 +55,7 @@ class Place:
 
     def count(self, batch_id: int, keys: list[str], *, commit: bool = True) -> None:
         """A batch that adds one to each key."""
-        ledger, attempt = Ledger.open_and_begin(self.store, OPENING, batch_id)
+        ledger, attempt = OneLedger.open_and_begin(self.store, OPENING, batch_id)
         codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
         writer: Any = self.store.writer(attempt.token)
         state: Any = OpaqueMap(SerializedMap(writer, codec), attempt.view, written_once=True)

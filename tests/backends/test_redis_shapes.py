@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from one_ledger import OneLedger
 from openings import opening
 from servers import GivenRedis
 
@@ -33,7 +34,6 @@ from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, Commit
 from mapstate.serializers import RecordCodec, serializer
 
@@ -49,7 +49,7 @@ def move(store: Any, fence: FenceToken) -> None:
     assert store.swap(f"ledger at {fence}".encode(), None if found is None else found[1], fence) is not None
 
 
-def count(store: Any, ledger: Ledger, attempt: Attempt, keys: list[str]) -> None:
+def count(store: Any, ledger: OneLedger, attempt: Attempt, keys: list[str]) -> None:
     codec = RecordCodec(serializer("json"), "visits", "opaque", OPENING.fields, ledger.record.field_counts)
     state: Any = OpaqueMap(SerializedMap(store.writer(attempt.token), codec), attempt.view, written_once=True)
     state.begin_commit(attempt.txid)
@@ -58,7 +58,7 @@ def count(store: Any, ledger: Ledger, attempt: Attempt, keys: list[str]) -> None
     )
 
 
-def commit(ledger: Ledger, attempt: Attempt) -> None:
+def commit(ledger: OneLedger, attempt: Attempt) -> None:
     ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="q"))
 
 
@@ -68,7 +68,7 @@ def commit(ledger: Ledger, attempt: Attempt) -> None:
 def test_a_failover_within_an_attempt_ends_it_and_the_next_one_counts_right(start_sentinels):
     pair = start_sentinels()
     store: Any = resolve(pair.url).open("visits")
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     count(store, ledger, attempt, KEYS)
     commit(ledger, attempt)
     attempt = ledger.begin(1)
@@ -362,7 +362,7 @@ def test_a_put_into_a_hash_is_fenced_and_not_disturbed_by_others(url):
 
 def test_batches_in_a_hash_are_counted_scanned_and_vacuumed(url):
     store: Any = resolve(url).open("visits")
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     count(store, ledger, attempt, KEYS)
     commit(ledger, attempt)
     count(store, ledger, ledger.begin(1), KEYS[:30])
@@ -396,17 +396,17 @@ def test_a_state_is_opened_in_the_layout_in_which_it_was_made_and_in_no_other(re
         (f"{bare}?records=visits", [bare, f"{bare}?layout=hash", f"{bare}?layout=hash&records=visits"]),
     ):
         store: Any = resolve(made).open("visits")
-        ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+        ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
         count(store, ledger, attempt, KEYS)
         commit(ledger, attempt)
         for another in others:
             with pytest.raises(ConfigurationError, match=r"was made with layout .*Nothing was written"):
-                Ledger.open_and_begin(resolve(another).open("visits"), OPENING, 1)
+                OneLedger.open_and_begin(resolve(another).open("visits"), OPENING, 1)
             with pytest.raises(ConfigurationError, match="was made with layout"):
                 resolve(another).open("visits").swap(b"{}", store.load()[1], LATER)
             with pytest.raises(ConfigurationError, match="was made with layout"):
                 open_reader(another, "visits")
-        ledger, attempt = Ledger.open_and_begin(store, OPENING, 1)
+        ledger, attempt = OneLedger.open_and_begin(store, OPENING, 1)
         count(store, ledger, attempt, KEYS)
         commit(ledger, attempt)
         with open_reader(made, "visits") as reader:
@@ -431,7 +431,7 @@ def test_an_open_reader_seeks_no_records_where_they_were_before_the_state_was_ma
 
     def make(url: str, start: int) -> None:
         store: Any = resolve(url).open("visits")
-        ledger, attempt = Ledger.open_and_begin(store, msgspec.structs.replace(OPENING, clock_txid=start), 0)
+        ledger, attempt = OneLedger.open_and_begin(store, msgspec.structs.replace(OPENING, clock_txid=start), 0)
         count(store, ledger, attempt, KEYS)
         commit(ledger, attempt)
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import trustme
 from driven_reader import WAYS
+from one_ledger import OneLedger
 from redis_groups import SLOTS, RedisCluster, SentinelPair
 from servers import EitherFront, GivenRedis, TlsFront, wait_until
 from test_redis_shapes import KEYS, OPENING, commit, count
 
 from mapstate.backends import resolve
 from mapstate.errors import StoreUnavailableError
-from mapstate.protocol.ledger import Ledger
 
 pytestmark = pytest.mark.redis
 
@@ -39,7 +39,7 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def two_batches(url: str, between: Callable[[], object]) -> None:
     store: Any = resolve(url).open("visits")
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     count(store, ledger, attempt, KEYS)
     commit(ledger, attempt)
     between()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from driven_reader import WAYS
+from one_ledger import OneLedger
 from redis_groups import RedisCluster
 from servers import GivenRedis
 from test_redis_shapes import KEYS, OPENING, commit, count
@@ -20,7 +21,6 @@ from mapstate.errors import CorruptRecordError, StoreAuthError
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.serializers import RecordCodec, serializer
 
 pytestmark = pytest.mark.redis
@@ -73,7 +73,7 @@ def live(url: str) -> None:
     """All that a job does with a state, and an operator's vacuum."""
     store: Any = resolve(url).open("visits")
     store.probe()
-    ledger, attempt = Ledger.open_and_begin(store, OPENING, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, OPENING, 0)
     assert store.claim(attempt.txid, 0, "me") == "me"
     count(store, ledger, attempt, KEYS)
     commit(ledger, attempt)

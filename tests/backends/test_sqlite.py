@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from one_ledger import OneLedger
 from states import Job
 
 from mapstate import open_reader
@@ -43,7 +44,6 @@ from mapstate.errors import (
 )
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 
@@ -293,7 +293,7 @@ def test_a_directory_that_may_not_be_written_is_named(tmp_path):
 
 def test_a_file_that_was_deleted_is_not_written_any_more(backend, store, path):
     """SQLite would go on with the file that has no name, and nobody would ever see what it writes."""
-    ledger = Ledger.open(store, opening())
+    ledger = OneLedger.open(store, opening())
     attempt = ledger.begin(0)
     writer = store.writer(attempt.token)
     writer.multi_put(["a"], [b"1"])
@@ -327,7 +327,7 @@ def opening(session="one", **changes):
 
 def test_an_attempt_is_not_committed_to_a_copy_that_was_put_in_its_place(store, path):
     """The copy has the ledger with the attempt in flight, but not what the attempt wrote."""
-    ledger = Ledger.open(store, opening())
+    ledger = OneLedger.open(store, opening())
     attempt = ledger.begin(0)
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("VACUUM INTO ?", (f"{path}.copy",))
@@ -378,7 +378,7 @@ def test_ledger_and_records_are_read_from_one_snapshot(backend, store, monkeypat
 def test_rows_that_something_else_wrote_are_named_and_end_no_scan_no_vacuum_and_no_doctor(backend, path):
     """A record that is a number, a key that is no text: SQLite takes both."""
     counting = opening(state="visits", keys=(KeyField("k", "string"),), fields=(Field("n", "Count", "bigint"),))
-    ledger, attempt = Ledger.open_and_begin(backend.open("visits"), counting, 0)
+    ledger, attempt = OneLedger.open_and_begin(backend.open("visits"), counting, 0)
     backend.open("visits").writer(attempt.token).multi_put(
         [f"k{at}" for at in range(9)], [b"[%d,1,null]" % attempt.txid] * 9
     )
@@ -542,7 +542,7 @@ for line in sys.stdin:
 
 
 def test_a_process_that_was_fenced_by_another_writes_no_more(store, path):
-    ledger = Ledger.open(store, opening())
+    ledger = OneLedger.open(store, opening())
     token = ledger.begin(0).token
     assert token[:2] == (1, 1000)
     with running(FENCED, path) as process:
@@ -556,7 +556,7 @@ def test_a_process_that_was_fenced_by_another_writes_no_more(store, path):
         assert ask("1") == "written"
         ledger.begin(0)  # the attempt is begun anew
         assert ask("2") == "fenced 1000"
-        ledger = Ledger.open(store, opening("two"))
+        ledger = OneLedger.open(store, opening("two"))
         assert ask("3") == "fenced 1000"
     assert store.multi_get(["a"]) == [b"1"]
 
@@ -565,15 +565,15 @@ def test_two_drivers_of_two_processes_are_told_apart(store, path):
     code = """
 import sys
 from mapstate.backends.sqlite import SqliteBackend
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest
+from mapstate.protocol.ledgers import Ledgers
 store = SqliteBackend(sys.argv[1]).open("s")
 schema = {"type": "opaque", "serializer": "json", "keys": (), "fields": ()}
-Ledger.open(store, OpenRequest(state="s", **schema, owner="q", clock_txid=1000))
+Ledgers([store], [OpenRequest(state="s", **schema, owner="q", clock_txid=1000)], ["refuse"]).open()
 print("opened")
 sys.stdin.readline()
 """
-    mine = Ledger.open(store, opening())
+    mine = OneLedger.open(store, opening())
     attempt = mine.begin(0)
     with running(code, path) as process:
         assert process.stdout.readline() == "opened\n"
@@ -773,7 +773,7 @@ def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eig
     )
     backend = SqliteBackend(str(path), timeout=0.5)
     with contextlib.closing(backend.open("s")) as store, contextlib.closing(backend.open("s")) as other:
-        ledger = Ledger.open(store, opening)
+        ledger = OneLedger.open(store, opening)
         attempt = ledger.begin(0)
         tries = []
         monkeypatch.setattr(
@@ -784,7 +784,7 @@ def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eig
             for change in (
                 lambda: ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="q")),
                 lambda: ledger.begin(0),
-                lambda: Ledger.open(other, opening),
+                lambda: OneLedger.open(other, opening),
             ):
                 with pytest.raises(StoreUnavailableError, match=r"for more than 0\.5 s"):
                     change()

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from one_ledger import OneLedger
 from servers import wait_until
 from spark_fixtures import run_job
 
@@ -29,7 +30,6 @@ from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.schema import Field, KeyField
@@ -75,7 +75,7 @@ def write_for_ever(url: str, seed: int) -> None:
     opening = OpenRequest(
         state=STATE, type="opaque", serializer="json", keys=USER, fields=FIELDS, owner="query", clock_txid=1000
     )
-    ledger = Ledger.open(backend.open(STATE), opening)
+    ledger = OneLedger.open(backend.open(STATE), opening)
     for batch_id in itertools.count(ledger.record.owners["query"]):
         while chance.random() < 0.3:
             some = chance.sample([*USERS, *GUESTS], chance.randrange(1, len(USERS)))
@@ -88,7 +88,7 @@ def write_for_ever(url: str, seed: int) -> None:
             vacuum(backend, STATE, page_size=CHUNK)
 
 
-def run_attempt(backend: Any, ledger: Ledger, attempt: Attempt, batch: list[Change]) -> None:
+def run_attempt(backend: Any, ledger: OneLedger, attempt: Attempt, batch: list[Change]) -> None:
     """All tasks of an attempt, chunk by chunk by turns."""
     tasks = [task(backend, ledger.record, attempt, at, batch[at::TASKS]) for at in range(TASKS)]
     for _ in itertools.zip_longest(*tasks):

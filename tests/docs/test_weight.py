@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
 # The goals are 32,000 lines and no ring. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 251, "lines": 37_799, "head": 6_681, "one_importer": 68, "words_of_docs": 65_795}
+MOST = {"files": 248, "lines": 37_509, "head": 6_618, "one_importer": 65, "words_of_docs": 65_784}
 RINGS = ("keys, maps, protocol, serializers, windows", "spark/driver, spark/steps")
 
 

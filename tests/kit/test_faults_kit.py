@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+from one_ledger import OneLedger
 from openings import opening
 
 from mapstate import open_reader
@@ -28,7 +29,6 @@ from mapstate.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, now
 from mapstate.testing import (
     Begins,
@@ -244,7 +244,7 @@ def test_the_ledgers_writes_are_addressed_by_their_batch(store):
         with pytest.raises(AttributeError):
             _ = wrapper.swap
         return
-    ledger, attempt = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
+    ledger, attempt = OneLedger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
     ledger.commit(committed(attempt))
     assert not wrapper.fired("begin")
     attempt = ledger.begin(1)
@@ -259,7 +259,7 @@ def test_the_ledgers_writes_are_addressed_by_their_batch(store):
 
 def test_a_store_with_get_and_put_only_has_its_ledgers_writes_addressed_too():
     wrapper = FaultyStore(DictMap(), Mark(where=Commits(0), name="committed"))
-    ledger, attempt = Ledger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
+    ledger, attempt = OneLedger.open_and_begin(wrapper, opening(state="s", keys=()), 0)
     assert not wrapper.fired("committed")
     ledger.commit(committed(attempt))
     assert wrapper.fired("committed")
@@ -338,7 +338,7 @@ def test_a_store_that_forgets_loses_ledger_and_fence_with_the_records(store):
     if not isinstance(store, FencedWrites):
         return
     forgetful = ForgetfulStore(store, last=2)
-    ledger, attempt = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
+    ledger, attempt = OneLedger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
     first = forgetful.writer(attempt.token)
     first.multi_put(["a"], [b"[1,1,null]"])
     ledger.commit(committed(attempt))
@@ -357,7 +357,7 @@ def test_a_store_that_forgets_loses_ledger_and_fence_with_the_records(store):
 
 def test_an_attempt_that_lost_a_put_and_not_its_begin_cannot_be_committed():
     forgetful = ForgetfulStore(resolve(f"memory://{secrets.token_hex(8)}").open("s"), last=1)
-    ledger, attempt = Ledger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
+    ledger, attempt = OneLedger.open_and_begin(forgetful, opening(state="s", keys=()), 0)
     writer = forgetful.writer(attempt.token)
     writer.multi_put(["a"], [b"[1,1,null]"])
     assert forgetful.lose() == 1
@@ -372,11 +372,11 @@ def test_an_attempt_that_lost_a_put_and_not_its_begin_cannot_be_committed():
 
 def test_a_stream_over_a_store_that_failed_over_stops_and_does_not_count_on():
     backend = ForgetfulBackend(resolve(f"memory://{secrets.token_hex(8)}"), last=2)
-    ledger, attempt = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
+    ledger, attempt = OneLedger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
     assert backend.lose() == 1  # the begin was all there was
     with pytest.raises(StoreLostError):
         ledger.commit(committed(attempt))
-    ledger, attempt = Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
+    ledger, attempt = OneLedger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 0)
     ledger.commit(committed(attempt))
     ledger.commit(committed(ledger.begin(1)))
     with open_reader(backend, "s") as reader:
@@ -384,7 +384,7 @@ def test_a_stream_over_a_store_that_failed_over_stops_and_does_not_count_on():
         assert backend.lose() == 2
         assert reader.ledger().last_commit.batch_id == 0
     with pytest.raises(MissingBatchesError):
-        Ledger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 2)
+        OneLedger.open_and_begin(backend.open("s"), opening(state="s", keys=()), 2)
 
 
 def test_wait_for_ends_at_its_deadline():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from one_ledger import OneLedger
 from servers import GivenRedis
 from states import Job, contents
 from typer.testing import CliRunner
@@ -27,7 +28,6 @@ from mapstate.errors import (
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.adopt import Adopted, adopt
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, Commit, OpenRequest, clock_txid
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
@@ -91,7 +91,7 @@ def job(url: str, kind: Any, on_new_owner: Any = "adopt") -> Iterator[Attempt]:
         on_new_owner=on_new_owner,
     )
     maps = {"opaque": OpaqueMap, "transactional": TransactionalMap}
-    ledger, attempt = Ledger.open_and_begin(store, opening, 0)
+    ledger, attempt = OneLedger.open_and_begin(store, opening, 0)
     for batch_id in (0, 1):
         codec = RecordCodec(serializer("json"), "visits", kind, FIELDS, ledger.record.field_counts)
         records = SerializedMap(store.writer(attempt.token), codec)
@@ -271,7 +271,7 @@ class Reported(Job):
             self.store.keep_report(encode_report(report_of(done)), 100)
 
     def taken_back(self) -> None:
-        self.ledger.rollback()
+        self.ledger.rolled_back()
         self.next -= 1
 
 

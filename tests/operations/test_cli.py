@@ -19,6 +19,7 @@ import typer
 from damaged import damaged_ledgers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_ledger import OneLedger
 from states import Job, contents, messy
 from test_checkpoint import checkpoint, files
 from typer.testing import CliRunner
@@ -29,7 +30,6 @@ from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, MapStateError, StateNotFoundError
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.schema import Field, KeyField
@@ -562,7 +562,7 @@ def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says
         lambda: open_reader(url, "s").multi_get(["kept", "dead"]),
         lambda: list(open_reader(url, "s").scan()),
         lambda: list(open_reader(url, "s", consistency="latest").scan()),
-        lambda: Ledger.open_and_begin(store, opening, 3),
+        lambda: OneLedger.open_and_begin(store, opening, 3),
     ):
         damage()
         with suppress(MapStateError):

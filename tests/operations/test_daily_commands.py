@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 from aerospike_stand_in import NAMESPACE, Cluster, StandInBackend
+from one_ledger import OneLedger
 from states import Bare, Job, made_of_one_batch, messy
 from typer.testing import CliRunner
 
@@ -29,7 +30,6 @@ from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import UsageError
 from mapstate.operations.states import list_states
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
@@ -169,12 +169,12 @@ def test_ls_finds_the_sets_of_aerospike_that_hold_a_ledger():
             store = backend.open(name)
             fields = (Field("n", "Count", "bigint"),)
             asked = {"state": name, "type": "opaque", "serializer": "native", "owner": "q", "clock_txid": 1000}
-            Ledger.open(store, OpenRequest(**asked, keys=(), fields=fields))
+            OneLedger.open(store, OpenRequest(**asked, keys=(), fields=fields))
             store.claim(1, 0, "me")
         backend.open("no-ledger").multi_put(["a"], [[1, None, 1]])
         assert [(one.name, one.problem) for one in list_states(backend)] == [("one", ""), ("two", "")]
         inside = replace(backend, set="three")
-        Ledger.open(inside.open("named"), OpenRequest(**asked | {"state": "named"}, keys=(), fields=fields))
+        OneLedger.open(inside.open("named"), OpenRequest(**asked | {"state": "named"}, keys=(), fields=fields))
         assert [(one.name, one.problem) for one in list_states(inside)] == [("named", "")]
     finally:
         cluster.close()

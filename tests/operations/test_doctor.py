@@ -21,7 +21,7 @@ from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import Checkup
 from mapstate.errors import StateNotFoundError, StoreAuthError
 from mapstate.operations.doctor import examine
-from mapstate.protocol import ledger
+from mapstate.protocol import ledger, ledgers
 from mapstate.protocol.ledger_record import Commit, PlanDigest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store
 from mapstate.schema import Field
@@ -86,7 +86,7 @@ def test_an_attempt_is_orphaned_where_the_stream_was_quicker_before(quiet, gap, 
         job.next += 1
     assert severities(examine(url, "s"))["in flight"] == "ok"
     for begun_at in (ago(quiet), ""):  # an older mapstate did not write when it was
-        monkeypatch.setattr(ledger, "now", lambda at=begun_at: at)
+        monkeypatch.setattr(ledgers, "now", lambda at=begun_at: at)
         job.attempt(a=7)
         assert severities(examine(url, "s"))["in flight"] == severity
 
@@ -95,14 +95,14 @@ def test_an_attempt_is_orphaned_where_the_stream_was_quicker_before(quiet, gap, 
 def test_the_very_first_attempt_can_be_orphaned_too(age, severity, tmp_path, monkeypatch):
     url = f"memory://{tmp_path.name}"
     job = Job(url)
-    monkeypatch.setattr(ledger, "now", lambda: ago(age))
+    monkeypatch.setattr(ledgers, "now", lambda: ago(age))
     start = time.monotonic()
     job.attempt(a=7)
     found = {one.subject: one for one in examine(url, "s")}["in flight"]
     seconds = int(re.search(r"begun (\d+) s ago", found.found)[1])
     assert found.severity == severity
     assert age <= seconds <= age + time.monotonic() - start + 1
-    monkeypatch.setattr(ledger, "now", lambda: "")
+    monkeypatch.setattr(ledgers, "now", lambda: "")
     job.attempt(a=7)
     assert severities(examine(url, "s"))["in flight"] == "ok"  # nothing tells how long
 
@@ -122,7 +122,7 @@ def test_a_vacuum_that_was_killed_looks_orphaned_after_a_while(tmp_path, monkeyp
     job = Job(url)
     job.batch(a=1)
     monkeypatch.setattr(ledger, "now", lambda: ago(7200))
-    job.ledger.begin_vacuum()
+    job.ledger.operator.begin_vacuum()
     found = {one.subject: one for one in examine(url, "s")}["in flight"]
     assert (found.severity, "--take-over" in found.advice) == ("warning", True)
 

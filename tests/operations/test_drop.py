@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from one_ledger import OneLedger
 from openings import opening
 from states import Job, contents
 
@@ -23,7 +24,6 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.drop import drop
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import DROPPER
 
 
@@ -182,7 +182,7 @@ def test_a_driver_that_opens_meanwhile_is_not_possible_and_a_second_drop_ends_th
         if not raised:
             raised.append(UsageError("once"))
             with pytest.raises(StateOwnershipError):
-                Ledger.open(store, opening(state="s"))
+                OneLedger.open(store, opening(state="s"))
             drop(redis_url, "s")
 
     with pytest.raises(FencedError):

@@ -77,8 +77,7 @@ def test_a_vacuum_with_nothing_to_rewrite_begins_no_attempt(url):
     assert vacuum(url, "s")[:4] == (1, 0, 0, None)
     with open_reader(url, "s") as reader:
         assert reader.ledger() == msgspec.structs.replace(before, dead=())
-    job.ledger.load()
-    job.ledger.rollback()
+    job.ledger.rolled_back()
     assert contents(url) == {}
 
 

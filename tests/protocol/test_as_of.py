@@ -43,7 +43,7 @@ def some_keys(chance):
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_read_as_of_a_batch_is_what_was_there_then_or_an_error(url, seed):
     chance = random.Random(seed)
-    owner, job = "q", Job(url)
+    how, job = {"owner": "q"}, Job(url)
     kept, was_right, was_gone = [(ledger_of(url), {})], 0, 0
     for _ in range(14):
         step = chance.random()
@@ -52,16 +52,16 @@ def test_what_is_read_as_of_a_batch_is_what_was_there_then_or_an_error(url, seed
         elif step < 0.7:
             job.attempt(**some_keys(chance))  # begun again by the next step
         elif step < 0.8:
-            job = Job(url, owner=owner)  # another start of the same query
+            job = Job(url, **how)  # another start of the same query
         elif step < 0.9:
             vacuum(url, "s", take_over=True)
-            job = Job(url, owner=owner)
+            job = Job(url, **how)
         elif step < 0.95 and can_roll_back(job.ledger.record):
-            job.ledger.rollback()
-            job = Job(url, owner=owner)
+            job.ledger.rolled_back()
+            job = Job(url, **how)
         elif seed % 2:
-            owner = f"q{len(kept)}"
-            job = Job(url, owner=owner, on_new_owner=chance.choice(("adopt_unchecked", "reset")))
+            how = {"owner": f"q{len(kept)}", "on_new_owner": chance.choice(("adopt_unchecked", "reset"))}
+            job = Job(url, **how)
         for ledger, values in kept:
             try:
                 assert read_as_of(url, ledger) == values, (seed, ledger)
@@ -105,7 +105,7 @@ def test_nothing_is_read_as_of_a_batch_that_was_rolled_back(url):
     job.batch(a=1)
     job.batch(a=2)
     ledger = ledger_of(url)
-    job.ledger.rollback()
+    job.ledger.rolled_back()
     assert contents(url) == {"a": 1}
     with pytest.raises(StaleBatchError, match="rolled back"):
         read_as_of(url, ledger)

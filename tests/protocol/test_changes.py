@@ -130,7 +130,7 @@ def test_who_follows_comes_to_have_what_the_state_has(url, seed):
                 and job.ledger.record.next_txid == last.txid + 1
                 and job.ledger.record.in_flight is None
             ):
-                job.ledger.rollback()
+                job.ledger.rolled_back()
                 job = LoggedJob(url)
         for one in followers:
             act = chance.random()
@@ -150,7 +150,7 @@ def test_a_rolled_back_batch_is_taken_back_by_who_has_seen_it_also_after_a_vacuu
     one.catch_up()
     job.batch(b=2, c=2)
     one.catch_up()
-    job.ledger.rollback()
+    job.ledger.rolled_back()
     vacuum(url, "s")
     one.catch_up()
     assert one.copy == {"a": 1, "b": 1} == contents(url)
@@ -212,7 +212,7 @@ def test_who_has_seen_a_rolled_back_batch_of_which_the_log_is_gone_is_told(url):
     job, one = LoggedJob(url, changes=1), Follower(url)
     job.batch(a=1)
     one.catch_up()
-    job.ledger.rollback()
+    job.ledger.rolled_back()
     job = LoggedJob(url, changes=1)
     job.batch(b=1)
     job.attempt(c=1)  # from its begin on the log of the first batch is not kept

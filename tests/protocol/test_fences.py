@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from one_ledger import OneLedger
 from openings import opening
 
 from mapstate.capabilities import Fence, FenceToken, SpreadFences
@@ -15,7 +16,6 @@ from mapstate.errors import (
     StoreRestartedError,
     StoreUnavailableError,
 )
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 
@@ -58,13 +58,13 @@ def store() -> Spread:
     return Spread()
 
 
-def start(store: Spread, batch_id: int, on_gap: Any = "refuse", **options: Any) -> tuple[Ledger, Attempt]:
-    ledger, attempt = Ledger.open_and_begin(store, opening(**options), batch_id, on_gap)
+def start(store: Spread, batch_id: int, on_gap: Any = "refuse", **options: Any) -> tuple[OneLedger, Attempt]:
+    ledger, attempt = OneLedger.open_and_begin(store, opening(**options), batch_id, on_gap)
     assert isinstance(attempt, Attempt)
     return ledger, attempt
 
 
-def commit(ledger: Ledger, attempt: Attempt | AlreadyCommitted) -> None:
+def commit(ledger: OneLedger, attempt: Attempt | AlreadyCommitted) -> None:
     assert isinstance(attempt, Attempt)
     ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="q"))
 
@@ -87,7 +87,7 @@ def test_a_batch_that_is_committed_already_moves_no_fence(store):
     ledger, attempt = start(store, 0)
     commit(ledger, attempt)
     before = list(store.at)
-    assert isinstance(Ledger.open_and_begin(store, opening(), 0)[1], AlreadyCommitted)
+    assert isinstance(OneLedger.open_and_begin(store, opening(), 0)[1], AlreadyCommitted)
     assert store.at == before
 
 
@@ -99,7 +99,7 @@ def test_an_attempt_that_is_begun_anew_gets_past_the_fences_of_the_one_before(st
         assert store.at == [again.token] * 3
         assert again.token.rank > attempt.token.rank
         attempt = again
-    ledger.held.close_fences()  # and its commit is lost
+    ledger.ledgers.ledgers[0].close_fences()  # and its commit is lost
     again = ledger.begin(0)
     assert store.at == [again.token] * 3
     _, later = start(store, 0, type=kind)
@@ -247,7 +247,7 @@ def test_a_rolled_back_batch_can_be_begun_again(store):
     ledger, attempt = start(store, 0)
     commit(ledger, attempt)
     commit(ledger, ledger.begin(1))
-    ledger.rollback()
+    ledger.operator.rollback()
     ledger, attempt = start(store, 1)
     commit(ledger, attempt)
     assert encode_ledger(ledger.record) == store.record
@@ -256,8 +256,9 @@ def test_a_rolled_back_batch_can_be_begun_again(store):
 def test_a_vacuum_raises_and_closes_like_a_batch(store):
     ledger, attempt = start(store, 0)
     commit(ledger, attempt)
-    attempt = ledger.begin_vacuum()
+    operator = ledger.operator
+    attempt = operator.begin_vacuum()
     assert store.at == [attempt.token] * 3
-    ledger.commit_vacuum(attempt.txid)
+    operator.commit_vacuum(attempt.txid)
     assert store.at == [attempt.token._replace(closed=True)] * 3
     commit(*start(store, 1))

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_ledger import OneLedger
 
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.sqlite import SqliteBackend, SqliteStore
@@ -89,7 +90,7 @@ def opening(owner="query-1", session="", **changes):
 
 
 def opened(store, **changes):
-    return Ledger.open(store, opening(**changes))
+    return OneLedger.open(store, opening(**changes))
 
 
 def done(attempt, owner="query-1"):
@@ -100,6 +101,10 @@ def run_batch(ledger, batch_id):
     attempt = ledger.begin(batch_id)
     ledger.commit(done(attempt, ledger.record.owner))
     return attempt
+
+
+def run_vacuum(operator):
+    operator.commit_vacuum(operator.begin_vacuum().txid)
 
 
 def stored(store):
@@ -131,15 +136,15 @@ def test_a_state_that_is_not_there_is_named():
 
 def test_a_refused_batch_leaves_everything_as_it_was(store):
     with pytest.raises(MissingBatchesError):
-        Ledger.open_and_begin(store, opening(), 7)
+        OneLedger.open_and_begin(store, opening(), 7)
     assert stored(store) is None
     run_batch(opened(store), 0)
     before = stored(store)
     for refused, batch_id in ((opening(), 7), (opening(owner="query-2"), 0)):
         with pytest.raises((MissingBatchesError, StateOwnershipError)):
-            Ledger.open_and_begin(store, refused, batch_id)
+            OneLedger.open_and_begin(store, refused, batch_id)
         assert stored(store) == before
-    ledger, attempt = Ledger.open_and_begin(store, opening(), 1)
+    ledger, attempt = OneLedger.open_and_begin(store, opening(), 1)
     assert (attempt.txid, ledger.record.epoch) == (START + 1, 2)
     assert ledger.record.fence() == attempt.token
 
@@ -179,13 +184,13 @@ class Restarting:
 def test_what_was_begun_in_one_incarnation_of_the_store_is_not_committed_in_the_next(what):
     """A server started again, or its replica, has the ledger; records that it acknowledged may be lost."""
     store = Restarting()
-    ledger = Ledger.open(store, opening())
+    ledger, vacuum = OneLedger.open(store, opening()), Ledger(store, "s")
 
     def begin():
-        return ledger.begin(1) if what == "batch" else ledger.begin_vacuum(take_over=True)
+        return ledger.begin(1) if what == "batch" else vacuum.begin_vacuum(take_over=True)
 
     def commit(attempt):
-        ledger.commit(done(attempt)) if what == "batch" else ledger.commit_vacuum(attempt.txid)
+        ledger.commit(done(attempt)) if what == "batch" else vacuum.commit_vacuum(attempt.txid)
 
     run_batch(ledger, 0)
     attempt = begin()
@@ -194,7 +199,7 @@ def test_what_was_begun_in_one_incarnation_of_the_store_is_not_committed_in_the_
         commit(attempt)
     again = begin()
     commit(again)
-    assert ledger.record.last_txid == again.txid
+    assert read_ledger(store, "s").last_txid == again.txid
     store.incarnation += 1  # between two batches nothing can be lost that the ledger does not tell
     if what == "batch":
         run_batch(ledger, 2)
@@ -203,7 +208,7 @@ def test_what_was_begun_in_one_incarnation_of_the_store_is_not_committed_in_the_
 def test_a_recount_beside_an_attempt_hides_no_other_incarnation():
     """It changes the ledger, but not the attempt; the failover may come before it or after it."""
     store = Restarting()
-    ledger = Ledger.open(store, opening())
+    ledger = OneLedger.open(store, opening())
     run_batch(ledger, 0)
     attempt = ledger.begin(1)
     operators = Ledger(store, "s")
@@ -220,7 +225,7 @@ def test_a_recount_beside_an_attempt_hides_no_other_incarnation():
 def test_a_recount_passes_for_a_restart_only_where_it_has_changed_the_ledger_beside_an_attempt():
     """Not where a driver gives its attempt up during the count, nor where the number is an equal one."""
     store = Restarting()
-    ledger = Ledger.open(store, opening())
+    ledger = OneLedger.open(store, opening())
     run_batch(ledger, 0)
     operators = Ledger(store, "s")
 
@@ -230,7 +235,7 @@ def test_a_recount_passes_for_a_restart_only_where_it_has_changed_the_ledger_bes
         operators.recount(operators.record, number)
 
     ledger.begin(1)
-    recount(7, ledger.give_up)
+    recount(7, ledger.ledgers.give_up)
     assert operators.record.keys_held() == 7
     attempt = ledger.begin(1)
     recount(7)
@@ -240,7 +245,7 @@ def test_a_recount_passes_for_a_restart_only_where_it_has_changed_the_ledger_bes
 def test_a_recount_beside_a_vacuum_is_refused():
     """The vacuum could not tell it from a restart."""
     store = Restarting()
-    run_batch(Ledger.open(store, opening()), 0)
+    run_batch(OneLedger.open(store, opening()), 0)
     operators, vacuum = Ledger(store, "s"), Ledger(store, "s")
     attempt = vacuum.begin_vacuum(take_over=True)
     operators.remember()
@@ -252,7 +257,7 @@ def test_a_recount_beside_a_vacuum_is_refused():
 
 def test_a_recount_beside_a_batch_that_was_committed_meanwhile_is_refused_with_an_equal_number_too():
     store = Restarting()
-    ledger = Ledger.open(store, opening())
+    ledger = OneLedger.open(store, opening())
     run_batch(ledger, 0)
     operators = Ledger(store, "s")
     counted = operators.remember()
@@ -280,7 +285,7 @@ class Between:
 
 def test_of_two_that_open_at_once_the_later_has_the_state(store):
     others = []
-    mine = Ledger.open(Between(store, lambda: others.append(opened(store))), opening())
+    mine = OneLedger.open(Between(store, lambda: others.append(opened(store))), opening())
     assert (others[0].record.epoch, mine.record.epoch) == (1, 2)
     with pytest.raises(FencedError):
         others[0].begin(0)
@@ -290,8 +295,7 @@ def test_of_two_that_open_at_once_the_later_has_the_state(store):
 def test_a_driver_that_is_overtaken_between_read_and_write_changes_nothing(store):
     opened(store, session="first")
     others = []
-    mine = Ledger(Between(store, lambda: others.append(opened(store))), "s")
-    mine.held.session = "first"
+    mine = OneLedger(Between(store, lambda: others.append(opened(store))), opening(session="first"))
     with pytest.raises(FencedError):
         mine.begin(0)
     assert read_ledger(store, "s") == others[0].record
@@ -389,18 +393,18 @@ def lossy(store):
 
 STEPS = {
     "open": lambda store, ledger: opened(store, session="two"),
-    "open and begin": lambda store, ledger: Ledger.open_and_begin(store, opening(session="two"), 2),
+    "open and begin": lambda store, ledger: OneLedger.open_and_begin(store, opening(session="two"), 2),
     "begin": lambda store, ledger: ledger.begin(ledger.record.owners["query-1"]),
     "commit": lambda store, ledger: ledger.commit(done(ledger.begin(2))),
-    "rollback": lambda store, ledger: ledger.rollback(),
-    "begin vacuum": lambda store, ledger: ledger.begin_vacuum(),
-    "commit vacuum": lambda store, ledger: ledger.commit_vacuum(ledger.begin_vacuum().txid),
+    "rollback": lambda store, ledger: ledger.operator.rollback(),
+    "begin vacuum": lambda store, ledger: ledger.operator.begin_vacuum(),
+    "commit vacuum": lambda store, ledger: run_vacuum(ledger.operator),
 }
 
 
 def result_of(step, store, script, writes_before=0):
     wrapped = lossy(store)
-    ledger = Ledger.open(wrapped, opening(session="one"))
+    ledger = OneLedger.open(wrapped, opening(session="one"))
     for batch_id in range(2):
         run_batch(ledger, batch_id)
     wrapped.script = ["ok"] * writes_before + list(script)
@@ -483,8 +487,7 @@ def test_a_ledger_that_others_change_all_the_time_gives_up(store):
             return None
 
     opened(store, session="one")
-    ledger = Ledger(Contended(store, None), "s")
-    ledger.held.session = "one"
+    ledger = OneLedger(Contended(store, None), opening(session="one"))
     with pytest.raises(FencedError, match="tries"):
         ledger.begin(0)
 
@@ -544,7 +547,7 @@ def test_a_copy_of_before_the_driver_opened_is_no_second_driver(store):
     with pytest.raises(StoreRestartedError, match="Start the query again"):
         ledger.begin(1)
     with pytest.raises(StoreRestartedError):
-        ledger.say_what_fenced()
+        ledger.ledgers.say_what_fenced()
     run_batch(opened(store), 1)  # as the message says
     ledger = opened(store)
     run_batch(ledger, 2)
@@ -560,7 +563,7 @@ def test_a_second_driver_is_still_told_as_one(store):
     ledger = opened(store)
     ledger.begin(0)
     opened(store).begin(0)
-    ledger.say_what_fenced()
+    ledger.ledgers.say_what_fenced()
     with pytest.raises(FencedError, match="Two running copies"):
         ledger.begin(0)
 
@@ -585,7 +588,7 @@ def test_no_ledger_is_made_where_records_lie_without_one(store, txid):
     """Whatever the clock says: a txid that is given out again would make an earlier incarnation's record count."""
     codec = RecordCodec(serializer("json"), "s", "opaque", [VISITS], [(0, 1)])
     SerializedMap(store, codec).multi_put(["a"], [OpaqueValue(txid, 41, 40)])
-    for make in (lambda: opened(store), lambda: Ledger.open_and_begin(store, opening(), 0)):
+    for make in (lambda: opened(store), lambda: OneLedger.open_and_begin(store, opening(), 0)):
         with pytest.raises(LedgerLostError, match="records but no ledger"):
             make()
     assert ledger_store(store).load() is None
@@ -645,7 +648,7 @@ def test_a_damaged_ledger_is_an_error_everywhere_and_never_overwritten(store, da
     for step in (
         lambda: opened(store),
         lambda: opened(store, owner="query-2", on_new_owner="reset"),
-        lambda: Ledger.open_and_begin(store, opening(), 0),
+        lambda: OneLedger.open_and_begin(store, opening(), 0),
         lambda: read_ledger(store, "s"),
         lambda: first.begin(0),
         lambda: Ledger(store, "s").rollback(),
@@ -683,7 +686,7 @@ def test_a_new_ledgers_txids_come_from_the_clock(monkeypatch):
 def test_an_attempt_says_when_it_was_begun_and_one_of_an_older_mapstate_is_read_all_the_same(store):
     before = now()
     ledger = opened(store)
-    for begin in (lambda: ledger.begin(0), lambda: ledger.begin_vacuum(take_over=True)):
+    for begin in (lambda: ledger.begin(0), lambda: ledger.operator.begin_vacuum(take_over=True)):
         begin()
         in_flight = read_ledger(store, "s").in_flight
         assert before <= in_flight.at <= now()
@@ -703,8 +706,8 @@ def test_every_refusal_is_one_of_ours(store):
     ledger = opened(store)
     for step in (
         lambda: ledger.begin(5),
-        ledger.rollback,
-        lambda: ledger.commit_vacuum(5),
+        ledger.operator.rollback,
+        lambda: ledger.operator.commit_vacuum(5),
         lambda: ledger.commit(Commit(batch_id=0, txid=5, owner="query-1")),
     ):
         before = stored(store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 import pytest
+from one_ledger import OneLedger, committed_in
 from openings import opening
 
 from mapstate.backends import resolve
@@ -20,10 +21,9 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.held_ledger import VersionedLedger
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
-from mapstate.protocol.ledgers import Ledgers, commit_domains
+from mapstate.protocol.ledgers import KnownLedger, Ledgers, commit_domains
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 
 NAMES = ("by_user", "by_page")
@@ -60,7 +60,7 @@ def left_apart(stores, batch_id=0, **how):
     """A driver dies between its two commits."""
     ledgers, attempt = started(stores, batch_id, **how)
     done = commits(ledgers, attempt)
-    Ledger.of(ledgers.ledgers[0]).commit(done[0])
+    committed_in(ledgers, 0, done)
     return ledgers, done
 
 
@@ -84,7 +84,7 @@ def test_states_of_one_commit_domain_begin_and_commit_in_one_write_each(together
 
 
 def test_a_batch_that_one_state_refuses_begins_in_none(together):
-    Ledger.open_and_begin(together[1], opening(state=NAMES[1], owner="another"), 0)
+    OneLedger.open_and_begin(together[1], opening(state=NAMES[1], owner="another"), 0)
     before = together[1].load()
     with pytest.raises(Exception, match="belongs to"):
         started(together, 0)
@@ -132,7 +132,7 @@ def test_the_driver_before_commits_nothing_once_all_are_opened(apart):
     old, done = left_apart(apart)
     new, attempt = started(apart, 0)
     with pytest.raises(FencedError):
-        Ledger.of(old.ledgers[1]).commit(done[1])
+        committed_in(old, 1, done)
     new.commit(commits(new, attempt))
     assert last(new) == [0, 0]
 
@@ -141,13 +141,13 @@ def test_what_the_driver_before_has_committed_everywhere_meanwhile_stays(apart):
     """It lives until the last state is opened; here it commits just before that."""
     old, attempt = started(apart, 0)
     done = commits(old, attempt)
-    Ledger.of(old.ledgers[0]).commit(done[0])
+    committed_in(old, 0, done)
     inner = apart[1].load
 
     def load():
         apart[1].load = inner
         found = inner()
-        Ledger.of(old.ledgers[1]).commit(done[1])
+        committed_in(old, 1, done)
         return found
 
     apart[1].load = load
@@ -159,7 +159,7 @@ def test_what_the_driver_before_has_committed_everywhere_meanwhile_stays(apart):
 def test_a_store_that_was_restarted_behind_the_first_commit_has_the_batch_begun_anew_in_all(apart):
     ledgers, attempt = started(apart, 0)
     second = ledgers.ledgers[1]
-    second.at_begin = VersionedLedger(second.record, "another incarnation")
+    second.at_begin = KnownLedger(second.record, "another incarnation")
     with pytest.raises(StoreRestartedError):
         ledgers.commit(commits(ledgers, attempt))
     assert last(ledgers) == [0, None]
@@ -189,7 +189,7 @@ def test_queries_that_take_turns_and_leave_states_apart_are_reconciled(apart):
 
 def further_alone(store, name, batches, owner="q"):
     for batch_id in batches:
-        alone, attempt = Ledger.open_and_begin(store, opening(state=name, owner=owner), batch_id)
+        alone, attempt = OneLedger.open_and_begin(store, opening(state=name, owner=owner), batch_id)
         alone.commit(Commit(batch_id=batch_id, txid=attempt.txid, owner=owner, at=now()))
 
 
@@ -222,7 +222,7 @@ def test_states_that_two_queries_kept_are_adopted_wherever_each_ended(together):
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
 def test_a_state_that_joins_with_another_query_takes_the_only_batch_of_none_back(together, kind):
-    alone, attempt = Ledger.open_and_begin(together[0], opening(state=NAMES[0], type=kind), 0)
+    alone, attempt = OneLedger.open_and_begin(together[0], opening(state=NAMES[0], type=kind), 0)
     alone.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
     ledgers, attempt = started(together, 0, type=kind, owner="new", on_new_owner="adopt_unchecked")
     assert last(ledgers) == [0, None]
@@ -231,7 +231,7 @@ def test_a_state_that_joins_with_another_query_takes_the_only_batch_of_none_back
 
 
 def test_a_state_that_joins_another_query_in_another_store_takes_no_batch_back(apart):
-    alone, attempt = Ledger.open_and_begin(apart[1], opening(state=NAMES[1]), 0)
+    alone, attempt = OneLedger.open_and_begin(apart[1], opening(state=NAMES[1]), 0)
     alone.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
     ledgers, _ = started(apart, 0, owner="new", on_new_owner="adopt_unchecked")
     assert last(ledgers) == [None, 0]
@@ -326,7 +326,7 @@ def test_a_vacuum_beside_a_driver_that_commits_meanwhile_is_refused(urls):
     stores[0].multi_put(["k"], [b"[1000,5,null]"])
     seen = ledgers.records[0]
     attempt = ledgers.begin(1)
-    Ledger.of(ledgers.ledgers[0]).commit(commits(ledgers, attempt)[0])
+    committed_in(ledgers, 0, commits(ledgers, attempt))
     with pytest.raises(FencedError, match="has changed"):
         Ledger(stores[0], NAMES[0]).begin_vacuum(seen=seen)
 
@@ -353,7 +353,7 @@ def test_a_state_that_lost_a_batch_takes_no_other_back(apart):
 
 
 def test_a_state_that_joins_later_starts_with_the_batch_that_comes(together):
-    alone, attempt = Ledger.open_and_begin(together[0], opening(state=NAMES[0]), 0)
+    alone, attempt = OneLedger.open_and_begin(together[0], opening(state=NAMES[0]), 0)
     alone.commit(Commit(batch_id=0, txid=attempt.txid, owner="q"))
     with pytest.raises(MissingBatchesError):
         started(together, 1)

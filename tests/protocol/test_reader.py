@@ -12,6 +12,7 @@ import pytest
 from driven_reader import WAYS, reads_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_ledger import OneLedger
 
 from mapstate.aggregators import Avg, Count, Sum
 from mapstate.backends.memory import MemoryBackend
@@ -31,7 +32,6 @@ from mapstate.errors import (
 from mapstate.keys import KeyCodec
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest, encode_ledger
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import LEDGER_KEY, decode_ledger, ledger_store
@@ -105,7 +105,7 @@ class Job:
         self.store = backend.open(STATE)
         self.kind = kind
         self.keys = KeyCodec(keys)
-        self.ledger = Ledger.open(
+        self.ledger = OneLedger.open(
             self.store,
             OpenRequest(
                 **{
@@ -157,7 +157,8 @@ class Job:
 
     def vacuum(self):
         """As a vacuum does it: what is dead becomes what it stands for, under a txid that will count."""
-        attempt = self.ledger.begin_vacuum()
+        operator = self.ledger.operator
+        attempt = operator.begin_vacuum()
         codec = RecordCodec(serializer("json"), STATE, "opaque", (VISITS,), [(0, 1)])
         for page in list(self.store.scan(10)):
             keys = [key for key in page if key != LEDGER_KEY]
@@ -171,7 +172,7 @@ class Job:
             self.store.multi_put(
                 list(dead), codec.dumps([OpaqueValue(attempt.txid, one, one) for one in dead.values()])
             )
-        self.ledger.commit_vacuum(attempt.txid)
+        operator.commit_vacuum(attempt.txid)
 
 
 @contextlib.contextmanager
@@ -241,7 +242,7 @@ def test_a_rollback_is_visible_at_once(backend):
     job.batch({"a": 1, "b": 1})
     with reading(backend) as reader:
         assert counts(reader, "a", "b") == [2, 1]
-        job.ledger.rollback()
+        job.ledger.rolled_back()
         assert counts(reader, "a", "b") == [1, None]
         job.batch({"b": 7})
         assert counts(reader, "a", "b") == [1, 7]
@@ -313,7 +314,7 @@ def test_a_vacuum_that_did_not_end_has_dropped_what_was_before_the_last_batch(ba
     job = Job(backend)
     job.batch({"a": 1})
     job.batch({"a": None})
-    job.ledger.begin_vacuum()
+    job.ledger.operator.begin_vacuum()
     with (
         StateReader(backend, STATE, "committed", {}, before=("query-1", 1)) as reader,
         pytest.raises(UsageError, match="began since"),
@@ -397,7 +398,7 @@ def test_a_reader_that_met_a_rollback_and_another_batch_reads_again(overtaken):
     job.batch({"a": 1})
 
     def roll_back_and_go_on():
-        job.ledger.rollback()
+        job.ledger.rolled_back()
         job.batch({"b": 5})
 
     store.before_records = [roll_back_and_go_on]
@@ -415,7 +416,8 @@ def test_a_key_purged_while_it_was_read_is_never_reported_absent_against_its_own
     def remove_and_purge_and_write_b():
         job.batch({"a": None})
         del backend.store.records[text]
-        job.ledger.commit_vacuum(job.ledger.begin_vacuum().txid)
+        operator = job.ledger.operator
+        operator.commit_vacuum(operator.begin_vacuum().txid)
 
     with open_reader(between, STATE) as reader:
         between.store.before_records = [remove_and_purge_and_write_b]
@@ -1000,7 +1002,7 @@ def test_a_reader_sees_exactly_one_of_the_states_that_ever_were_committed(script
             job.vacuum()
             before_last[0] = None
         elif kind == "rollback" and before_last[0] is not None:
-            job.ledger.rollback()
+            job.ledger.rolled_back()
             model.append(before_last[0])
             before_last[0] = None
 

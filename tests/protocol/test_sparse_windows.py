@@ -16,8 +16,8 @@ from windowed import Row, Windowed
 from mapstate import open_reader
 from mapstate.errors import CorruptLedgerError, StoreLostError, WindowGoneError
 from mapstate.keys import is_index_key
-from mapstate.protocol import ledger_record, pane_index, stored_ledger, ways_back, windows
-from mapstate.protocol.held_ledger import HeldLedger, change_all
+from mapstate.protocol import ledger_record, pane_index, stored_ledger, windows
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.pane_index import PanePages
 from mapstate.protocol.sessions import last_panes
@@ -182,9 +182,7 @@ def test_a_batch_that_is_rolled_back_leaves_the_panes_as_they_were(url, monkeypa
     before = list(pages_of(job).named())
     for _ in range(3):  # the batch in which the ledger begins to name pages comes again and again
         job.batch(*(Row(180 * at, "ann", 1) for at in range(10, 3000, 7)))
-        held = HeldLedger(job.store, "s")
-        held.load()
-        change_all([held], lambda before: [(ways_back.rollback(before[0]), None)])
+        Ledger(job.store, "s").rollback()
         job.committed.pop()
         job = job.restarted()
         assert read_ledger(job.store, "s").windows.height > 0

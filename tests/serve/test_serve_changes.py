@@ -405,7 +405,7 @@ def test_a_batch_that_was_rolled_back_is_no_event(url, monkeypatch):
         with no_read:
             job.batch(a=2)
             job.store.keep_report(encode_report(report(1)), 100)
-            job.ledger.rollback()
+            job.ledger.rolled_back()
             job.next = 1
             job.batch(a=3)
             last = job.ledger.record.last_commit

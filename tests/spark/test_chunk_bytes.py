@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from one_ledger import OneLedger
 
 from mapstate import CombinerAggregator, Max, Sum, opaque, open_reader
 from mapstate.aggregators.fields import Fields
@@ -14,7 +15,6 @@ from mapstate.backends.memory import MemoryStore
 from mapstate.errors import ConfigurationError
 from mapstate.maps.serialized import Room
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.spark.executor.arrow import slices
@@ -45,7 +45,7 @@ class Job:
         self.spec = opaque(url, "s", **options)
         self.fields = Fields((field,), {"x": aggregator})
         self.native = self.fields.native
-        self.ledger = Ledger.open(
+        self.ledger = OneLedger.open(
             self.spec.open(),
             OpenRequest(
                 state="s",

@@ -7,12 +7,12 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from one_ledger import OneLedger
 
 from mapstate import BatchReport, Count, Sum, newStream, opaque, open_async_reader, open_reader
 from mapstate.backends.memory import MemoryBackend
 from mapstate.batch_report import encode_report
 from mapstate.errors import StoreUnavailableError
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 
@@ -66,7 +66,7 @@ def backend(tmp_path):
         owner="query",
         clock_txid=1,
     )
-    ledger = Ledger.open(backend.store.store, request)
+    ledger = OneLedger.open(backend.store.store, request)
     attempt = ledger.begin(0)
     ledger.commit(Commit(batch_id=0, txid=attempt.txid, owner="query", at=AT))
     return backend

@@ -15,6 +15,7 @@ from mapstate.errors import (
     ReplannedBatchError,
     StaleBatchError,
     StoreLostError,
+    StoreRestartedError,
     cut,
 )
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
@@ -215,4 +216,36 @@ def lost_store(state: str, *, has_records: bool) -> StoreLostError:
         "copy and rewind the checkpoint to it (mapstate rewind); without a copy, start over with a new checkpoint. See "
         "docs/operating.md#a-store-that-was-emptied",
         state=state,
+    )
+
+
+def store_restarted(state: str) -> StoreRestartedError:
+    """The error of an attempt that began in another incarnation of the store."""
+    return StoreRestartedError(
+        f"the store of state {state!r} was started again, replaced by its replica or put back while a batch "
+        "was written to it (or its keys were recounted meanwhile, which looks the same): it has the ledger, but "
+        "may have lost records that it had acknowledged. The attempt is not committed, and can be begun anew.",
+        state=state,
+    )
+
+
+def store_put_back(ledger: LedgerRecord, known: LedgerRecord) -> StoreRestartedError:
+    """The error of a ledger from a copy that is older than what a running driver has ``known``."""
+    return StoreRestartedError(
+        f"the store of state {ledger.state!r} was put back to an older copy under a running driver: its ledger is "
+        f"of epoch {ledger.epoch} with next txid {ledger.next_txid}, and this driver had epoch {known.epoch} and "
+        f"{known.next_txid}. Nothing of this attempt counts. Start the query again: it goes on, or says what the "
+        "copy lacks.",
+        state=ledger.state,
+    )
+
+
+def counted_in_part(has: str, lacks: str, batch_id: int) -> MissingBatchesError:
+    """The error of a batch that one state of a topology counts and another one does not."""
+    return MissingBatchesError(
+        f"Spark brings batch {batch_id}, which state {has!r} counts and state {lacks!r} of the same topology "
+        "does not: another program wrote one of them, or it was restored alone. Nothing was written. Restore "
+        "all of them from one moment and rewind the checkpoint, or reset them all.",
+        state=lacks,
+        expected=batch_id,
     )

@@ -1,7 +1,7 @@
 """The ledger's rules for the batches of one state: one pure function per event.
 
 Each takes the ledger as it was read and returns the ledger to write. Nothing here does I/O, asks the clock or keeps
-state. `mapstate.protocol.held_ledger` has the compare-and-set that runs the functions against a store; the rules for
+state. `mapstate.protocol.ledgers` has the compare-and-set that runs the functions against a store; the rules for
 opening a state are in `mapstate.protocol.opening`.
 
 The rules were searched exhaustively. What looks like a simplification of one usually is a

@@ -55,5 +55,4 @@ def _check_fields(follower: Branch, ledger: LedgerRecord | None, query_id: str) 
 def ledger_of(spec: StateSpec) -> LedgerRecord | None:
     """The ledger in the state's store, None where there is none yet."""
     with opened(spec.backend, spec.state) as store:
-        loaded = Ledger(store, spec.state).load()
-    return None if loaded is None else loaded[0]
+        return Ledger(store, spec.state).load()

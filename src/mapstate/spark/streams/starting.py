@@ -11,7 +11,7 @@ from mapstate.backends import opened
 from mapstate.capabilities import Probes
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
-from mapstate.protocol.held_ledger import HeldLedger
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.opening import open_ledger
 from mapstate.spark.driver.access import access_of, is_connect
 from mapstate.spark.driver.job import Branch
@@ -88,9 +88,9 @@ def _check_states(df: DataFrame, branches: Sequence[Branch], place: str | None) 
         with opened(branch.job.spec.backend, branch.job.spec.state) as store:
             if isinstance(store, Probes):
                 store.probe()
-            held = HeldLedger(store, branch.job.spec.state).load() if query_id else None
-            if held is not None and held.record.owner != query_id:
-                open_ledger(held.record, (branch.make_driver or StateDriver)(branch).open_request(query_id))
+            ledger = Ledger(store, branch.job.spec.state).load() if query_id else None
+            if ledger is not None and ledger.owner != query_id:
+                open_ledger(ledger, (branch.make_driver or StateDriver)(branch).open_request(query_id))
 
 
 def _say_last(query: StreamingQuery, error_of: Callable[[], MapStateError | None]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
@@ -30,13 +30,12 @@ from mapstate.capabilities import (
 )
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
 from mapstate.operations.states import list_states
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader import open_reader
 from mapstate.spec import opaque
 from mapstate.testing.contracts.backing_map import BackingMapContract
 from mapstate.testing.contracts.capabilities import instead_of, needs
-from mapstate.testing.contracts.driver import opening
+from mapstate.testing.contracts.driver import CountingQuery
 from mapstate.testing.contracts.other_process import elsewhere, forked_after_use, put_and_get
 from mapstate.testing.contracts.side_door import SideDoor
 
@@ -48,6 +47,12 @@ def closing(stack: ExitStack, store: Any) -> Any:
     if hasattr(store, "close"):
         stack.callback(store.close)
     return store
+
+
+def at_once(work: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
+    """Call ``work`` with each in a thread of its own. Returns the results, or raises the first error."""
+    with ThreadPoolExecutor(len(given)) as pool:
+        return [*pool.map(work, given)]
 
 
 def scanned(store: Any, page_size: int = 100) -> list[str]:
@@ -166,27 +171,15 @@ class BackendContract(BackingMapContract):
             assert store.multi_get([f"k{other}" for other in range(len(names)) if other != at]) == [None] * 7
 
     def test_threads_with_a_store_each_do_not_disturb_each_other(self, backend: Backend, store: Any) -> None:
-        wrong: list[str] = []
-
         def work(name: str) -> None:
-            own: Any = backend.open(self.state)
-            try:
+            with ExitStack() as stack:
+                own = closing(stack, backend.open(self.state))
                 for at in range(20):
                     keys = [f"{name}-{at}-{part}" for part in range(5)]
                     own.multi_put(keys, [self.a_record(at)] * 5)
-                    if own.multi_get(keys) != [self.a_record(at)] * 5:
-                        wrong.append(f"{name}-{at}")
-            except MapStateError as error:
-                wrong.append(repr(error))
-            finally:
-                getattr(own, "close", lambda: None)()
+                    assert own.multi_get(keys) == [self.a_record(at)] * 5
 
-        threads = [Thread(target=work, args=(name,)) for name in "abcd"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
+        at_once(work, "abcd")
         keys = [f"{name}-{at}-{part}" for name in "abcd" for at in range(20) for part in range(5)]
         assert None not in store.multi_get(keys)
 
@@ -372,7 +365,7 @@ class BackendContract(BackingMapContract):
 
     @instead_of("scan")
     def test_a_reader_is_told_that_the_store_cannot_be_scanned(self, backend: Backend, store: Any) -> None:
-        Ledger.open(store, opening(self.state, "opaque", self.serializer))
+        CountingQuery(store, self).run(0, {})
         with open_reader(backend, self.state) as reader, pytest.raises(UsageError, match="scanned"):
             reader.scan()
 

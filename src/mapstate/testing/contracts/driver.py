@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
-from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, OpenRequest, now
+from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest, now
+from mapstate.protocol.ledgers import Ledgers
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 FIELDS = (Field("n", "Count", "bigint"),)
@@ -48,7 +48,7 @@ def opening(
 
 
 class CountingQuery:
-    """A driver of a state, from its start until a newer driver starts."""
+    """A driver of a state, from its first batch until a newer driver begins one."""
 
     def __init__(
         self,
@@ -62,17 +62,26 @@ class CountingQuery:
         self._store = store
         self._how = how
         self._kind = kind
-        self.ledger = Ledger.open(store, opening(how.state, kind, how.serializer, owner, on_new_owner))
+        self._opening = opening(how.state, kind, how.serializer, owner, on_new_owner)
+        self._ledgers: Ledgers | None = None
+
+    @property
+    def record(self) -> LedgerRecord:
+        """The ledger as this driver last read or wrote it, after its first batch began."""
+        assert self._ledgers is not None, "no batch has begun"
+        return self._ledgers.records[0]
 
     def begin(self, batch_id: int) -> RunningAttempt | None:
-        """Begin an attempt at a batch. Returns None where the batch counts already."""
-        attempt = self.ledger.begin(batch_id)
-        if isinstance(attempt, AlreadyCommitted):
+        """Begin an attempt at a batch. Returns None where the batch counts already. The first one opens the state."""
+        if self._ledgers is None:
+            self._ledgers, answers = Ledgers.open_and_begin([self._store], [self._opening], batch_id, ["refuse"])
+        else:
+            answers = self._ledgers.begin(batch_id)
+        if not isinstance(answers[0], Attempt):
             return None
-        writer = self._how.writer_of(self._store, attempt.token)
-        return RunningAttempt(
-            self.ledger, attempt, writer, self._how.records_of(writer, self._kind, FIELDS), self._kind
-        )
+        writer = self._how.writer_of(self._store, answers[0].token)
+        records = self._how.records_of(writer, self._kind, FIELDS)
+        return RunningAttempt(self._ledgers, answers[0], writer, records, self._kind)
 
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
         """Run a whole batch."""
@@ -86,9 +95,9 @@ class RunningAttempt:
     """An attempt with one task, which may add several chunks."""
 
     def __init__(
-        self, ledger: Ledger, attempt: Attempt, writer: Any, records: IBackingMap[str, Any], kind: StateType
+        self, ledgers: Ledgers, attempt: Attempt, writer: Any, records: IBackingMap[str, Any], kind: StateType
     ) -> None:
-        self._ledger = ledger
+        self._ledgers = ledgers
         self.attempt = attempt
         self._writer = writer
         self._map: MapState[int] = (TransactionalMap if kind == "transactional" else OpaqueMap)(
@@ -109,16 +118,15 @@ class RunningAttempt:
     def commit(self) -> None:
         """Commit the batch: what was added counts."""
         self.end()
-        owner, skipped = self._ledger.record.owner, isinstance(self._map, TransactionalMap) and self._map.skipped
-        self._ledger.commit(
-            Commit(
-                batch_id=self.attempt.batch_id,
-                txid=self.attempt.txid,
-                owner=owner,
-                at=now(),
-                keys_delta=None if skipped else self._new_keys,
-            )
+        skipped = isinstance(self._map, TransactionalMap) and self._map.skipped
+        done = Commit(
+            batch_id=self.attempt.batch_id,
+            txid=self.attempt.txid,
+            owner=self._ledgers.records[0].owner,
+            at=now(),
+            keys_delta=None if skipped else self._new_keys,
         )
+        self._ledgers.commit([done])
 
     def end(self) -> None:
         """Close the task's writer, as a task does however it ends."""

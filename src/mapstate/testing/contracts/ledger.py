@@ -13,12 +13,12 @@ from mapstate.backing_map import Backend
 from mapstate.capabilities import Claims, FenceToken, LedgerStore, ReadsAhead, Reports, Scan, SpreadFences, Swap
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
-from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.testing.contracts.backend import BackendContract, closing, scanned
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.testing.contracts.backend import BackendContract, at_once, closing, scanned
 from mapstate.testing.contracts.capabilities import instead_of, needs
-from mapstate.testing.contracts.driver import opening
+from mapstate.testing.contracts.driver import CountingQuery, opening
 from mapstate.testing.contracts.other_process import elsewhere, put_fenced, swap_once
 from mapstate.testing.contracts.side_door import SideDoor
 from mapstate.testing.faults import Begins, Commits, Fail, FaultyStore
@@ -74,27 +74,17 @@ class LedgerContract(BackendContract):
     @needs("conditional_writes")
     def test_no_change_is_lost_among_many_drivers(self, backend: Backend, store: Any) -> None:
         rounds, drivers = 15, 4
-        problems: list[str] = []
 
-        def count_up() -> None:
-            own: Any = backend.open(self.state)
-            done = 0
-            try:
+        def count_up(_: int) -> None:
+            with ExitStack() as stack:
+                own = closing(stack, backend.open(self.state))
+                done = 0
                 while done < rounds:
                     found = own.load()
                     number, version = (0, None) if found is None else (int(found[0]), found[1])
                     done += own.swap(b"%d" % (number + 1), version, OPEN) is not None
-            except MapStateError as error:
-                problems.append(repr(error))
-            finally:
-                getattr(own, "close", lambda: None)()
 
-        threads = [Thread(target=count_up) for _ in range(drivers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert problems == []
+        at_once(count_up, range(drivers))
         assert store.load()[0] == b"%d" % (rounds * drivers)
 
     @needs("conditional_writes")
@@ -192,12 +182,12 @@ class LedgerContract(BackendContract):
     def test_no_ledger_changes_alone_where_several_change_together(self, backend: Backend, opened: ExitStack) -> None:
         """Two drivers change two ledgers, each in an order of its own. None that may change finds them apart."""
         names = [self.state, f"{self.state}2"]
-        rounds, problems = 15, list[str]()
+        rounds, apart = 15, list[Any]()
 
         def count_up(order: int) -> None:
-            own: Any = [backend.open(name) for name in names][::order]
-            done = 0
-            try:
+            with ExitStack() as stack:
+                own = [closing(stack, backend.open(name)) for name in names][::order]
+                done = 0
                 while done < rounds:
                     found = [one.load() for one in own]
                     numbers = [0 if one is None else int(one[0]) for one in found]
@@ -207,19 +197,10 @@ class LedgerContract(BackendContract):
                     ]
                     if own[0].swap_all(swaps) is not None:
                         done += 1
-                        problems.extend(f"apart: {numbers}" for _ in range(len(set(numbers)) - 1))
-            except Exception as error:  # noqa: BLE001  of a thread that fails nobody would hear
-                problems.append(repr(error))
-            finally:
-                for one in own:
-                    getattr(one, "close", lambda: None)()
+                        apart.extend([numbers] if len(set(numbers)) > 1 else [])
 
-        threads = [Thread(target=count_up, args=(order,)) for order in (1, -1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert problems == []
+        at_once(count_up, (1, -1))
+        assert apart == []
         ends = [closing(opened, backend.open(name)).load()[0] for name in names]
         assert ends == [b"%d" % (2 * rounds)] * 2
 
@@ -230,9 +211,13 @@ class LedgerContract(BackendContract):
         """Until then they may be a batch apart, where a driver died between two commits."""
         stores = [store, closing(opened, backend.open(f"{self.state}2"))]
         states = [opening(name, "opaque", self.serializer) for name in (self.state, f"{self.state}2")]
-        first, attempt = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
-        self._committed(Ledger.of(first.ledgers[0]), attempt[0])
-        second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse", "refuse"])
+        dies = [Fail(method=method, where=Commits(0), times=None) for method in ("swap", "multi_put")]
+        first, answers = Ledgers.open_and_begin([store, FaultyStore(stores[1], *dies)], states, 0, ["refuse"] * 2)
+        attempts = [one for one in answers if isinstance(one, Attempt)]
+        with pytest.raises(StoreUnavailableError):
+            first.commit([Commit(batch_id=0, txid=one.txid, owner="query", at=now()) for one in attempts])
+        assert read_ledger(store, self.state).last_commit is not None
+        second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse"] * 2)
         assert [one.last_commit for one in second.records] == [None, None]
         assert all(one.in_flight is not None for one in second.records)
 
@@ -625,12 +610,13 @@ class LedgerContract(BackendContract):
     @needs("fenced_writes", "conditional_writes")
     @instead_of("fence_with_ledger")
     def test_a_batch_opens_all_fences_and_its_commit_closes_them(self, store: Any) -> None:
-        ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
+        query = CountingQuery(store, self)
         for batch_id in range(2):
-            attempt: Any = ledger.begin(batch_id)
-            assert {one.token for one in store.fences()} == {attempt.token}
-            self._committed(ledger, attempt)
-            assert {one.token for one in store.fences()} == {attempt.token._replace(closed=True)}
+            attempt: Any = query.begin(batch_id)
+            token = attempt.attempt.token
+            assert {one.token for one in store.fences()} == {token}
+            attempt.commit()
+            assert {one.token for one in store.fences()} == {token._replace(closed=True)}
 
     # Claims
 
@@ -654,25 +640,15 @@ class LedgerContract(BackendContract):
 
     @needs("claims")
     def test_of_many_that_claim_at_once_one_holds(self, backend: Backend) -> None:
-        answers: list[str] = []
+        holders = [f"h{at}" for at in range(8)]
 
-        def claim(holder: str) -> None:
-            own: Any = backend.open(self.state)
-            try:
-                answers.append(own.claim(7, 0, holder))
-            except MapStateError as error:
-                answers.append(repr(error))
-            finally:
-                getattr(own, "close", lambda: None)()
+        def claim(holder: str) -> str:
+            with ExitStack() as stack:
+                return str(closing(stack, backend.open(self.state)).claim(7, 0, holder))
 
-        threads = [Thread(target=claim, args=(f"h{at}",)) for at in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(answers) == 8
-        assert len(set(answers)) == 1
-        assert answers[0] in [f"h{at}" for at in range(8)]
+        answers = at_once(claim, holders)
+        assert answers == [answers[0]] * 8
+        assert answers[0] in holders
 
     @needs("claims", "conditional_writes")
     def test_claims_stand_while_the_ledger_stands(self, store: Any, other: Any) -> None:
@@ -686,16 +662,16 @@ class LedgerContract(BackendContract):
     # The library's own ledger on top
 
     def test_a_driver_begins_and_commits_and_the_next_one_goes_on(self, store: Any, other: Any) -> None:
-        first = Ledger.open(store, opening(self.state, "opaque", self.serializer))
+        first, second = CountingQuery(store, self), CountingQuery(other, self)
         for batch_id in range(2):
-            self._committed(first, first.begin(batch_id))
-        second = Ledger.open(other, opening(self.state, "opaque", self.serializer))
+            self._committed(first, batch_id)
+        attempt: Any = second.begin(2)
         assert second.record.epoch == first.record.epoch + 1
         assert second.record.last_commit is not None
         assert second.record.last_commit.batch_id == 1
         with pytest.raises(FencedError):
             first.begin(2)
-        self._committed(second, second.begin(2))
+        attempt.commit()
         assert second.record.owners == {"query": 3}
 
     @needs("conditional_writes")
@@ -705,29 +681,28 @@ class LedgerContract(BackendContract):
             Fail(method="swap", where=Begins(1), after=True, error=StoreUnavailableError, name="begin"),
             Fail(method="swap", where=Commits(1), after=True, error=StoreUnavailableError, name="commit"),
         )
-        ledger = Ledger.open(faulty, opening(self.state, "opaque", self.serializer))
+        query = CountingQuery(faulty, self)
         for batch_id in range(3):
-            self._committed(ledger, ledger.begin(batch_id))
+            self._committed(query, batch_id)
         assert faulty.fired("begin")
         assert faulty.fired("commit")
-        assert ledger.record.dead == ()
+        assert query.record.dead == ()
 
     @needs("conditional_writes")
     def test_of_two_drivers_that_begin_at_once_the_later_one_commits(self, store: Any, other: Any) -> None:
-        first, attempt = Ledger.open_and_begin(store, opening(self.state, "opaque", self.serializer), 0)
-        second, later = Ledger.open_and_begin(other, opening(self.state, "opaque", self.serializer), 0)
+        second = CountingQuery(other, self)
+        attempt: Any = CountingQuery(store, self).begin(0)
+        later: Any = second.begin(0)
         with pytest.raises(FencedError):
-            self._committed(first, attempt)
-        self._committed(second, later)
-        assert isinstance(attempt, Attempt)
-        assert second.record.dead == ((attempt.txid, attempt.txid),)
+            attempt.commit()
+        later.commit()
+        assert second.record.dead == ((attempt.attempt.txid, attempt.attempt.txid),)
 
     @instead_of("conditional_writes")
     def test_without_compare_and_set_the_ledger_is_a_record_that_no_reader_sees(self, store: Any) -> None:
         """Two drivers that open the state at the same moment may both succeed."""
         assert not isinstance(store, LedgerStore)
-        ledger = Ledger.open(store, opening(self.state, "opaque", self.serializer))
-        self._committed(ledger, ledger.begin(0))
+        self._committed(CountingQuery(store, self), 0)
         if isinstance(store, Scan):
             assert scanned(store) == []
 
@@ -741,8 +716,9 @@ class LedgerContract(BackendContract):
         """A vacuum is refused: an orphaned record of a late writer could count after it."""
         assert self.writer_of(store, OPEN) is store
 
-    def _committed(self, ledger: Ledger, attempt: Any) -> None:
-        ledger.commit(Commit(batch_id=attempt.batch_id, txid=attempt.txid, owner="query", at=now()))
+    def _committed(self, query: CountingQuery, batch_id: int) -> None:
+        attempt: Any = query.begin(batch_id)
+        attempt.commit()
 
 
 def _read_ahead(writer: Any, keys: list[str]) -> None:

@@ -13,6 +13,8 @@ from mapstate.backing_map import Backend
 from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.reader import open_reader
 from mapstate.reader.capabilities import ScansFrom, ScansParts
 from mapstate.schema import StateType
@@ -136,6 +138,7 @@ class ReplayContract(BackendContract):
         assert attempt is not None
         attempt.add({"a": 1})
         newer = self.query(other)
+        newer.begin(0)
         with pytest.raises(FencedError):
             attempt.commit()
         newer.run(0, {"a": 5})
@@ -144,8 +147,8 @@ class ReplayContract(BackendContract):
     def test_another_query_is_refused_unless_it_adopts_or_resets(self, backend: Backend, store: Any) -> None:
         self.query(store).run(0, {"a": 1, "b": 1})
         with pytest.raises(StateOwnershipError):
-            self.query(store, owner="another")
-        self.query(store, owner="another", on_new_owner="adopt").run(0, {"a": 1})
+            self.query(store, owner="another").begin(0)
+        self.query(store, owner="another", on_new_owner="adopt_unchecked").run(0, {"a": 1})
         assert self.seen(backend, "a", "b") == [2, 1]
         self.query(store, owner="a third", on_new_owner="reset").run(0, {"a": 7})
         assert self.seen(backend, "a", "b") == [7, None]
@@ -154,9 +157,9 @@ class ReplayContract(BackendContract):
         query = self.query(store)
         query.run(0, {"a": 1})
         query.run(1, {"a": 10, "b": 10})
-        query.ledger.rollback()
+        Ledger(store, self.state).rollback()
         assert self.seen(backend, "a", "b") == [1, None]
-        query.run(1, {"b": 3})
+        self.query(store).run(1, {"b": 3})
         assert self.seen(backend, "a", "b") == [1, 3]
 
     @needs("scan")
@@ -295,7 +298,7 @@ class ReplayContract(BackendContract):
         assert done.unreadable >= 2
         assert sorted(done.unreadable_keys) == ["late", "odd"]
         assert {key: side_door.read(self.state, key) for key in strange} == strange
-        assert self.query(store).ledger.record.dead == ()
+        assert read_ledger(store, self.state).dead == ()
         assert self.seen(backend, "a", "b", "new") == [1, 2, None]
 
     @needs("scan", "guarded_writes", "conditional_writes")
@@ -307,12 +310,11 @@ class ReplayContract(BackendContract):
         dead.add({"a": 1000, "new": 1000})
         dead.end()
         query.run(1, {"b": 1})
-        assert query.ledger.record.dead
+        assert query.record.dead
         vacuum(backend, self.state)
         assert self.seen(backend, "a", "b", "new") == [1, 2, None]
-        again = self.query(store)
-        assert again.ledger.record.dead == ()
-        again.run(2, {"a": 1, "new": 1})
+        assert read_ledger(store, self.state).dead == ()
+        self.query(store).run(2, {"a": 1, "new": 1})
         assert self.seen(backend, "a", "b", "new") == [2, 2, 1]
 
     @instead_of("guarded_writes")
