@@ -14,8 +14,8 @@ import redis
 from counted_state import CountedState, arrow_batches, chunks
 from servers import RedisServer
 
+from mapstate.maps.pane_index import PaneIndex, index_codec, key_pages, slices
 from mapstate.maps.serialized import writer_of
-from mapstate.protocol.pane_index import PaneIndex, index_codec, key_pages, slices
 
 CHUNK = 2000
 PANE = "2026-11-22T10:00:00.000000Z"

@@ -24,11 +24,11 @@ from mapstate.errors import (
 )
 from mapstate.keys import KeyCodec, is_index_key
 from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.pane_index import PaneIndex, PanePages, index_codec, pane_of, slices
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol import transitions
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.ledgers import Ledgers, change_all
-from mapstate.protocol.pane_index import PaneIndex, PanePages, index_codec, pane_of, slices
 from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import (
@@ -41,12 +41,11 @@ from mapstate.protocol.windows import (
 )
 from mapstate.reader.committed import CommittedReads
 from mapstate.reader.windows import WindowReads
-from mapstate.schema import Field, KeyField
+from mapstate.schema import Field, KeyField, number_of
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, PurgeTask, Reads
 from mapstate.spec import StateSpec
-from mapstate.windows import number_of
 from model.actors import Actor, Killed
 from model.window_oracle import USERS, Batch, Fired, Row, Setting
 from model.window_stores import Stored, opened

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mapstate.keys import INDEX
+from mapstate.maps import pane_index
+from mapstate.maps.pane_index import PanePages, Slice, index_keys, key_pages, store_key
 from mapstate.maps.serialized import writer_of
-from mapstate.protocol import pane_index, transitions, upkeep, ways_back
+from mapstate.protocol import transitions, upkeep, ways_back
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
-from mapstate.protocol.pane_index import PanePages, Slice, index_keys, key_pages, store_key
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.windows import NEVER, PaneChange, Panes, WindowCommit, WindowsRecord, fired_panes, runs_without
 from mapstate.reader import committed

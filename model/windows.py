@@ -18,7 +18,8 @@ import msgspec
 
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.keys import INDEX
-from mapstate.protocol import pane_index, windows
+from mapstate.maps import pane_index
+from mapstate.protocol import windows
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.plans import BatchPlan

@@ -20,13 +20,12 @@ import datetime as dt
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from decimal import Context, Decimal
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mapstate.errors import KeyEncodingError, UnsupportedTypeError, cut, shown
-from mapstate.protocol.records import contains_none
 from mapstate.schema import KeyField
 
 Key = tuple[Any, ...]
@@ -36,7 +35,7 @@ StoreKey = str | int
 GLOBAL_KEY: Key = ()
 
 INDEX = "\\P|"
-"""With what the keys of a pane index begin, and no key of a state does. See `mapstate.protocol.pane_index`."""
+"""With what the keys of a pane index begin, and no key of a state does. See `mapstate.maps.pane_index`."""
 
 _ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
@@ -46,6 +45,12 @@ _DECIMAL = re.compile(r"decimal\(\d{1,2},(\d{1,2})\)")
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
 _FLOAT = struct.Struct("f")
+
+
+def contains_none(items: Collection[object]) -> bool:
+    """Whether None is among them."""
+    # `all` first: it compares nothing, and keys and records are truthy.
+    return not all(items) and None in items
 
 
 def is_index_key(key: StoreKey) -> bool:

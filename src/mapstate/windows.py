@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from mapstate.errors import ConfigurationError, StateSchemaError, check_range, shown
-from mapstate.protocol.windows import LATEST, MOST_PANES, Panes, WindowDefinition, WindowsRecord
-from mapstate.schema import KeyField
+from mapstate.errors import ConfigurationError, check_range, shown
+from mapstate.protocol.windows import LATEST, MOST_PANES, Panes
+from mapstate.schema import TimeType
 
 Duration = str | dt.timedelta | int
 """``"10 minutes"``, as Spark writes it; a timedelta; or, for times that are ``bigint``, a number of their own units."""
-
-TimeType = str
-"""The Spark type of a row's time: ``timestamp`` or ``bigint``."""
 
 _MICROSECONDS = {
     "microsecond": 1,
@@ -31,7 +25,6 @@ _MICROSECONDS = {
 _PART = re.compile(r"(\d{1,999})\s*([a-z]+)")  # Python reads no number of more than 4,300 digits
 _DURATION = re.compile(rf"(?:interval\s+)?(-?)({_PART.pattern}(?:\s+{_PART.pattern})*)")
 _LONGEST = 3_652_500 * 86_400_000_000  # 10,000 years, which is longer than all times of rows
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
@@ -160,61 +153,3 @@ def span_of(duration: Duration, time: TimeType, name: str, *, least: int = 0) ->
         passed = f"at most {longest}" if span > most else "above 0" if least else "at least 0"
         raise ConfigurationError(f"{name} is {passed}, not {shown(duration)}")
     return span
-
-
-def number_of(time: dt.datetime | int) -> int:
-    """A time as microseconds since 1970, or as it is: the inverse of `time_of`."""
-    return time if isinstance(time, int) else (time - _EPOCH) // _MICROSECOND
-
-
-def time_of(number: int, time: TimeType) -> dt.datetime | int:
-    """A time as a key column of its type holds it."""
-    return number if time == "bigint" else _EPOCH + number * _MICROSECOND
-
-
-def time_text(number: int, time: TimeType) -> str:
-    """A time for people; also one that a datetime cannot hold."""
-    if time == "bigint":
-        return str(number)
-    try:
-        return (_EPOCH + number * _MICROSECOND).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    except OverflowError:
-        return f"{number} microseconds after 1970"
-
-
-def span_text(number: int, time: TimeType) -> str:
-    """A duration for people."""
-    return str(number) if time == "bigint" else f"{number / 1_000_000:.6f}".rstrip("0").rstrip(".") + " s"
-
-
-def with_definition(
-    state: str,
-    windows: WindowsRecord | None,
-    asked: WindowDefinition | None,
-    keys: tuple[Sequence[KeyField], Sequence[KeyField]],
-) -> WindowsRecord:
-    """The windows of a state that a job opens with its own definition. Raises StateSchemaError for other windows.
-
-    ``keys`` are the ledger's and the job's.
-    """
-    if windows is not None and asked is not None and windows.definition.is_same(asked):
-        return msgspec.structs.replace(windows, definition=asked)
-    found, expected = map(_shown, (None if windows is None else windows.definition, asked), keys)
-    raise StateSchemaError(
-        f"state {state!r}: its ledger has the windows {found}, the job asks for {expected}. Nothing was written. Open "
-        "the state as it was made, or name another state, with a new checkpoint.",
-        state=state,
-        found=found,
-        expected=expected,
-    )
-
-
-def _shown(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
-    if windows is None:
-        return "(none)"
-    spans = (windows.length, windows.slide, windows.offset)
-    length, slide, offset = (span_text(span, keys[0].type) for span in spans)
-    if windows.sessions:
-        return f"(sessions, gap {length})"
-    clock = ", by the clock" if windows.by_clock else ""
-    return f"(length {length}, slide {slide}, startTime {offset}{clock})"

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
-# The goals are 32,000 lines and no ring. A change that makes the house lighter lowers its bounds. A new feature that
+# The goal is 32,000 lines. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 248, "lines": 37_509, "head": 6_618, "one_importer": 65, "words_of_docs": 65_784}
-RINGS = ("keys, maps, protocol, serializers, windows", "spark/driver, spark/steps")
+MOST = {"files": 248, "lines": 37_502, "head": 6_604, "one_importer": 65, "words_of_docs": 65_784}
 
 
 @pytest.fixture(scope="module")
@@ -31,4 +30,4 @@ def test_there_is_no_more_to_read(weight, measure):
 
 
 def test_folders_point_one_way(weight):
-    assert set(weight.rings) <= set(RINGS)
+    assert not weight.rings

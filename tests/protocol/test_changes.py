@@ -19,12 +19,12 @@ from mapstate.errors import (
     StoreLostError,
     UsageError,
 )
+from mapstate.maps.change_log import ChangeLog, remove_logs
+from mapstate.maps.pane_index import index_codec
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.change_log import ChangeLog, remove_logs
 from mapstate.protocol.changes import ChangesRecord
 from mapstate.protocol.ledger_record import Commit, encode_ledger
-from mapstate.protocol.pane_index import index_codec
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.windows import PaneChange
 from mapstate.reader.changes import Position

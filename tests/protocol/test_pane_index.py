@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapstate.protocol import pane_index
-from mapstate.protocol.pane_index import PaneIndex, index_codec, index_keys, key_pages, pane_of, slices, store_key
+from mapstate.maps import pane_index
+from mapstate.maps.pane_index import PaneIndex, index_codec, index_keys, key_pages, pane_of, slices, store_key
 from mapstate.protocol.records import CommitView
 
 CODEC = index_codec("json", "s")

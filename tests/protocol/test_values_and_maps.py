@@ -13,7 +13,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.sums import Count
 from mapstate.backing_map import IBackingMap
 from mapstate.errors import LedgerLostError, StaleBatchError, StoreUnavailableError, UsageError
-from mapstate.keys import GLOBAL_KEY
+from mapstate.keys import GLOBAL_KEY, contains_none
 from mapstate.maps import (
     CachedMap,
     MicroBatchBackingMap,
@@ -23,7 +23,7 @@ from mapstate.maps import (
     TransactionalMap,
     TransactionStatus,
 )
-from mapstate.protocol.records import CommitView, OpaqueValue, TransactionalValue, contains_none
+from mapstate.protocol.records import CommitView, OpaqueValue, TransactionalValue
 from mapstate.schema import Field
 
 

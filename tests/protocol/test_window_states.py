@@ -13,11 +13,11 @@ from windowed import Row, Windowed
 from mapstate import errors, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.keys import is_index_key
+from mapstate.maps.pane_index import index_keys, slices
 from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.pane_index import index_keys, slices
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader.windows import Window
 from mapstate.schema import Field, KeyField

@@ -31,9 +31,9 @@ from mapstate.keys import is_index_key
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import every_pane
 from mapstate.reader import open_reader
+from mapstate.schema import number_of
 from mapstate.spark.driver import windows as driver
 from mapstate.spark.driver.sessions import SessionState
-from mapstate.windows import number_of
 
 pytestmark = pytest.mark.spark
 

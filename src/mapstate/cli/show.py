@@ -20,8 +20,8 @@ from mapstate.operations.states import ListedState
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader.forms import JsonRows
+from mapstate.schema import span_text, time_text
 from mapstate.values import text as text_of
-from mapstate.windows import span_text, time_text
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 _COLUMNS = ("batch", "txid", "attempt", "rows", "offsets", "read", "cached", "written", "skipped", "ms", "committed at")

@@ -19,7 +19,7 @@ from mapstate.operations import control
 from mapstate.operations.control import ListedTopology, Obeyed, Watch
 from mapstate.protocol.control import ControlRecord
 from mapstate.reader import open_reader
-from mapstate.windows import time_text
+from mapstate.schema import time_text
 
 _LIST = ("topology", "status", "driver", "uptime", "last beat", "states")
 _FIELDS = (

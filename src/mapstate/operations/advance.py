@@ -13,7 +13,7 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.windows import Time, number_of_caller, shown_time
-from mapstate.windows import number_of
+from mapstate.schema import number_of
 
 
 class Advanced(NamedTuple):

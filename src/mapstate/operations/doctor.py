@@ -22,18 +22,18 @@ from mapstate.errors import (
 )
 from mapstate.findings import Finding, Unreadable
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
+from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.reader.committed import CommittedReads
 from mapstate.reader.reports import read_reports
 from mapstate.reader.windows import WindowReads
+from mapstate.schema import number_of, span_text, time_text
 from mapstate.serializers import serializer
-from mapstate.windows import number_of, span_text, time_text
 
 _MOST_DEAD = 1000
 _PAGE = 1000

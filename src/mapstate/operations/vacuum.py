@@ -21,15 +21,15 @@ from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan
 from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
 from mapstate.findings import Unreadable
-from mapstate.keys import StoreKey, is_index_key
+from mapstate.keys import StoreKey, contains_none, is_index_key
+from mapstate.maps.change_log import is_of_log, is_removable
+from mapstate.maps.pane_index import without_gone
+from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.maps.serialized import writer_of
-from mapstate.protocol.change_log import is_of_log, is_removable
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import without_gone
-from mapstate.protocol.record_pass import CodecWithIndex, all_records, check_known
-from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 

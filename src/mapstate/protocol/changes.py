@@ -1,6 +1,6 @@
 """What a ledger keeps of the change log: which transactions it has. Pure, as `mapstate.protocol.windows`.
 
-`mapstate.protocol.change_log` has its records, and docs/protocol.md says why a reader that follows misses nothing.
+`mapstate.maps.change_log` has its records, and docs/protocol.md says why a reader that follows misses nothing.
 """
 
 from __future__ import annotations

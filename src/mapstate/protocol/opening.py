@@ -5,7 +5,7 @@ Pure, as `mapstate.protocol.transitions`. A driver opens its states once in each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -13,9 +13,8 @@ from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
 from mapstate.protocol.changes import ChangesRecord, changes_asked_for
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest, format_of
 from mapstate.protocol.transitions import after_failed_attempt
-from mapstate.protocol.windows import WindowsRecord
-from mapstate.schema import Field, KeyField
-from mapstate.windows import with_definition
+from mapstate.protocol.windows import WindowDefinition, WindowsRecord
+from mapstate.schema import Field, KeyField, span_text
 
 
 def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
@@ -55,7 +54,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
         )
     windows = ledger.windows
     if opening.windows != (None if windows is None else windows.definition):
-        windows = with_definition(ledger.state, windows, opening.windows, (ledger.keys, opening.keys))
+        windows = _with_definition(ledger.state, windows, opening.windows, (ledger.keys, opening.keys))
     changes = _changes(ledger.changes, opening, ledger.next_txid)
     ledger = msgspec.structs.replace(
         _with_fields(ledger, opening), windows=windows, changes=changes, format=format_of(windows, changes)
@@ -248,3 +247,36 @@ def _schema_error(state: str, part: str, stored: str, requested: str) -> StateSc
         found=stored,
         expected=requested,
     )
+
+
+def _with_definition(
+    state: str,
+    windows: WindowsRecord | None,
+    asked: WindowDefinition | None,
+    keys: tuple[Sequence[KeyField], Sequence[KeyField]],
+) -> WindowsRecord:
+    """The windows of a state that a job opens with its own definition. Raises StateSchemaError for other windows.
+
+    ``keys`` are the ledger's and the job's.
+    """
+    if windows is not None and asked is not None and windows.definition.is_same(asked):
+        return msgspec.structs.replace(windows, definition=asked)
+    found, expected = map(_windows_text, (None if windows is None else windows.definition, asked), keys)
+    raise StateSchemaError(
+        f"state {state!r}: its ledger has the windows {found}, the job asks for {expected}. Nothing was written. Open "
+        "the state as it was made, or name another state, with a new checkpoint.",
+        state=state,
+        found=found,
+        expected=expected,
+    )
+
+
+def _windows_text(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
+    if windows is None:
+        return "(none)"
+    spans = (windows.length, windows.slide, windows.offset)
+    length, slide, offset = (span_text(span, keys[0].type) for span in spans)
+    if windows.sessions:
+        return f"(sessions, gap {length})"
+    clock = ", by the clock" if windows.by_clock else ""
+    return f"(length {length}, slide {slide}, startTime {offset}{clock})"

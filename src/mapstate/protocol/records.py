@@ -7,19 +7,14 @@ the ledger says whether a transaction was committed, never the record by itself.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mapstate.errors import LedgerLostError, StaleBatchError
+from mapstate.keys import contains_none
 
 V = TypeVar("V")
-
-
-def contains_none(items: Collection[object]) -> bool:
-    """Whether None is among them."""
-    # `all` first: it compares nothing, and records are truthy.
-    return not all(items) and None in items
 
 
 class TransactionalValue(NamedTuple, Generic[V]):

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mapstate.protocol.windows import NEVER, Named, WindowCommit, WindowsRecord
-from mapstate.schema import Field
-from mapstate.windows import number_of
+from mapstate.schema import Field, number_of
 
 FIRST = "session_first"
 LAST = "session_last"

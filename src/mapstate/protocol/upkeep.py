@@ -8,8 +8,7 @@ from mapstate.errors import FencedError, UsageError
 from mapstate.protocol.ledger_record import DROPPER, Attempt, Commit, InFlight, LedgerRecord
 from mapstate.protocol.transitions import check_in_flight
 from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
-from mapstate.schema import Field, KeyField
-from mapstate.windows import time_text
+from mapstate.schema import Field, KeyField, time_text
 
 
 def begin_vacuum(

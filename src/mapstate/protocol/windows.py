@@ -28,7 +28,7 @@ MOST_PANES = 1000
 """The most panes of one window."""
 
 MOST_RUNS = 500
-"""The most runs of panes that a ledger names itself. More are in pages: `mapstate.protocol.pane_index`."""
+"""The most runs of panes that a ledger names itself. More are in pages: `mapstate.maps.pane_index`."""
 
 PAGE_SLIDES = 256
 """The slides of a page of panes, or the pages below a page; less than `MOST_RUNS`, so that each level has fewer."""

@@ -8,10 +8,10 @@ import msgspec
 
 from mapstate.errors import ChangesGoneError, StoreLostError, UsageError
 from mapstate.keys import Key
-from mapstate.protocol.change_log import logged_keys
+from mapstate.maps.change_log import logged_keys
+from mapstate.maps.pane_index import is_native_integer
 from mapstate.protocol.changes import ChangesRecord
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import is_native_integer
 from mapstate.reader.committed import CommittedReads, mark_of
 
 

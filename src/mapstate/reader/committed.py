@@ -16,11 +16,11 @@ from mapstate.aggregators.results import results_of
 from mapstate.capabilities import LedgerReads, Scan, close_if_possible
 from mapstate.errors import CorruptRecordError, KeyEncodingError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.findings import Unreadable
-from mapstate.keys import Key, KeyCodec, StoreKey
+from mapstate.keys import Key, KeyCodec, StoreKey, contains_none
+from mapstate.maps.pane_index import without_gone
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import without_gone
-from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.records import CommitView
 from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import (
     check_page_size,

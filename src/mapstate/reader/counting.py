@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import MissingKeysError
-from mapstate.keys import StoreKey
+from mapstate.keys import StoreKey, contains_none
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.records import contains_none
 
 
 class CountedKeys(NamedTuple):

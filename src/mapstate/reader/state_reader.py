@@ -21,10 +21,9 @@ from mapstate.errors import (
     check_range,
 )
 from mapstate.findings import Unreadable
-from mapstate.keys import Key, StoreKey
+from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.records import contains_none
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.counting import CountedKeys, KeyCount, check_missing

@@ -12,12 +12,12 @@ from mapstate.aggregators.joins import joined
 from mapstate.aggregators.results import joins_of
 from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
 from mapstate.keys import Key, KeyCodec
+from mapstate.maps.pane_index import PaneKeys, PanePages, batched, index_codec, index_lost, key_pages, slices
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import PaneKeys, PanePages, batched, index_codec, index_lost, key_pages, slices
 from mapstate.protocol.sessions import FIRST, LAST, piece_of, sessions_of
 from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord
 from mapstate.reader.committed import CommittedReads, Opened
-from mapstate.windows import number_of, time_of
+from mapstate.schema import number_of, time_of
 
 Time = dt.datetime | int
 """A datetime in UTC, or a number where the times of rows are a ``bigint``."""

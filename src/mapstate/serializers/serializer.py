@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
-from mapstate.protocol.records import contains_none
+from mapstate.keys import contains_none
 from mapstate.schema import Field, StateType
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 

@@ -33,7 +33,7 @@ from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken
 from mapstate.errors import CorruptRecordError, StoreAuthError, cut
 from mapstate.findings import Finding
-from mapstate.protocol.records import contains_none
+from mapstate.keys import contains_none
 from mapstate.urls import shown_address
 
 

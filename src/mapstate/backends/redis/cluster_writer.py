@@ -16,7 +16,7 @@ from mapstate.backends.redis.wire import PackedKeys, token_text
 from mapstate.backends.redis.writer import MOST_AHEAD
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
-from mapstate.protocol.records import contains_none
+from mapstate.keys import contains_none
 
 
 class _Chunk(NamedTuple):

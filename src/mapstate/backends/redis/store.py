@@ -23,7 +23,7 @@ from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import ConfigurationError
 from mapstate.findings import Finding
-from mapstate.protocol.records import contains_none
+from mapstate.keys import contains_none
 
 Version = tuple[bytes, bytes | None]
 """The ledger, and the incarnation of the server that it was read from."""

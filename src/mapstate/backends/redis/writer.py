@@ -16,7 +16,7 @@ from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.protocol.records import contains_none
+from mapstate.keys import contains_none
 
 _Made = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
 _PUT_TRIES = 8

@@ -8,7 +8,7 @@ import msgspec
 
 from mapstate.capabilities import FencedWrites
 from mapstate.errors import ConfigurationError
-from mapstate.protocol.change_log import remove_logs
+from mapstate.maps.change_log import remove_logs
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OpenRequest
 from mapstate.protocol.windows import PaneChange
 from mapstate.spark.driver.state import StateDriver

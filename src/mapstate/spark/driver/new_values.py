@@ -11,8 +11,8 @@ from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Scan
 from mapstate.errors import UsageError
 from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.record_pass import all_records
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
-from mapstate.protocol.record_pass import all_records
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mapstate.aggregators.fields import Fields
+from mapstate.maps.pane_index import slices, windows_of_ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
-from mapstate.protocol.pane_index import slices, windows_of_ledger
 from mapstate.protocol.sessions import last_panes, pane_to_settle
 from mapstate.protocol.windows import Named, PaneChange, WindowCommit
 from mapstate.spark.driver.windows import WindowedState

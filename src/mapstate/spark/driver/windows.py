@@ -20,8 +20,8 @@ import pyarrow as pa
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import BatchReport
 from mapstate.errors import ConfigurationError
+from mapstate.maps.pane_index import PanePages, Slice, slices, windows_of_ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
-from mapstate.protocol.pane_index import PanePages, Slice, slices, windows_of_ledger
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import (
     NEVER,
@@ -33,12 +33,14 @@ from mapstate.protocol.windows import (
     latest_without_hole,
     watermark,
 )
+from mapstate.schema import span_text
 from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job, Windows
 from mapstate.spark.driver.new_values import arrow_frame, shown_types
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.driver.window_rows import beside_of, with_panes
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.window_task import (
@@ -52,8 +54,6 @@ from mapstate.spark.executor.window_task import (
     WindowReport,
     WindowTask,
 )
-from mapstate.spark.steps.window_rows import beside_of, with_panes
-from mapstate.windows import span_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,7 +72,7 @@ _ON_DRIVER = 10_000  # keys: fewer are not worth a job
 
 
 class WindowGrouping(Grouping):
-    """A grouping with columns beside the partials, see `mapstate.spark.steps.window_rows.BESIDE`."""
+    """A grouping with columns beside the partials, see `mapstate.spark.driver.window_rows.BESIDE`."""
 
     def __init__(self, *settings: Any, windows: Windows) -> None:
         from pyspark.sql import functions as F

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mapstate.protocol.change_log import ChangeLog
-from mapstate.protocol.pane_index import index_codec
+from mapstate.maps.change_log import ChangeLog
+from mapstate.maps.pane_index import index_codec
 from mapstate.spark.executor.task import BatchTask
 
 

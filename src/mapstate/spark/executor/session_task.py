@@ -16,13 +16,13 @@ from mapstate.aggregators.joins import joined
 from mapstate.errors import ConfigurationError, DataError
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.pane_index import Slice, batched, index_lost, key_pages, windows_of_ledger
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import Slice, batched, index_lost, key_pages, windows_of_ledger
 from mapstate.protocol.sessions import FIRST, LAST, Piece, piece_of
+from mapstate.schema import number_of
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, Page, PurgeTask, Reads
-from mapstate.windows import number_of
 
 if TYPE_CHECKING:
     from mapstate.spec import StateSpec

@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead
 from mapstate.errors import ExecutorEnvironmentError, MapStateError, SerializationError, cut
-from mapstate.keys import KeyCodec, StoreKey
+from mapstate.keys import KeyCodec, StoreKey, contains_none
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import Room, SerializedMap, writer_of
-from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
@@ -39,8 +39,8 @@ from mapstate.version import VERSION
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from mapstate.maps.pane_index import PaneIndex
     from mapstate.protocol.ledger_record import Attempt
-    from mapstate.protocol.pane_index import PaneIndex
 
 
 class BatchTask:

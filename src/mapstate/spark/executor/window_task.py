@@ -21,11 +21,9 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.joins import joined
 from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
 from mapstate.errors import AggregatorError, FencedError, SerializationError, StoreLostError, ValueOverflowError, cut
-from mapstate.keys import KeyCodec, StoreKey
+from mapstate.keys import KeyCodec, StoreKey, contains_none
 from mapstate.maps.map_state import CombineAll
-from mapstate.maps.serialized import SerializedMap, writer_of
-from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import (
+from mapstate.maps.pane_index import (
     PaneIndex,
     PaneKeys,
     Slice,
@@ -37,7 +35,9 @@ from mapstate.protocol.pane_index import (
     slices,
     windows_of_ledger,
 )
-from mapstate.protocol.records import CommitView, contains_none
+from mapstate.maps.serialized import SerializedMap, writer_of
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER
 from mapstate.serializers import RecordCodec, serializer
@@ -69,7 +69,7 @@ class WindowReport(msgspec.Struct):
 class WindowTask(BatchTask):
     """A task whose rows also say what they do to the watermark, and whose new keys go into the pane index.
 
-    ``inputs`` and ``has_gaps`` say which columns stand beside, see `mapstate.spark.steps.window_rows.BESIDE`; ``hole``
+    ``inputs`` and ``has_gaps`` say which columns stand beside, see `mapstate.spark.driver.window_rows.BESIDE`; ``hole``
     what parts two stretches of times.
     """
 

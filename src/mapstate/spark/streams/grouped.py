@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mapstate.spark.driver.job import Branch
-    from mapstate.spark.steps.window_rows import LateRows
+    from mapstate.spark.driver.window_rows import LateRows
     from mapstate.spark.streams.query import Query
 
 Kept = TypeVar("Kept", covariant=True)

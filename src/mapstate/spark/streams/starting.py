@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from mapstate.spark.streams.query import Query
-
 _SETTING = "spark.sql.streaming.checkpointLocation"
 
 
 def start_query(
-    query: Query,
+    query: Any,
     checkpointLocation: str | None,
     options: Mapping[str, str],
     *,
@@ -36,7 +34,7 @@ def start_query(
     name: str | None,
     mode: str,
 ) -> StreamingQuery:
-    """Start a query. See `Startable.start`."""
+    """Start a `Query`, which imports this file only now. See `Startable.start`."""
     df, plan = query.df, query.plan
     query.last_error = query.served = None
     if not df.isStreaming:
@@ -70,7 +68,7 @@ def start_query(
     if checkpointLocation:
         check_first_offsets(str(checkpointLocation))
         writer = writer.option("checkpointLocation", str(checkpointLocation))
-    started = writer.options(**options).start()
+    started: StreamingQuery = writer.options(**options).start()
     if is_connect(df):
         query.served = started
     else:

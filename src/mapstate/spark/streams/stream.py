@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from mapstate.spark.steps.window_rows import LateRows
+    from mapstate.spark.driver.window_rows import LateRows
 
 
 def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:

@@ -20,9 +20,9 @@ from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField
 from mapstate.spark.driver.job import Downstream, Follower, Job, Windows
+from mapstate.spark.driver.window_rows import LateRows
 from mapstate.spark.driver.windows import WINDOW_END, WINDOW_START, WindowedState, fired_type
 from mapstate.spark.steps.columns import empty_frame
-from mapstate.spark.steps.window_rows import LateRows
 from mapstate.spark.streams.grouped import InWindows, Windowable, check_of_windows
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spec import StateSpec

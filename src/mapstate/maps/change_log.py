@@ -16,9 +16,9 @@ from typing import Any
 
 from mapstate.capabilities import Rewrites
 from mapstate.keys import INDEX, StoreKey
+from mapstate.maps.pane_index import PaneIndex, Slice, index_codec, index_keys, key_pages, slices
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
-from mapstate.protocol.pane_index import PaneIndex, Slice, index_codec, index_keys, key_pages, slices
 
 _MARK = "#"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from mapstate.findings import Unreadable
 from mapstate.keys import StoreKey, is_index_key
+from mapstate.maps.pane_index import index_codec
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.pane_index import index_codec
 from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import Field

@@ -19,12 +19,12 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from mapstate.errors import KeyEncodingError, StoreLostError
-from mapstate.keys import INDEX, KeyCodec, StoreKey, is_index_key
+from mapstate.keys import INDEX, KeyCodec, StoreKey, contains_none, is_index_key
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.records import CommitView, contains_none
+from mapstate.protocol.records import CommitView
 from mapstate.protocol.windows import (
     MOST_RUNS,
     NEVER,
@@ -37,9 +37,8 @@ from mapstate.protocol.windows import (
     runs_with,
     runs_without,
 )
-from mapstate.schema import Field
+from mapstate.schema import Field, number_of, time_of
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.windows import number_of, time_of
 
 CHUNK_KEYS = 200
 """Keys in a full chunk, at most."""
