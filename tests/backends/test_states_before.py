@@ -243,7 +243,7 @@ def by_key(lines):
     ("store", "name", "scenario"),
     [case for case in CASES if case.values[2] in ("opaque_counts", "transactional_counts")],
 )
-@pytest.mark.parametrize("change", ["field", "adopt", "reset"])
+@pytest.mark.parametrize("change", ["field", "adopt_unchecked", "reset"])
 def test_a_job_that_has_changed_goes_on_with_a_state_of_before(case, change):
     [(name, facts)] = case.states.items()
     with_owner = {} if change == "field" else {"owner": "query-9", "on_new_owner": change}
