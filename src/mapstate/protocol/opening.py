@@ -5,16 +5,17 @@ Pure, as `mapstate.protocol.transitions`. A driver opens its states once in each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
 from mapstate.protocol.changes import ChangesRecord, changes_asked_for
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest, format_of
+from mapstate.protocol.refusals import other_windows
 from mapstate.protocol.transitions import after_failed_attempt
-from mapstate.protocol.windows import WindowDefinition, WindowsRecord
-from mapstate.schema import Field, KeyField, span_text
+from mapstate.protocol.windows import WindowsRecord
+from mapstate.schema import Field, KeyField
 
 
 def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
@@ -54,7 +55,9 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
         )
     windows = ledger.windows
     if opening.windows != (None if windows is None else windows.definition):
-        windows = _with_definition(ledger.state, windows, opening.windows, (ledger.keys, opening.keys))
+        if windows is None or opening.windows is None or not windows.definition.is_same(opening.windows):
+            raise other_windows(ledger, opening)
+        windows = msgspec.structs.replace(windows, definition=opening.windows)
     changes = _changes(ledger.changes, opening, ledger.next_txid)
     ledger = msgspec.structs.replace(
         _with_fields(ledger, opening), windows=windows, changes=changes, format=format_of(windows, changes)
@@ -247,36 +250,3 @@ def _schema_error(state: str, part: str, stored: str, requested: str) -> StateSc
         found=stored,
         expected=requested,
     )
-
-
-def _with_definition(
-    state: str,
-    windows: WindowsRecord | None,
-    asked: WindowDefinition | None,
-    keys: tuple[Sequence[KeyField], Sequence[KeyField]],
-) -> WindowsRecord:
-    """The windows of a state that a job opens with its own definition. Raises StateSchemaError for other windows.
-
-    ``keys`` are the ledger's and the job's.
-    """
-    if windows is not None and asked is not None and windows.definition.is_same(asked):
-        return msgspec.structs.replace(windows, definition=asked)
-    found, expected = map(_windows_text, (None if windows is None else windows.definition, asked), keys)
-    raise StateSchemaError(
-        f"state {state!r}: its ledger has the windows {found}, the job asks for {expected}. Nothing was written. Open "
-        "the state as it was made, or name another state, with a new checkpoint.",
-        state=state,
-        found=found,
-        expected=expected,
-    )
-
-
-def _windows_text(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
-    if windows is None:
-        return "(none)"
-    spans = (windows.length, windows.slide, windows.offset)
-    length, slide, offset = (span_text(span, keys[0].type) for span in spans)
-    if windows.sessions:
-        return f"(sessions, gap {length})"
-    clock = ", by the clock" if windows.by_clock else ""
-    return f"(length {length}, slide {slide}, startTime {offset}{clock})"

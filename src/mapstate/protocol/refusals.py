@@ -5,7 +5,7 @@ See `mapstate.protocol.transitions.begin` and `mapstate.protocol.plans`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mapstate.errors import (
@@ -14,11 +14,14 @@ from mapstate.errors import (
     MissingBatchesError,
     ReplannedBatchError,
     StaleBatchError,
+    StateSchemaError,
     StoreLostError,
     StoreRestartedError,
     cut,
 )
-from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
+from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, OpenRequest
+from mapstate.protocol.windows import WindowDefinition
+from mapstate.schema import KeyField, span_text
 
 Offsets = tuple[str, str]
 """Of a plan: where it starts, and where it ends."""
@@ -249,3 +252,27 @@ def counted_in_part(has: str, lacks: str, batch_id: int) -> MissingBatchesError:
         state=lacks,
         expected=batch_id,
     )
+
+
+def other_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateSchemaError:
+    """The error of a job whose windows are not those of the state."""
+    definition = None if ledger.windows is None else ledger.windows.definition
+    found, expected = _windows(definition, ledger.keys), _windows(opening.windows, opening.keys)
+    return StateSchemaError(
+        f"state {ledger.state!r}: its ledger has the windows {found}, the job asks for {expected}. Nothing was "
+        "written. Open the state as it was made, or name another state, with a new checkpoint.",
+        state=ledger.state,
+        found=found,
+        expected=expected,
+    )
+
+
+def _windows(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
+    if windows is None:
+        return "(none)"
+    spans = (windows.length, windows.slide, windows.offset)
+    length, slide, offset = (span_text(span, keys[0].type) for span in spans)
+    if windows.sessions:
+        return f"(sessions, gap {length})"
+    clock = ", by the clock" if windows.by_clock else ""
+    return f"(length {length}, slide {slide}, startTime {offset}{clock})"
