@@ -448,7 +448,8 @@ class World:
             return {}
         if "u" in keys:  # how a struct is shown is not asked here
             return {
-                ("a struct", at): value for at, (_, value) in enumerate(sorted(rows, key=lambda row: _size(row[1])))
+                ("a struct", at): value
+                for at, (_, value) in enumerate(sorted(rows, key=lambda row: _size(row[1]), reverse=True))
             }
         return {tuple(map(plain, key)): value for key, value in rows}
 
@@ -458,7 +459,7 @@ class World:
         most, least = (of_lag(lag) for lag in (max(self.lags), min(self.lags)))
         if "u" in state.keys:
             most, least = (
-                {("a struct", at): value for at, value in enumerate(sorted(right.values(), key=_size))}
+                {("a struct", at): value for at, value in enumerate(sorted(right.values(), key=_size, reverse=True))}
                 for right in (most, least)
             )
         if state.type == "non_transactional" and query.inexact:
