@@ -14,6 +14,7 @@ import pytest
 from fuzz.generate import INGREDIENTS, random_job
 from fuzz.habits import Habit, State
 from fuzz.mutants import MUTANTS
+from fuzz.reduce import shortest
 from fuzz.rows import Row
 from fuzz.run import play
 from fuzz.steps import AddFiles, Event, Job, Start
@@ -54,6 +55,17 @@ def test_rows_that_a_function_kept_for_a_run_that_failed_are_no_loss_of_the_stat
     files = AddFiles(tuple((row,) for row in rows))
     played = play(spark, Job(0, "memory", (State("state0", keys=("u",)),), (files, Start(Habit(gathers=True)))))
     assert played.verdict == "right", played
+
+
+def test_a_failing_job_with_a_struct_is_reduced_like_any_other():
+    rows = tuple(Row((("u", {"id": number, "name": "a"}),), 1, 5) for number in range(3))
+    job = Job(0, "memory", (State("state0", keys=("u",)),), (AddFiles((rows,)), Start(), Start()))
+    smallest = shortest(
+        job, lambda smaller: any(isinstance(step, AddFiles) and any(step.files) for step in smaller.steps)
+    )
+    (left,) = smallest.steps
+    assert isinstance(left, AddFiles)
+    assert [len(rows) for rows in left.files] == [1]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
