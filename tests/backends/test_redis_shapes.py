@@ -175,6 +175,11 @@ def test_a_socket_url_names_a_path_and_no_host():
             resolve(url)
 
 
+def test_tls_behind_a_socket_is_refused_and_not_passed_over():
+    with pytest.raises(ConfigurationError, match="tls is for an address: behind a socket there is none, not True"):
+        RedisUnixBackend(path="/run/r.sock", tls=True)
+
+
 # A server of another kind than the URL names, and one that a job cannot use
 
 

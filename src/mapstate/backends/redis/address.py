@@ -188,6 +188,7 @@ def _rules(one: Any) -> Iterator[tuple[str, object, str]]:
         yield "port", 0 < one.port < 2**16, "from 1 to 65535"
     elif one.KIND == "socket":
         absolute = one.path.startswith("/") and len(one.path) > 1
+        yield "tls", not one.tls, "for an address: behind a socket there is none"
         yield "path", absolute, "a whole one, from / on: unix:///run/redis.sock"
     else:
         yield "sentinels", _are_hosts(one.sentinels), "one or more hosts, with ports from 1 to 65535"
