@@ -42,7 +42,7 @@ class Drivers:
             )
 
     def _begin(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
-        """`Ledger.open_and_begin`, or `Ledger.begin` of a later batch."""
+        """`Ledgers.open_and_begin`, or `Ledgers.begin` of a later batch."""
         world, used = self.world, state.used
         if driver.batch >= world.batches or used.attempts >= world.attempts:
             return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,12 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
 # The goal is 32,000 lines. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 248, "lines": 37_499, "head": 6_608, "one_importer": 65, "words_of_docs": 65_784}
+MOST = {"files": 248, "lines": 37_496, "head": 6_606, "one_importer": 65, "words_of_docs": 65_784}
 
 
 @pytest.fixture(scope="module")
 def weight():
-    spec = importlib.util.spec_from_file_location("weight", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module.weigh()
-    del sys.modules[spec.name]
+    return runpy.run_path(str(SCRIPT))["weigh"]()
 
 
 @pytest.mark.parametrize("measure", MOST)

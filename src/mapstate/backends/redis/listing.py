@@ -66,8 +66,7 @@ def walked(
         (after, found, *foreign), *info = server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
         at, found = step(at, after, found)
         if asks_info or at is None:
-            incarnation = incarnation_of(*(info or server.ask(INFO, 2, optional=2)))
-            name = "" if incarnation is None else digest_of(incarnation)
+            name = digest_of(incarnation_of(*(info or server.ask(INFO, 2, optional=2))))
             if began_in not in (None, name):
                 raise torn(server, f"Redis at {server.settings.address} restarted or failed over")
             began_in, asks_info = name, False
@@ -154,9 +153,9 @@ def once_each(where: Any, pages: Iterable[list[str]]) -> Iterator[list[str]]:
         raise torn(where, "Redis moved its keys about and gave one twice")
 
 
-def digest_of(text: bytes) -> str:
-    """A short name for an incarnation of a server, or for the shape of a cluster."""
-    return blake2b(text, digest_size=8).hexdigest()
+def digest_of(text: bytes | None) -> str:
+    """A short name for an incarnation of a server, or for the shape of a cluster; empty where that is unknown."""
+    return "" if text is None else blake2b(text, digest_size=8).hexdigest()
 
 
 Page = list[tuple[str, bytes]]

@@ -22,15 +22,13 @@ _END = 1 << _BITS
 _LEAST_KEYS = 5_000
 """Keys of the database for each part, at least: a table of so many keys has far more slots than there are parts."""
 
-MOVED = "Redis moved its keys about"
-
 
 def parts_of(server: Server, layout: Layout, most: int) -> list[str]:
     """See `ScansParts.scan_parts`: ranges of SCAN, or of hash shards. One part for a hash, or without INFO."""
     keys, *info = server.ask(command(b"DBSIZE") + INFO, 3, optional=2)
-    incarnation = incarnation_of(*info)
+    name = digest_of(incarnation_of(*info))
     starts, end = [0], _END
-    if incarnation is None:
+    if not name:
         most = 1
     if isinstance(layout, PackedLayout):
         count, end = min(most, layout.shards), layout.shards
@@ -38,7 +36,6 @@ def parts_of(server: Server, layout: Layout, most: int) -> list[str]:
     elif isinstance(layout, StringLayout):
         bits = max(0, min(most, keys // _LEAST_KEYS).bit_length() - 1)
         starts = [number << (_BITS - bits) for number in range(1 << bits)]
-    name = "" if incarnation is None else digest_of(incarnation)
     return [f"{start} {until} {name}" for start, until in zip(starts, [*starts[1:], end], strict=True)]
 
 
@@ -88,7 +85,7 @@ class TablePart:
         if place == self._end:
             return None, found
         if place < self._end or self._count(before, _END) > 1:
-            raise torn(self._server, MOVED)
+            raise torn(self._server, "Redis moved its keys about")
         return None, []  # the slots up to the end were empty: what was found is behind it
 
     def _count(self, cursor: bytes, most: int) -> int:
