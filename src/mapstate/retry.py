@@ -23,28 +23,23 @@ class Pauses:
     """
 
     def __init__(self, first: float, longest: float, *, jitter: bool = False) -> None:
-        self._next = first
+        self.upcoming = first  # seconds that the next pause lasts at most
         self._longest = longest
         self._jitter = jitter
 
     def sleep(self, most: float = float("inf")) -> None:
-        """Sleep for the `upcoming` pause, or for ``most`` seconds where that is less."""
-        seconds = min(self._next, most)
+        """Sleep for the upcoming pause, or for ``most`` seconds where that is less."""
+        seconds = min(self.upcoming, most)
         pause(seconds * random.uniform(0.5, 1) if self._jitter else seconds)  # noqa: S311  no secret
-        self._next = min(2 * self._next, self._longest)
-
-    @property
-    def upcoming(self) -> float:
-        """The seconds that the next pause lasts at most."""
-        return self._next
+        self.upcoming = min(2 * self.upcoming, self._longest)
 
 
 class Retries:
-    """The tries of one request of a store: at most ``retries`` after the first, none begun after ``seconds``."""
+    """The tries of one request of a store: at most ``retries`` after the first, none ``seconds`` after it ``began``."""
 
-    def __init__(self, retries: int, seconds: float) -> None:
+    def __init__(self, retries: int, seconds: float, began: float | None = None) -> None:
         self._left = retries
-        self._deadline = time.monotonic() + seconds
+        self._deadline = (time.monotonic() if began is None else began) + seconds
         self._pauses = Pauses(0.05, 1.0, jitter=True)
 
     def are_over(self) -> bool:
@@ -56,26 +51,28 @@ class Retries:
         return False
 
 
-def retrying(
+def retried(
     request: Callable[[], T],
+    trouble: tuple[MapStateError, bool],
     retries: Retries,
     errors: tuple[type[Exception], ...],
     problem_of: Callable[[Exception], tuple[MapStateError, bool]],
 ) -> T:
-    """Return what ``request`` returns; repeat it where an error may pass by itself.
+    """Return what ``request`` returns, whose first try failed; repeat it where an error may pass by itself.
 
-    ``problem_of`` translates one of the driver's ``errors``, and says whether it may pass.
+    ``problem_of`` translates one of the driver's ``errors``, and says whether it may pass: ``trouble`` for the first.
     """
     while True:
+        problem, may_pass = trouble
+        # Raised outside the except clause: the driver's error would be its context, and could hold a password.
+        if not may_pass or retries.are_over():
+            raise problem
         try:
             return request()
         except MapStateError:  # translated already; a StoreUnavailableError is one of the driver's OSErrors, too
             raise
         except errors as error:
-            problem, may_pass = problem_of(error)
-        # Raised outside the except clause: the driver's error would be its context, and could hold a password.
-        if not may_pass or retries.are_over():
-            raise problem
+            trouble = problem_of(error)
 
 
 class Patience:

@@ -28,7 +28,7 @@ from servers import CuttingProxy, GivenRedis, TlsFront, free_port, wait_until
 
 from mapstate import opaque, open_reader
 from mapstate.backends import resolve
-from mapstate.backends.redis import RedisBackend, RedisStore, settings
+from mapstate.backends.redis import RedisBackend, RedisStore, connection
 from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     ConfigurationError,
@@ -1037,12 +1037,12 @@ def test_threads_that_make_their_pools_at_once_do_not_disturb_each_other():
     owners = [[(name, at) for at in range(600)] for name in "abcdef"]
     sys.setswitchinterval(1e-6)
     try:
-        run_at_once([lambda own=own: [settings.pool_of(one, object) for one in own] for own in owners])
+        run_at_once([lambda own=own: [connection.pool_of(one, object) for one in own] for own in owners])
     finally:
         sys.setswitchinterval(before)
         for own in owners:
             for one in own:
-                settings._pools.pop((os.getpid(), one), None)
+                connection._pools.pop((os.getpid(), one), None)
 
 
 def test_a_store_that_was_closed_can_be_used_again_and_disturbs_no_other(store, redis_url):

@@ -87,7 +87,7 @@ def test_a_store_that_does_not_answer_a_begin_or_a_commit_is_asked_again(make, m
             raise error
         return "done"
 
-    assert policy(make, patience=3600).ask(ask) == "done"
+    assert policy(make, patience=3600).requests.ask(ask) == "done"
 
 
 @pytest.mark.parametrize("error", DATA, ids=lambda error: type(error).__name__)
@@ -183,16 +183,16 @@ def failing(times: int) -> Any:
 def test_each_question_has_the_whole_patience(clock):
     """A begin that is retried, tasks that take longer than the patience, a commit that is retried."""
     of = policy(non_transactional, patience=60)
-    assert of.ask(failing(2)) == "answer"
+    assert of.requests.ask(failing(2)) == "answer"
     clock.now += 90
-    assert of.ask(failing(2)) == "answer"
+    assert of.requests.ask(failing(2)) == "answer"
 
 
 def test_the_notes_of_a_patience_that_is_over_are_there_once(clock):
     of = policy(opaque, patience=60)
     assert of.after(errors.IncompleteBatchError("a task ran twice")) is ANEW
     with pytest.raises(errors.StoreUnavailableError) as caught:
-        of.ask(failing(1000))
+        of.requests.ask(failing(1000))
     assert 60 <= clock.now < 61
     with pytest.raises(errors.StoreUnavailableError):
         of.after(caught.value)
@@ -208,7 +208,7 @@ def test_attempts_that_meet_a_store_that_is_away_share_one_patience(clock):
 
     def attempts() -> None:
         for _ in range(1000):
-            assert of.ask(failing(0)) == "answer"
+            assert of.requests.ask(failing(0)) == "answer"
             of.after(errors.StoreUnavailableError("away"))
 
     with pytest.raises(errors.StoreUnavailableError) as caught:
@@ -220,5 +220,5 @@ def test_attempts_that_meet_a_store_that_is_away_share_one_patience(clock):
 def test_a_query_that_was_stopped_is_said_to_have_retried_nothing(clock):
     of = policy(opaque, patience=60, wanted=False)
     with pytest.raises(errors.StoreUnavailableError) as caught:
-        of.ask(failing(1))
+        of.requests.ask(failing(1))
     assert not hasattr(caught.value, "__notes__")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from aerospike import exception as driver
 from mapstate.backends.aerospike.codes import meaning
 from mapstate.errors import MapStateError
 from mapstate.keys import StoreKey
-from mapstate.retry import Retries, retrying
+from mapstate.retry import Retries, retried
 
 T = TypeVar("T")
 
@@ -62,9 +63,13 @@ class Connection:
 
     def retrying(self, request: Callable[[], T], retries: int | None = None) -> T:
         """Return what ``request`` returns; retry where the error may pass by itself."""
-        access = self._access
-        limits = Retries(access.retries if retries is None else retries, 2 * access.timeout)
-        return retrying(request, limits, (driver.AerospikeError, BatchError), self._problem)
+        began, errors = time.monotonic(), (driver.AerospikeError, BatchError)
+        try:
+            return request()
+        except errors as error:
+            trouble = self._problem(error)
+        limits = Retries(self._access.retries if retries is None else retries, 2 * self._access.timeout, began)
+        return retried(request, trouble, limits, errors, self._problem)
 
     def _problem(self, error: Any) -> tuple[MapStateError, bool]:
         kind, advice, may_pass = meaning(error.code)

@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 
 from redis.connection import ConnectionPool
 
-from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.connection import PooledSettings, Server, driver_module
 from mapstate.backends.redis.layout import Layout, StringLayout
-from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.errors import ConfigurationError
 from mapstate.schema import KeyOrder
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class OneServer(RedisSettings):
+class OneServer(PooledSettings):
     """The parameters that are the same wherever one server holds all of a state.
 
     ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed": many small hashes,

@@ -10,7 +10,7 @@ from redis.connection import ConnectionPool
 
 from mapstate.backends.redis.cluster_map import ClusterMap
 from mapstate.backends.redis.cluster_store import RedisClusterStore
-from mapstate.backends.redis.settings import RedisSettings
+from mapstate.backends.redis.connection import PooledSettings
 from mapstate.backends.redis.slot_groups import SlotGroup
 from mapstate.errors import ConfigurationError
 from mapstate.schema import KeyOrder
@@ -18,7 +18,7 @@ from mapstate.urls import Address
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class RedisClusterBackend(RedisSettings):
+class RedisClusterBackend(PooledSettings):
     """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
 
     ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.

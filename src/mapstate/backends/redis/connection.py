@@ -2,20 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 from redis import exceptions as driver
+from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool
+from redis.credentials import UsernamePasswordCredentialProvider
 
 from mapstate.backends.redis.problems import DRIVER_ERRORS, problem_of
 from mapstate.backends.redis.settings import RedisSettings
-from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH, command, raise_first
-from mapstate.errors import StoreError
-from mapstate.retry import Retries, retrying
+from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH, commands
+from mapstate.backing_map import Backend
+from mapstate.errors import ConfigurationError, MapStateError, StoreError
+from mapstate.retry import Retries, retried
 
 T = TypeVar("T")
+
+_Watched = tuple[Connection, list[Any]]  # under WATCH, and the replies to the GET of the key and to what came along
+
+_MOST_CONNECTIONS = 2**31
+"""The limit of a pool, which is none: it holds as many connections as calls run at one time."""
+
+_pools: dict[tuple[int, RedisSettings, Any], ConnectionPool] = {}
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class PooledSettings(RedisSettings):
+    """The parameters, with the connections that they make."""
+
+    def open(self, state: str, *, ttl: float | None = None) -> Any:
+        """See `Backend.open`. Makes no connection."""
+        return self.open_with(self.pool, state, ttl)
+
+    def on_event_loop(self) -> Backend:
+        from mapstate.backends.redis.async_pools import AsyncPools
+
+        return AsyncPools(lambda node: self.new_pool(node, asynchronous=True), self.open_with)
+
+    def open_with(self, pool: Callable[..., ConnectionPool], state: str, ttl: float | None) -> Any:
+        """`open`, with the connections that ``pool`` returns; for a cluster, those to a node."""
+        raise NotImplementedError
+
+    def pool(self, node: Any = None) -> ConnectionPool:
+        """The connections of this process, for a cluster to one node, shared where `reached` is equal. Not by a fork."""
+        pid = os.getpid()
+        pool = _pools.get((pid, self.reached, node))
+        if pool is None:
+            for known in list(_pools):  # a copy: other threads add theirs meanwhile
+                if known[0] != pid:
+                    _pools.pop(known, None)  # closes this process's copies, not the parent's connections
+            pool = _pools.setdefault((pid, self.reached, node), self.new_pool(node))
+        return pool
+
+    def new_pool(self, node: Any = None, *, asynchronous: bool = False) -> Any:
+        """A pool of redis-py, or one of ``redis.asyncio``."""
+        driver = driver_module("connection", asynchronous=asynchronous)
+        return driver.ConnectionPool(
+            connection_class=driver.SSLConnection if self.tls else driver.Connection,
+            socket_keepalive=True,
+            **self.host_options(node),
+            **self.connection_options(asynchronous=asynchronous),
+            **self.tls_options(),
+        )
+
+    def host_options(self, node: Any) -> dict[str, Any]:
+        """Options of redis-py for the address."""
+        raise NotImplementedError
+
+    def connection_options(self, *, asynchronous: bool = False) -> dict[str, Any]:
+        """Options of redis-py for a connection, without the address. Raises ConfigurationError."""
+        retry = driver_module("retry", asynchronous=asynchronous).Retry
+        options: dict[str, Any] = {
+            "max_connections": _MOST_CONNECTIONS,
+            "socket_timeout": self.socket_timeout,
+            "socket_connect_timeout": self.socket_connect_timeout,
+            "protocol": 2,  # RESP 3 pushes messages between replies
+            "retry": retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
+        }
+        if self.username or self.secret:  # a provider, because some pools show a password in their repr
+            options["credential_provider"] = UsernamePasswordCredentialProvider(self.username, self.secret)
+        return options
+
+    def tls_options(self) -> dict[str, Any]:
+        """Options of redis-py for TLS; none where it is off."""
+        if not self.tls:
+            return {}
+        options = {name: getattr(self, name) for name in self.__getstate__() if name.startswith("ssl_")}
+        options["ssl_check_hostname"] &= self.ssl_cert_reqs != "none"
+        for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+            if options[name] is not None and not Path(options[name]).is_file():
+                raise ConfigurationError(
+                    f"{name}: there is no file {options[name]!r} on {socket.gethostname()}; each machine that "
+                    "connects needs it"
+                )
+        return options
 
 
 class Server:
@@ -33,34 +121,40 @@ class Server:
         """The replies to commands that may be sent twice. Where the last ``optional`` are refused, they are None."""
         return self.retrying(lambda: self.finish(self.take(), commands, replies, optional=optional))
 
-    def tell(self, commands: bytes, replies: int) -> list[Any]:
-        """The replies to commands that must not be sent twice. Where a reply is lost, nobody knows what was done."""
-        conn = self.retrying(self.take)
-        return self.retrying(lambda: self.finish(conn, commands, replies), retries=0)
+    def tell(self, commands: bytes, replies: int, conn: Any = None) -> list[Any]:
+        """The replies to commands that must not be sent twice. Where a reply is lost, nobody knows what was done.
+
+        ``conn`` is the connection that `watch` returned, if they depend on its WATCH.
+        """
+        own = conn or self.retrying(self.take)
+        return self.retrying(lambda: self.finish(own, commands, replies), retries=0)
 
     def retrying(self, request: Callable[[], T], retries: int | None = None) -> T:
         """Return what ``request`` returns; retry where the error may pass by itself."""
+        began = time.monotonic()
+        try:
+            return request()
+        except MapStateError:  # translated already; a StoreUnavailableError is one of the driver's OSErrors, too
+            raise
+        except DRIVER_ERRORS as error:
+            trouble = self._problem(error)
         settings = self.settings
-        limits = Retries(settings.retries if retries is None else retries, 2 * settings.socket_timeout)
-        return retrying(request, limits, DRIVER_ERRORS, self._problem)
+        limits = Retries(settings.retries if retries is None else retries, 2 * settings.socket_timeout, began)
+        return retried(request, trouble, limits, DRIVER_ERRORS, self._problem)
 
     def take(self) -> Connection:
-        """A connection, which is the caller's until `give_back`."""
+        """A connection, which is the caller's until `finish` or `drop`."""
         return self.pool().get_connection()
-
-    def give_back(self, conn: Connection) -> None:
-        """Release a connection to the pool."""
-        self.pool().release(conn)
 
     def drop(self, conn: Connection) -> None:
         """Close and release a connection that may be half read, or under a WATCH that no longer matters."""
         conn.disconnect()  # type: ignore[no-untyped-call]
-        self.give_back(conn)
+        self.pool().release(conn)
 
     def finish(self, conn: Connection, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
         """`exchange`, then release the connection."""
         found = self.exchange(conn, commands, replies, optional=optional)
-        self.give_back(conn)
+        self.pool().release(conn)
         return found
 
     def exchange(self, conn: Any, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
@@ -89,22 +183,24 @@ class Server:
                 except driver.ResponseError:
                     found.append(None)
             if exec_at is not None and found[exec_at] is not None:
-                raise_first(found[exec_at])
+                _raise_first(found[exec_at])
         except BaseException:
             self.drop(conn)
             raise
         return found
 
-    def watch(
-        self, conn: Connection, key: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0
-    ) -> tuple[Connection, list[Any]]:
-        """WATCH ``key``, GET it, and send ``more``: one round trip.
+    def watch(self, key: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
+        """WATCH ``key``, GET it, and send ``more``: one round trip. The connection is the caller's. No retry.
 
         MULTI and DISCARD come first, to find an ACL that forbids MULTI before there is anything to write: the server
         runs what follows a refused MULTI at once, unguarded.
         """
-        commands = MULTI + DISCARD + command(b"WATCH", key) + command(b"GET", key) + more
-        return conn, self.exchange(conn, commands, 4 + replies, optional=optional)[3:]
+        conn, asked = self.take(), MULTI + DISCARD + commands((b"WATCH", key), (b"GET", key)) + more
+        return conn, self.exchange(conn, asked, 4 + replies, optional=optional)[3:]
+
+    def watched(self, key: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
+        """`watch`, retried."""
+        return self.retrying(lambda: self.watch(key, more, replies, optional=optional))
 
     def unwatch(self, conn: Connection) -> None:
         """End the WATCH and release the connection."""
@@ -114,3 +210,15 @@ class Server:
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
         settings = self.settings
         return problem_of(error, state=self.state, store=settings.address, secret=settings.secret)
+
+
+def _raise_first(replies: Sequence[Any]) -> None:
+    """Raise the first reply that is an error: redis-py does not raise those inside the reply to EXEC."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+
+
+def driver_module(name: str, *, asynchronous: bool) -> Any:
+    """A module of redis-py, or its twin of ``redis.asyncio``, which only an async reader imports."""
+    return import_module(f"redis.asyncio.{name}" if asynchronous else f"redis.{name}")

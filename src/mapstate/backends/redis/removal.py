@@ -40,9 +40,8 @@ def dropped(store: Any, state: str, token: FenceToken, finish: Callable[[], bool
 
 def removed_if(server: Server, names: Sequence[bytes], ledger: bytes) -> bool:
     """Remove the ``names`` in one transaction, if the first of them, the ledger's, is at ``ledger``."""
-    conn, replies = server.retrying(lambda: server.watch(server.take(), names[0]))
+    conn, replies = server.watched(names[0])
     if replies[0] != ledger:
         server.unwatch(conn)
         return False
-    remove = MULTI + command(b"DEL", *names) + EXEC
-    return server.retrying(lambda: server.finish(conn, remove, 3), retries=0)[-1] is not None
+    return server.tell(MULTI + command(b"DEL", *names) + EXEC, 3, conn)[-1] is not None

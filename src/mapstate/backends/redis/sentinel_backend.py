@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mapstate.backends.redis.backend import OneServer
-from mapstate.backends.redis.settings import driver_module
+from mapstate.backends.redis.connection import driver_module
 from mapstate.urls import Address
 
 

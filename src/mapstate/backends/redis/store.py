@@ -9,15 +9,7 @@ from typing import Any, Literal
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import another_layout
-from mapstate.backends.redis.wire import (
-    DISCARD,
-    EXEC,
-    INFO,
-    MULTI,
-    command,
-    incarnation_of,
-    token_text,
-)
+from mapstate.backends.redis.wire import DISCARD, EXEC, INFO, MULTI, command, commands, incarnation_of, token_text
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
@@ -83,7 +75,7 @@ class RedisStore:
 
         Raises ConfigurationError where the state has another layout than the URL says.
         """
-        asked = command(b"GET", self._ledger) + command(b"GET", self._kept_layout) + INFO
+        asked = commands((b"GET", self._ledger), (b"GET", self._kept_layout)) + INFO
         record, layout, *info = self._server.ask(asked, 4, optional=2)
         if layout != self._layout_text and (record is not None or layout is not None):
             raise self._elsewhere(layout, record)
@@ -93,9 +85,9 @@ class RedisStore:
         """See `Probes.probe`. A server checks commands as it queues them; a cluster's node finds two slots in WATCH."""
         put, replies = self._layout.put(self._layout.pack(["-"]), [b""])
         changes = self._changes(b"", FenceToken(0, 0), is_new=True)
-        both, asked = command(b"WATCH", self._ledger, self._fence), b"".join([MULTI, *changes, put, DISCARD])
+        both, asked = command(b"WATCH", self._ledger, self._fence), MULTI + commands(*changes) + put + DISCARD
         server, count = self._server, len(changes) + replies + 2
-        server.retrying(lambda: server.finish(server.watch(server.take(), self._ledger, both, 1)[0], asked, count))
+        server.retrying(lambda: server.finish(server.watch(self._ledger, both, 1)[0], asked, count))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
@@ -110,10 +102,9 @@ class RedisStore:
         """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors as of `swap`."""
         server = self._server
         first, *more = [one.store._ledger for one in swaps]
-        ask = b"".join(command(b"WATCH", one) + command(b"GET", one) for one in more)
-        ask += b"".join(command(b"GET", one.store._kept_layout) for one in swaps) + INFO
-        asked = 2 * len(more) + len(swaps) + 2
-        conn, replies = server.retrying(lambda: server.watch(server.take(), first, ask, asked, optional=2))
+        ask = [(name, one) for one in more for name in (b"WATCH", b"GET")]
+        ask += [(b"GET", one.store._kept_layout) for one in swaps]
+        conn, replies = server.watched(first, commands(*ask) + INFO, len(ask) + 2, optional=2)
         ledgers, layouts = [replies[0], *replies[2 : 2 * len(swaps) : 2]], replies[-2 - len(swaps) : -2]
         incarnation = incarnation_of(*replies[-2:])
         if any(
@@ -137,15 +128,13 @@ class RedisStore:
             for found, one in zip(ledgers, swaps, strict=True)
             for change in one.store._changes(one.record, one.fence, is_new=found is None)
         ]
-        transaction = MULTI + b"".join(changes) + EXEC
-        done = server.retrying(lambda: server.finish(conn, transaction, len(changes) + 2), retries=0)[-1]
+        done = server.tell(MULTI + commands(*changes) + EXEC, len(changes) + 2, conn)[-1]
         return None if done is None else [(one.record, incarnation) for one in swaps]
 
-    def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[bytes]:
+    def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[tuple[bytes, ...]]:
         """Commands for a transaction."""
-        ledger = command(b"SET", self._ledger, record), command(b"SET", self._fence, token_text(fence))
-        layout = [command(b"SET", self._kept_layout, self._layout_text)] if is_new else []
-        return [*ledger, command(b"DEL", self._claims), *layout]
+        ledger = (b"SET", self._ledger, record), (b"SET", self._fence, token_text(fence)), (b"DEL", self._claims)
+        return [*ledger, (b"SET", self._kept_layout, self._layout_text)] if is_new else [*ledger]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
         """See `FencedWrites.writer`. It holds a connection from a get to its put, or to ``close()``."""
@@ -154,7 +143,7 @@ class RedisStore:
     def claim(self, txid: int, partition: int, holder: str) -> str:
         """See `Claims.claim`: one round trip."""
         name = b"%d/%d" % (txid, partition)
-        claim = command(b"HSETNX", self._claims, name, holder.encode()) + command(b"HGET", self._claims, name)
+        claim = commands((b"HSETNX", self._claims, name, holder.encode()), (b"HGET", self._claims, name))
         found: bytes = self._server.ask(MULTI + claim + EXEC, 4)[-1][-1]
         return found.decode()
 
@@ -192,7 +181,8 @@ class RedisStore:
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`: one transaction."""
-        push = command(b"LPUSH", self._reports, report) + command(b"LTRIM", self._reports, b"0", b"%d" % (most - 1))
+        kept = b"%d" % (most - 1)
+        push = commands((b"LPUSH", self._reports, report), (b"LTRIM", self._reports, b"0", kept))
         self._server.tell(MULTI + push + EXEC, 4)
 
     def reports(self) -> list[bytes]:

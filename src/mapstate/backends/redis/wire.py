@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from mapstate.capabilities import FenceToken
 
@@ -18,6 +17,11 @@ from mapstate.capabilities import FenceToken
 def command(*words: bytes) -> bytes:
     """Pack one command of a few words."""
     return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]))
+
+
+def commands(*each: tuple[bytes, ...]) -> bytes:
+    """Pack commands of a few words, one after the other."""
+    return b"".join([command(*words) for words in each])
 
 
 class PackedKeys:
@@ -91,13 +95,6 @@ def token_of(text: bytes | None) -> FenceToken | None:
     closed = bool(more) and more[-1] == "closed"
     nonce = more[:-1] if closed else more
     return FenceToken(int(epoch), int(txid), closed, "".join(nonce))
-
-
-def raise_first(replies: Sequence[Any]) -> None:
-    """Raise the first reply that is an error: redis-py does not raise those inside the reply to EXEC."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
 
 
 def incarnation_of(server: bytes | None, replication: bytes | None) -> bytes | None:

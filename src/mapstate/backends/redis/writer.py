@@ -12,7 +12,7 @@ from typing import Any
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import DRIVER_ERRORS, fenced
-from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text
+from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, commands, token_text
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
@@ -184,7 +184,7 @@ class Writer:
     def _transact(self, change: bytes, replies: int) -> Any:
         """The reply to EXEC. Releases the connection."""
         if self._own() is None:
-            conn, (fence,) = self._server.watch(self._server.take(), self._fence)
+            conn, (fence,) = self._server.watch(self._fence)
             self._check(conn, fence)
         return self._server.finish(self._taken(), change, replies + 2)[-1]
 
@@ -204,7 +204,7 @@ class Writer:
         """Send a read, after what is under way."""
         conn, get = self._taken(), command(b"GET", self._fence) + self._layout.get(asked.packed)
         if conn is None:
-            conn, (fence,) = self._server.watch(self._server.take(), self._fence, get)
+            conn, (fence,) = self._server.watch(self._fence, get)
             self._due.append(asked)
             self._check(conn, fence)
         else:
@@ -215,7 +215,7 @@ class Writer:
     def _put(self, sent: _Sent) -> None:
         """Send a put, after what is under way, and the next WATCH after it."""
         conn = self._taken()
-        self._server.send(conn, sent.change + command(b"WATCH", self._fence) + command(b"GET", self._fence))
+        self._server.send(conn, sent.change + commands((b"WATCH", self._fence), (b"GET", self._fence)))
         self._due.append(sent)
         self._watching = conn
 

@@ -110,9 +110,10 @@ class Grouping:
 class AttemptResult:
     """What an attempt came to in one state: the tasks' reports and, where asked for, the new values.
 
-    ``name`` is the attempt's own, on which the next batch's caches rest. ``rows_sent`` were counted in front of the
-    shuffle, None where nobody counted. ``window_commit`` is what the commit of a state with windows says, ``panes``
-    what the attempt wrote and purged of panes, or of the log of changes.
+    ``rows`` are in, ``keys`` were written or found written, and ``keys_delta`` keys added less those removed, None if
+    a task cannot tell. ``name`` is the attempt's own, on which the next batch's caches rest. ``rows_sent`` were counted
+    in front of the shuffle, None where nobody counted. ``window_commit`` is what the commit of a state with windows
+    says, ``panes`` what the attempt wrote and purged of panes, or of the log of changes.
     """
 
     def __init__(
@@ -123,29 +124,17 @@ class AttemptResult:
         *,
         name: str,
     ) -> None:
+        deltas = [report.keys_delta for report in reports]
         self.reports = reports
+        self.rows = sum(report.rows_done for report in reports)
+        self.keys = sum(report.keys for report in reports)
+        self.keys_delta = None if None in deltas else sum(delta for delta in deltas if delta is not None)
         self.new_values = new_values
         self.name = name
         self.rows_sent: int | None = None
         self.window_commit: WindowCommit | None = None
         self.panes: PaneChange | None = None
         self._release = release
-
-    @property
-    def rows(self) -> int:
-        """How many rows are in."""
-        return sum(report.rows_done for report in self.reports)
-
-    @property
-    def keys(self) -> int:
-        """How many keys the tasks have written or found written."""
-        return sum(report.keys for report in self.reports)
-
-    @property
-    def keys_delta(self) -> int | None:
-        """How many keys the attempt added, less those that it removed; None if one of its tasks cannot tell."""
-        deltas = [report.keys_delta for report in self.reports]
-        return None if None in deltas else sum(delta for delta in deltas if delta is not None)
 
     def release(self) -> None:
         """Releases the storage of the new values."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ class BatchDriver:
             self._quarantine.list_kept(batch.df, run.query_id, batch_id)
         if opened is not None:
             ledgers = opened
-            answers = batch.policy.ask(lambda: ledgers.begin(batch_id, plan))
+            answers = batch.policy.requests.ask(lambda: ledgers.begin(batch_id, plan))
         else:
             if batch.access.is_over():
                 raise has_ended()
@@ -187,7 +188,7 @@ class BatchDriver:
                 return results
 
     def _begin_anew(self, batch: _Batch, ledgers: Ledgers) -> list[Attempt]:
-        answers = batch.policy.ask(lambda: ledgers.begin(batch.batch_id, self._planned.plan))
+        answers = batch.policy.requests.ask(lambda: ledgers.begin(batch.batch_id, self._planned.plan))
         attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
         if len(attempts) < len(answers):
             raise FencedError(f"batch {batch.batch_id} was committed by another driver meanwhile")
@@ -219,7 +220,7 @@ class BatchDriver:
             commits.append(commit)
         panes = [None if result is None else result.panes for result in results]
         with batch.timed("commit"):
-            batch.policy.ask(lambda: ledgers.commit(commits, panes))
+            batch.policy.requests.ask(lambda: ledgers.commit(commits, panes))
         return commits
 
     def _set_aside(self, batch: _Batch, rows: DataFrame, ledgers: Ledgers) -> None:
@@ -380,7 +381,8 @@ class _Calls:
 
     def take_back(self, batch_id: int, policy: RetryPolicy, *, may_roll_back: bool = True) -> bool:
         """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it."""
-        return policy.ask(lambda: repeats.take_back(self.ledgers, self.plan, batch_id, may_roll_back=may_roll_back))
+        back = partial(repeats.take_back, self.ledgers, self.plan, batch_id, may_roll_back=may_roll_back)
+        return policy.requests.ask(back)
 
     def had_parts(self, batch: _Batch) -> None:
         """Another state of this run was given the batch in parts, so these may have been, too: the run is refused."""

@@ -112,7 +112,7 @@ class Repeat:
         Empty where ``on_gap`` accepts the mark.
         """
         take_back(self.batch_id, policy, may_roll_back=self._may_roll_back)
-        answers = policy.ask(lambda: self.ledgers.begin(self.batch_id, plan))
+        answers = policy.requests.ask(lambda: self.ledgers.begin(self.batch_id, plan))
         return [attempt for attempt in answers if isinstance(attempt, Attempt)]
 
     def has_more(self, frames: Frames, max_attempts: int) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TypeVar
 
 from mapstate.errors import StoreUnavailableError
 from mapstate.retry import Patience
@@ -25,8 +24,6 @@ from mapstate.spark.driver.causes import OF_NO_ROW, Cause, cause_of
 from mapstate.spark.driver.executors import environment_error
 from mapstate.spark.executor.noted import told
 from mapstate.spec import StateSpec
-
-T = TypeVar("T")
 
 
 class Decision(Enum):
@@ -46,7 +43,8 @@ class RetryPolicy:
     def __init__(self, specs: Sequence[StateSpec], is_wanted: Callable[[], bool], *, sets_aside: bool = False) -> None:
         self._counts_twice = any(spec.type == "non-transactional" for spec in specs)
         patience = max((spec.patience for spec in specs), default=0)
-        self._requests = Patience(patience, is_wanted)
+        self.requests = Patience(patience, is_wanted)
+        """Of a store, for what may be asked twice. Each has the whole patience: it may fail again after the tasks."""
         self._attempts = Patience(patience, is_wanted)
         self._is_wanted = is_wanted
         self._sets_aside = sets_aside
@@ -54,13 +52,6 @@ class RetryPolicy:
         self.max_attempts = max((spec.max_attempts for spec in specs), default=1)
         self.attempt = 1
         self._waits = 0
-
-    def ask(self, question: Callable[[], T]) -> T:
-        """The answer of a store to what may be asked twice. Raises StoreUnavailableError when patience is over.
-
-        Each question has the whole patience: a store that failed before the tasks may fail again after them.
-        """
-        return self._requests.ask(question)
 
     def after(self, raised: Exception) -> Decision:
         """What follows an attempt that failed; pauses before a store that did not answer is retried.
@@ -75,7 +66,7 @@ class RetryPolicy:
         cause = cause_of(error)
         if cause is Cause.UNAVAILABLE_STORE and not self._counts_twice:
             try:
-                if self._requests.is_over:
+                if self.requests.is_over:
                     raise error
                 self._attempts.wait(error)  # type: ignore[arg-type]
             except StoreUnavailableError:
