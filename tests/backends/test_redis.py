@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -22,9 +25,10 @@ from urllib.parse import quote
 import pytest
 import redis
 import trustme
+import uvloop
 from one_ledger import OneLedger
 from openings import opening
-from servers import CuttingProxy, GivenRedis, TlsFront, free_port, wait_until
+from servers import CuttingProxy, Forwarder, GivenRedis, TlsFront, free_port, wait_until
 
 from mapstate import opaque, open_reader
 from mapstate.backends import resolve
@@ -35,6 +39,7 @@ from mapstate.errors import (
     CorruptRecordError,
     FencedError,
     KeyEncodingError,
+    MapStateError,
     StoreAuthError,
     StoreError,
     StoreFullError,
@@ -42,6 +47,7 @@ from mapstate.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
+from mapstate.event_loop import on_loop
 from mapstate.protocol.ledger_record import Commit
 
 pytestmark = pytest.mark.redis
@@ -1034,15 +1040,15 @@ def test_threads_share_a_store(store):
 
 def test_threads_that_make_their_pools_at_once_do_not_disturb_each_other():
     before = sys.getswitchinterval()
-    owners = [[(name, at) for at in range(600)] for name in "abcdef"]
+    owners = [[RedisBackend(host=f"{name}{at}") for at in range(600)] for name in "abcdef"]
     sys.setswitchinterval(1e-6)
     try:
-        run_at_once([lambda own=own: [connection.pool_of(one, object) for one in own] for own in owners])
+        run_at_once([lambda own=own: [one.pool() for one in own] for own in owners])
     finally:
         sys.setswitchinterval(before)
         for own in owners:
             for one in own:
-                connection._pools.pop((os.getpid(), one), None)
+                connection._pools.pop((os.getpid(), one.reached, None), None)
 
 
 def test_a_store_that_was_closed_can_be_used_again_and_disturbs_no_other(store, redis_url):
@@ -1265,3 +1271,34 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Resetting(Forwarder):
+    """A server that resets each connection: at once, or within the next milliseconds."""
+
+    def _serve(self, client: socket.socket) -> None:
+        with client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            time.sleep(1e-4 * (self.accepted % 30))
+
+
+def test_a_connection_that_is_reset_in_any_moment_is_a_store_that_does_not_answer(redis_url):
+    """uvloop raised a RuntimeError for every twentieth request here, so `mapstate serve` answered 500."""
+
+    async def errors(store):
+        found = Counter()
+
+        async def ask():
+            for _ in range(100):
+                try:
+                    await on_loop(store.load)
+                except (MapStateError, RuntimeError) as error:
+                    found[type(error)] += 1
+
+        await asyncio.gather(*(ask() for _ in range(8)))
+        return found
+
+    with Resetting(redis_url) as server:
+        backend = resolve(f"{server.url}&retries=0")
+        for run in (uvloop.run, asyncio.run):
+            assert run(errors(backend.on_event_loop().open("s"))) == {StoreUnavailableError: 800}

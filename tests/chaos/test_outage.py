@@ -99,10 +99,10 @@ class Clients:
         return batch
 
     def scan(self, _: random.Random) -> int | None:
-        status, body = self.ask("GET", "/states/s/scan", TIMEOUT)
+        body = self.ask("GET", "/states/s/scan", TIMEOUT)[1]
         *rows, last = map(json.loads, body.splitlines())
         if not last.get("is_end"):
-            return self._refused(last if status == 503 else last["problem"])
+            return self._refused(last.get("problem", last))
         batch, keys = -1, set()
         for row in rows:  # of pages, each as of a batch
             if "as_of" in row:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import exceptions as driver
 
 from mapstate.event_loop import wait_for
+
+T = TypeVar("T")
 
 
 class AsyncPools:
@@ -44,7 +46,7 @@ class AsyncPool:
 
     def get_connection(self) -> AsyncConnection:
         """A connection, which is the caller's until `release`."""
-        return AsyncConnection(wait_for(self._pool.get_connection()))
+        return AsyncConnection(_answer(self._pool.get_connection()))
 
     def release(self, connection: AsyncConnection) -> None:
         """Return a connection to the pool."""
@@ -59,6 +61,16 @@ class AsyncPool:
                 wait_for(pool.disconnect(inuse_connections=inuse_connections))
 
 
+def _answer(request: Awaitable[T]) -> T:
+    """`wait_for`. For a connection that was reset meanwhile uvloop raises a RuntimeError, and no OSError as asyncio."""
+    try:
+        return wait_for(request)
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):
+            raise
+        raise driver.ConnectionError("Connection closed by server.") from error
+
+
 class AsyncConnection:
     """What the stores use of `redis.connection.Connection`."""
 
@@ -67,7 +79,7 @@ class AsyncConnection:
 
     def send_packed_command(self, packed: Sequence[bytes], *, check_health: bool) -> None:
         """Send packed commands."""
-        wait_for(self._sent(packed, check_health=check_health))
+        _answer(self._sent(packed, check_health=check_health))
 
     async def _sent(self, packed: Sequence[bytes], *, check_health: bool) -> None:
         """Send under the connection's timeout. Under its own timeout redis-py makes a task for each send."""
@@ -82,7 +94,7 @@ class AsyncConnection:
 
     def read_response(self) -> Any:
         """The next reply."""
-        return wait_for(self.connection.read_response())
+        return _answer(self.connection.read_response())
 
     def disconnect(self) -> None:
         """Close the connection at once, also in a task that is being cancelled."""

@@ -52,7 +52,7 @@ class PooledSettings(RedisSettings):
         raise NotImplementedError
 
     def pool(self, node: Any = None) -> ConnectionPool:
-        """The connections of this process, for a cluster to one node, shared where `reached` is equal. Not by a fork."""
+        """The connections of this process, for a cluster to a node; shared where `reached` is equal, not by a fork."""
         pid = os.getpid()
         pool = _pools.get((pid, self.reached, node))
         if pool is None:
