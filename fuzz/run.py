@@ -6,12 +6,15 @@ A module of its own: the process that a job kills does not import a package's ``
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +41,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
 }
+_JOBS_OF_A_JVM = 200  # Spark keeps something of each query: after a thousand or so its heap is full, and the JVM gone
 # Without Hadoop's native library, Spark's own default starts a process for each file of a checkpoint.
 _FILES = "spark.sql.streaming.checkpointFileManagerClass"
 _FILE_MANAGERS = (
@@ -99,39 +103,19 @@ def play(spark: Any, job: Job, redis_url: str | None = None) -> Played:
 
 
 class _Fuzzer:
-    """The session, the server and the options of one call of the program."""
+    """The session, the server and the options of one process. ``began`` is when the first one did."""
 
-    def __init__(self, options: argparse.Namespace, spark: Any, redis_url: str | None) -> None:
-        self.options, self.spark, self.redis_url = options, spark, redis_url
-
-    def job(self, seed: int) -> tuple[Job, set[str]]:
-        without = self.options.without
-        return random_job(seed, redis=self.redis_url is not None, kills=self.options.kills, without=without)
-
-    def made(self) -> Iterator[Job]:
-        """So many jobs with one of the ingredients that were asked for."""
-        if self.options.only is not None:
-            yield from (self.job(seed)[0] for seed in self.options.only)
-            return
-        count, seed = 0, self.options.seed
-        while count < self.options.jobs:
-            job, ingredients = self.job(seed)
-            if not self.options.having or ingredients & set(self.options.having):
-                count += 1
-                yield job
-            seed += 1
+    def __init__(self, options: argparse.Namespace, redis_url: str | None, began: float) -> None:
+        self.options, self.redis_url, self.began = options, redis_url, began
+        self.spark = session()
 
     def play(self, job: Job) -> Played:
         return play(self.spark, job, self.redis_url)
 
-    def jobs(self) -> int:
-        """Play all seeds; the number of jobs that failed."""
-        verdicts: Counter[str] = Counter()
-        refusals: Counter[str] = Counter()
-        began = time.monotonic()
-        for job in self.made():
-            if time.monotonic() - began > self.options.seconds and verdicts.total() >= self.options.least:
-                break
+    def jobs(self, jobs: Iterable[Job]) -> tuple[Counter[str], Counter[str]]:
+        """Play the jobs; how often each verdict was, and each refusal."""
+        verdicts, refusals = Counter[str](), Counter[str]()
+        for job in jobs:
             played = self.play(job)
             verdicts[played.verdict] += 1
             if played.verdict == "refused":
@@ -140,12 +124,9 @@ class _Fuzzer:
                 self._print(job, played)
             elif self.options.verbose:
                 print(f"seed {job.seed}: {played.verdict} {'; '.join(played.log)}", flush=True)
-        for text, times in refusals.most_common(self.options.verbose * 20):
-            print(f"refused {times} times: {text}")
-        wrong = sum(verdicts.values()) - verdicts["right"] - verdicts["refused"]
-        seconds = time.monotonic() - began
-        print(f"{sum(verdicts.values())} jobs in {seconds:.0f} s: {dict(verdicts)}; {wrong} wrong", flush=True)
-        return wrong
+            if time.monotonic() - self.began > self.options.seconds and verdicts.total() >= self.options.least:
+                break
+        return verdicts, refusals
 
     def _print(self, job: Job, played: Played) -> None:
         print(f"\nWRONG seed {job.seed}: {played.message}", flush=True)
@@ -168,12 +149,50 @@ class _Fuzzer:
         return not_found
 
     def _found(self, mutant: Mutant) -> str | None:
-        for count, job in enumerate(self.made(), 1):
+        for count, job in enumerate(_made(self.options, has_redis=self.redis_url is not None), 1):
             with mutant.applied():
                 played = self.play(job)
             if played.failed and not self.play(job).failed:
                 return f"seed {job.seed}, after {count} jobs: {played.message[:200]}"
         return None
+
+
+def _made(options: argparse.Namespace, *, has_redis: bool) -> Iterator[Job]:
+    """So many jobs with one of the ingredients that were asked for."""
+    asked = set(options.having)
+    seeds = itertools.count(options.seed) if options.only is None else options.only
+    jobs = (random_job(seed, redis=has_redis, kills=options.kills, without=options.without) for seed in seeds)
+    wanted = (job for job, has in jobs if options.only is not None or not asked or asked & has)
+    return itertools.islice(wanted, None if options.only is not None else options.jobs)
+
+
+def _block(options: argparse.Namespace, redis_url: str | None, began: float, jobs: list[Job]) -> Any:
+    _be_quiet()
+    return _Fuzzer(options, redis_url, began).jobs(jobs)
+
+
+def _jobs(options: argparse.Namespace, redis_url: str | None) -> int:
+    """Play all jobs, `_JOBS_OF_A_JVM` in a process of their own each; the number of jobs that failed."""
+    verdicts, refusals, began = Counter[str](), Counter[str](), time.monotonic()
+    made = _made(options, has_redis=redis_url is not None)
+    while block := list(itertools.islice(made, _JOBS_OF_A_JVM)):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            of_block = process.submit(_block, options, redis_url, began, block).result()
+        verdicts.update(of_block[0])
+        refusals.update(of_block[1])
+        print(f"{verdicts.total()} jobs in {time.monotonic() - began:.0f} s: {dict(verdicts)}", flush=True)
+        if time.monotonic() - began > options.seconds and verdicts.total() >= options.least:
+            break
+    for text, times in refusals.most_common(options.verbose * 20):
+        print(f"refused {times} times: {text}")
+    wrong = verdicts.total() - verdicts["right"] - verdicts["refused"]
+    print(f"{verdicts.total()} jobs in {time.monotonic() - began:.0f} s: {dict(verdicts)}; {wrong} wrong", flush=True)
+    return wrong
+
+
+def _be_quiet() -> None:
+    logging.getLogger("mapstate").addHandler(logging.NullHandler())  # refusals are what many jobs are about
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -192,12 +211,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutant", default="", metavar="TEXT", help="only mutants whose name holds TEXT")
     parser.add_argument("--verbose", action="store_true", help="print a line for each job, and what was refused")
     options = parser.parse_args(arguments)
-    logging.getLogger("mapstate").addHandler(logging.NullHandler())  # refusals are what many jobs are about
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with _redis() as redis_url:
-        spark = session()
-        fuzzer = _Fuzzer(options, spark, redis_url)
-        return min(fuzzer.mutants() if options.mutants or options.mutant else fuzzer.jobs(), 1)
+        if not options.mutants and not options.mutant:
+            return min(_jobs(options, redis_url), 1)
+        _be_quiet()
+        return min(_Fuzzer(options, redis_url, time.monotonic()).mutants(), 1)
 
 
 @contextmanager
