@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.java_collections import JavaMap
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -298,6 +299,25 @@ def test_two_queries_in_one_session_each_count_their_own(spark, given, tmp_path)
         assert contents(url, "visits") == given.truth()
         owners.add(ledger(url).owner)
     assert owners == {query.id for query in queries}
+
+
+def test_a_query_that_ends_while_the_running_ones_are_listed_is_no_error_of_another(
+    url, spark, given, tmp_path, monkeypatch
+):
+    """py4j asks a map of the JVM key by key, and has None for one that is gone by then."""
+    writer = given.stream(spark).writeStream.format("noop").trigger(processingTime="1 hour")
+    other = writer.option("checkpointLocation", f"{tmp_path}/other").start()
+    value_of = JavaMap.__getitem__
+
+    def late(self: Any, key: Any) -> Any:
+        if str(key) == other.id:
+            other.stop()
+        return value_of(self, key)
+
+    monkeypatch.setattr(JavaMap, "__getitem__", late)
+    run(spark, given, counts_of(spark, given, opaque(url)))
+    assert not other.isActive
+    assert contents(url, "visits") == given.truth()
 
 
 def test_a_state_that_is_made_anew_in_each_call_counts_each_batch_once(url, spark, given):

@@ -187,8 +187,8 @@ class _ClassicAccess:
         session = self._frame.sparkSession._jsparkSession
         query_id = self._context.getLocalProperty("sql.streaming.queryId")
         known = next((one for one in _queries if one.session.equals(session)), None)
-        if known is None:
-            running = [_Query.of(one) for one in session.sharedState().activeStreamingQueries().values()]
+        if known is None:  # py4j has None for a query that ends while it lists them
+            running = list(map(_Query.of, filter(None, session.sharedState().activeStreamingQueries().values())))
             known = next((one for one in running if one.session.equals(session)), None)
             if known is not None:
                 _queries.appendleft(known)
