@@ -331,17 +331,18 @@ class World:
         self.says_ttl |= "ttl" in record.getMessage()
 
     def call_by_hand(self, rows: Sequence[Row], batch_id: int, *, files: bool) -> None:
-        """Call the states of the first query. A refusal of ours counts nothing, and is right."""
-        query = self.queries[0]
+        """Call the states of the first query, of all where the files count. A refusal of ours counts nothing: right."""
         given = [row for file in self.files for row in file if self._is_given(row)] if files else rows
         frame = self.spark.createDataFrame([tuple(row.as_dict().values()) for row in given], SCHEMA)
-        options = {"apply_on": "driver"}
+        queries = self.queries if files else self.queries[:1]
         try:
-            for call in build(query.grouped, self.job.together, frame, resolve(self.url), options).calls:
-                call(frame, batch_id)
+            for query in queries:
+                options = {"apply_on": "driver"}
+                for call in build(query.grouped, self.job.together, frame, resolve(self.url), options).calls:
+                    call(frame, batch_id)
         except MapStateError as error:
             self.note(f"refused: {type(error).__name__}")
-            if len(query.state_names) > 1:
+            if sum(len(query.state_names) for query in queries) > 1:
                 raise RefusedError("a call by hand was refused, maybe in some states only") from error
             return
         if files:
