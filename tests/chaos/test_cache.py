@@ -144,7 +144,7 @@ class Records(logging.Handler):
             self.hits += int(found[2])
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: Any, store_at: Callable[[str], str]) -> str:
     return store_at(request.param)
 

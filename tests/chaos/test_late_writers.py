@@ -20,7 +20,7 @@ STALLS = [("multi_put", 1, True), ("multi_put", 3, False), ("multi_get", 2, Fals
 STALLS += [("claim", 1, False), ("claim", 1, True), ("writer", 1, True)]
 
 
-@pytest.fixture(params=["redis", "packed", "sqlite"])
+@pytest.fixture(params=["redis", *(pytest.param(store, marks=pytest.mark.full) for store in ("packed", "sqlite"))])
 def url(request: Any, store_at: Callable[[str], str]) -> str:
     return store_at(request.param)
 

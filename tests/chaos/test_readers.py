@@ -273,7 +273,7 @@ def reading(url: str, users: list[str], number: int = READERS, guests: Sequence[
 
 @pytest.fixture(
     params=[
-        "sqlite",
+        pytest.param("sqlite", marks=pytest.mark.full),
         pytest.param("redis", marks=pytest.mark.redis),
         pytest.param("packed", marks=[pytest.mark.redis, pytest.mark.full]),
     ]

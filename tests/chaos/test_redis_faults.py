@@ -107,7 +107,14 @@ class Stream:
         return None
 
 
-@pytest.mark.parametrize(("direction", "retries"), [("requests", 0), ("replies", 0), ("requests", 3), ("replies", 3)])
+@pytest.mark.parametrize(
+    ("direction", "retries"),
+    [
+        ("requests", 0),
+        ("replies", 3),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("replies", 0), ("requests", 3))),
+    ],
+)
 def test_connections_cut_anywhere_never_make_a_wrong_count(
     start_redis, spark, visits, rounds, tally, direction, retries
 ):

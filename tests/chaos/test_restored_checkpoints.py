@@ -70,7 +70,7 @@ class Query:
 
 
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
-@pytest.mark.parametrize("store", ["redis", "sqlite"])
+@pytest.mark.parametrize("store", ["redis", pytest.param("sqlite", marks=pytest.mark.full)])
 def test_no_row_is_lost_and_none_counts_twice_where_the_checkpoint_is_one_batch_older(
     kind, store, spark, visits, store_at, rounds, tally
 ):

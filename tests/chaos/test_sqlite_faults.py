@@ -129,7 +129,7 @@ def test_a_disk_that_gets_full_in_mid_batch_counts_nothing_of_it_and_goes_on_wit
 # A value that is too large
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=[pytest.mark.redis, pytest.mark.full])])
 def url(request: Any, store_at: Callable[[str], str]) -> str:
     return store_at(request.param)
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.redis]
 ROWS = 150  # of a file
 
 
-@pytest.fixture(params=["redis", "packed", "sqlite"])
+@pytest.fixture(params=["redis", *(pytest.param(store, marks=pytest.mark.full) for store in ("packed", "sqlite"))])
 def url(request: Any, store_at: Callable[[str], str]) -> str:
     return store_at(request.param)
 

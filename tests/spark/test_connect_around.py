@@ -94,6 +94,7 @@ def test_the_error_of_a_query_is_read_from_its_text_whatever_else_is_in_it(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.local_cluster
+@pytest.mark.full
 def test_on_a_cluster_a_worker_is_killed_in_mid_write_and_then_the_server_before_the_commit(url, visits, tmp_path):
     """Spark tries the task again by itself. The second try may have other contents, so it must not write."""
     visits.put("0", rows_of(0))

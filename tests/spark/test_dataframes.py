@@ -24,7 +24,7 @@ USERS = (KeyField("user", "string"),)
 N = (Field("n", "Sum(n)", "bigint"),)
 
 
-@pytest.fixture(params=["sqlite", REDIS, AEROSPIKE])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), REDIS, AEROSPIKE])
 def url(request, tmp_path):
     return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue(request.param)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from py4j.clientserver import ClientServerConnection
-from spark_fixtures import AVAILABLE, Visits, finish
+from spark_fixtures import AEROSPIKE, AVAILABLE, REDIS, Visits, finish
 
 from mapstate import Collect, Count, Sum, newStream, opaque, open_reader
 from mapstate.spark.driver import apply, small_batches, state
@@ -62,6 +62,7 @@ def small(spark, monkeypatch):
     spark.conf.set("spark.sql.adaptive.enabled", shown)
 
 
+@pytest.mark.parametrize("each_url", ["memory", REDIS, AEROSPIKE], indirect=True)
 def test_the_driver_applies_small_batches_behind_some_of_them(spark, small, each_url):
     job = Job(spark, each_url)
     where = [job.batch(keys) for keys in (3, SOME, 0, 5, SOME, 0, 7)]
