@@ -1,19 +1,22 @@
-"""Prints which files one batch of one opaque state runs through, from foreachBatch to the store and back.
+"""Prints which files one batch or one read of one opaque state runs through, to the store and back.
 
     scripts/run python scripts/reading_path.py
-    scripts/run python scripts/reading_path.py redis --batch 0
+    scripts/run python scripts/reading_path.py redis --way "first batch"
 
 A file counts with all of its lines as soon as one of its functions runs, on the driver or in a task; ``run`` is the
 share of these lines that are in functions that run. What runs while a module is imported does not count, and neither
 does what a dataclass generates, nor what runs inside of the store. An entry is a call, or a step of a generator, that
-takes control from one file of the package into another, or from outside of it. Batch 0 opens the state, batch 1
-continues it.
+takes control from one file of the package into another, or from outside of it.
+
+The first batch opens the state, the second continues it. A first read opens its reader, or the service its state. The
+service runs in this process, on asyncio.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import asyncio
 import json
 import os
 import sys
@@ -35,8 +38,12 @@ import mapstate
 
 PACKAGE = Path(mapstate.__file__).parent
 STORES = ("memory", "sqlite", "redis")
-SCHEMA = "country string, bytes bigint"
-FILES = (['{"country": "DE", "bytes": 1}'], ['{"country": "DE", "bytes": 2}', '{"country": "FR", "bytes": 3}'])
+SCHEMA = "country string, bytes bigint, at timestamp"
+FILES = (
+    ['{"country": "DE", "bytes": 1, "at": "2026-11-22T10:00:00Z"}'],
+    [f'{{"country": "{country}", "bytes": 3, "at": "2026-11-22T10:05:00Z"}}' for country in ("DE", "FR")],
+)
+WAYS = ("first batch", "second batch", "batch that fires", "first get", "second get", "second GET")
 
 
 class Calls:
@@ -116,28 +123,33 @@ class CalledFile:
     entries: int
 
 
-def reading_path(spark: Any, url: str) -> list[list[CalledFile]]:
-    """The files that the first two batches of a state call, batch by batch, in order of their first call."""
+def reading_path(spark: Any, url: str) -> dict[str, list[CalledFile]]:
+    """The files on each of `WAYS`, in order of their first call."""
     from pyspark import cloudpickle
 
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # a worker cannot import this file
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            return _traced_batches(spark, url, Path(folder))
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+            batches = _traced_batches(spark, url, Path(folder))
+            fires = _traced_batches(spark, url, Path(other), has_windows=True)[1]
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+    return dict(zip(WAYS, [*batches, fires, *_traced_reads(url), _traced_request(url)], strict=True))
 
 
-def _traced_batches(spark: Any, url: str, folder: Path) -> list[list[CalledFile]]:
+def _traced_batches(spark: Any, url: str, folder: Path, *, has_windows: bool = False) -> list[list[CalledFile]]:
     (folder / "input").mkdir()
     for number, lines in enumerate(FILES):
         file = folder / "input" / f"{number}.json"
         file.write_text("\n".join(lines))
         os.utime(file, (number, number))
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
-    grouped = mapstate.newStream("requests", rows).groupBy("country")
-    state = grouped.persistentAggregate(mapstate.opaque(url, "bytes"), bytes=mapstate.Sum("bytes"))
+    stream: Any = mapstate.newStream("requests", rows)
+    if has_windows:
+        stream = stream.window(mapstate.TumblingDurationWindow.of("1 minute"), timestampField="at")
+    spec = mapstate.opaque(url, "windows" if has_windows else "bytes")
+    state = stream.groupBy("country").persistentAggregate(spec, bytes=mapstate.Sum("bytes"))
     paths: list[list[CalledFile]] = []
 
     def traced(batch_df: Any, batch_id: int) -> None:
@@ -159,6 +171,50 @@ def _traced_batches(spark: Any, url: str, folder: Path) -> list[list[CalledFile]
     writer.option("checkpointLocation", str(folder / "checkpoint")).start().awaitTermination()
     assert len(paths) == len(FILES)
     return paths
+
+
+def _traced_reads(url: str) -> Iterator[list[CalledFile]]:
+    calls = Calls()
+    with calls.recorded():
+        reader = mapstate.open_reader(url, "bytes")
+        assert reader.get("DE") == {"bytes": 4}
+    yield _in_order([(calls.first, calls.entries)])
+    calls = Calls()
+    with calls.recorded():
+        reader.get("FR")
+    yield _in_order([(calls.first, calls.entries)])
+    reader.close()
+
+
+def _traced_request(url: str) -> list[CalledFile]:
+    """The second of two requests over HTTP."""
+    from mapstate.serve import make_app
+
+    calls, app = Calls(), make_app(url)
+
+    async def get(country: str) -> bytes:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(60)  # no client leaves
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/states/bytes/values", "headers": [(b"host", b"localhost")]}
+        await app(scope | {"query_string": f"country={country}".encode()}, receive, send)
+        return b"".join(message.get("body", b"") for message in sent)
+
+    async def ask() -> None:
+        async with app.router.lifespan_context(app):
+            await get("DE")
+            with calls.recorded():
+                answer = await get("FR")
+            assert json.loads(answer)["value"] == {"bytes": 3}, answer
+
+    asyncio.run(ask())
+    return _in_order([(calls.first, calls.entries)])
 
 
 def _in_order(calls: list[tuple[dict[str, dict[str, float]], dict[str, int]]]) -> list[CalledFile]:
@@ -195,11 +251,13 @@ def _functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, range]]:
 
 def main(arguments: list[str]) -> None:
     """Traces the stores that are asked for, one after the other, in one Spark."""
-    parser = argparse.ArgumentParser(description="Prints which files one batch of one opaque state runs through.")
+    parser = argparse.ArgumentParser(
+        description="Prints which files a batch or a read of one opaque state runs through."
+    )
     parser.add_argument(
         "stores", nargs="*", metavar="STORE", help=f"of {', '.join(STORES)}; all of them if none is named"
     )
-    parser.add_argument("--batch", type=int, choices=range(len(FILES)), help="this batch only")
+    parser.add_argument("--way", choices=WAYS, help="this one only")
     parser.add_argument("--functions", action="store_true", help="name also the functions that run in each file")
     asked = parser.parse_args(arguments)
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fixtures"))
@@ -214,19 +272,19 @@ def main(arguments: list[str]) -> None:
         for store in asked.stores or STORES:
             url = {"memory": "memory://", "sqlite": f"sqlite:///{folder}/state.db"}.get(store)
             url = url or stack.enter_context(RedisServer(as_process=True).start()).url
-            for batch_id, path in enumerate(reading_path(spark, url)):
-                if asked.batch in {None, batch_id}:
-                    print(f"\n{store}, batch {batch_id}")
+            for way, path in reading_path(spark, url).items():
+                if asked.way in {None, way}:
+                    print(f"\n{store}, {way}")
                     for file in path:
                         print(f"{file.lines:6} {file.run:5} {file.entries:4}  {file.name}")
                         if asked.functions:
                             print(textwrap.indent(textwrap.fill(", ".join(file.functions), 106), " " * 12))
-                    totals.append((store, batch_id, path))
-    print("\n store   batch  files  lines   run  entries")
-    for store, batch_id, path in totals:
+                    totals.append((store, way, path))
+    print("\n store    way               files  lines   run  entries")
+    for store, way, path in totals:
         lines = sum(file.lines for file in path)
         share = sum(file.run for file in path) / lines
-        print(f" {store:7} {batch_id:5} {len(path):6} {lines:6} {share:5.0%} {sum(file.entries for file in path):8}")
+        print(f" {store:8} {way:16} {len(path):6} {lines:6} {share:5.0%} {sum(file.entries for file in path):8}")
 
 
 if __name__ == "__main__":
