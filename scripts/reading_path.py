@@ -8,8 +8,8 @@ share of these lines that are in functions that run. What runs while a module is
 does what a dataclass generates, nor what runs inside of the store. An entry is a call, or a step of a generator, that
 takes control from one file of the package into another, or from outside of it.
 
-The first batch opens the state, the second continues it. A first read opens its reader, or the service its state. The
-service runs in this process, on asyncio.
+The first batch opens the state, the second continues it. A first read opens its reader, or the service its state. Of a
+GET only what runs on the event loop counts: all of it on Redis, the service's own part where a store needs threads.
 """
 
 from __future__ import annotations
