@@ -274,6 +274,7 @@ class World:
         pickled.write_bytes(pickle.dumps((self, step)))
         command = [sys.executable, "-m", "fuzz.killed", str(pickled)]
         done = subprocess.run(command, capture_output=True, start_new_session=True, timeout=SECONDS, check=False)
+        self.says_ttl |= b"ttl" in done.stderr
         for query in self.queries:
             query.inexact = True
         if done.returncode not in (0, -9):
