@@ -34,14 +34,7 @@ from mapstate.aggregators import (
     VariancePop,
 )
 from mapstate.batch_report import BatchReport
-from mapstate.errors import (
-    ConfigurationError,
-    DataError,
-    LedgerError,
-    MapStateError,
-    StoreError,
-    missing_driver,
-)
+from mapstate.errors import ConfigurationError, DataError, LedgerError, MapStateError, StoreError, missing_driver
 from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
 from mapstate.version import VERSION

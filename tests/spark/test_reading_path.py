@@ -39,7 +39,7 @@ MOST = {
         "first batch": (42, 77, 276),
         "second batch": (37, 69, 274),
         "batch that fires": (46, 92, 501),
-        "first get": (21, 44, 85),
+        "first get": (21, 44, 81),
         "second get": (11, 30, 23),
         "second GET": (22, 51, 72),
     },

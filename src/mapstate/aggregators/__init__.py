@@ -1,12 +1,6 @@
 """Combiners and reducers: the built-in aggregators, and the base classes of your own."""
 
-from mapstate.aggregators.aggregator import (
-    Aggregator,
-    CombinerAggregator,
-    NativeCombiner,
-    ReducerAggregator,
-    Row,
-)
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, ReducerAggregator, Row
 from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields

@@ -8,11 +8,7 @@ import json
 from typing import Any, NamedTuple
 
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, PlanDigest
-from mapstate.protocol.refusals import (
-    batch_elsewhere,
-    batch_of_before,
-    other_replay,
-)
+from mapstate.protocol.refusals import batch_elsewhere, batch_of_before, other_replay
 
 
 class BatchPlan(NamedTuple):

@@ -114,7 +114,12 @@ def _schema_flaw(
 
 
 def read_ledger(store: Any, state: str) -> LedgerRecord:
-    """Read the present ledger, for readers and tools.
+    """Read the present ledger, for readers and tools. Errors as of `ledger_bytes` and `decode_ledger`."""
+    return decode_ledger(ledger_bytes(store, state), state)
+
+
+def ledger_bytes(store: Any, state: str) -> bytes:
+    """Read the present ledger as it is stored.
 
     Without a ledger all keys of the store may be listed. Raises LedgerLostError if there are records, else
     StateNotFoundError.
@@ -131,7 +136,7 @@ def read_ledger(store: Any, state: str) -> LedgerRecord:
             "docs/operating.md#a-store-that-was-emptied",
             state=state,
         )
-    return decode_ledger(stored[0], state)
+    return stored[0]
 
 
 def lost_ledger(state: str) -> LedgerLostError:

@@ -26,9 +26,9 @@ from mapstate.protocol.stored_ledger import (
     check_page_size,
     decode_ledger,
     has_records,
+    ledger_bytes,
     ledger_store,
     lost_ledger,
-    read_ledger,
     record_pages,
     records_in,
 )
@@ -103,6 +103,7 @@ class CommittedReads:
         self._before = before
         self._max_age = max_age
         self._last: Opened | None = None
+        self._data: bytes | None = None  # what `ledger` read, as `open_reader` does
         self.seen: LedgerRecord | None = None  # what was read last, to be shown
 
     def frozen(self) -> CommittedReads:
@@ -121,9 +122,11 @@ class CommittedReads:
         return self._turn
 
     def ledger(self) -> LedgerRecord:
-        """Read the current ledger, however old its last commit is. Errors as of `read_ledger`."""
+        """Read the current ledger, however old its last commit is. Errors as of `ledger_bytes`."""
         with self.turn:
-            self.seen = ledger = read_ledger(self.store, self.state)
+            data = ledger_bytes(self.store, self.state)
+        ledger = decode_ledger(data, self.state)
+        self.seen, self._data = ledger, data
         return ledger
 
     def reports(self) -> BatchReports:
@@ -141,7 +144,7 @@ class CommittedReads:
         store = self.store
         check_page_size(page_size)
         if cursor is not None and isinstance(store, ScansFrom):
-            mark = mark_of(self.opened().ledger)
+            mark = mark_of(self.opened(newest=True).ledger)
             if cursor and not cursor.startswith(mark):
                 raise UsageError(
                     f"this is no cursor of state {self.state!r}, or of before it was reset, made anew or given to "
@@ -183,8 +186,9 @@ class CommittedReads:
 
     def opened(self, *, newest: bool = False) -> Opened:
         """The last ledger that was read, or the ``newest``, with its codecs."""
-        last = self._last
-        return self._with(self._load()) if last is None or newest else last
+        if self._last is not None and not newest:
+            return self._last
+        return self._with(self._load()) if self._data is None or newest else self._opened(self._data)
 
     def read(
         self,
@@ -220,7 +224,7 @@ class CommittedReads:
                 pause(seconds)
                 continue
             except CorruptRecordError:
-                if self._changed(opened):
+                if self._load() != opened.data:
                     continue  # the record may have a field that was added meanwhile
                 raise
             if self._as_of is not None:
@@ -286,9 +290,6 @@ class CommittedReads:
         """The values that were read, None for keys of windows that are gone."""
         return values if ledger.windows is None else without_gone(ledger, self.last_windows(ledger), texts, values)
 
-    def _changed(self, opened: Opened) -> bool:
-        return self._load() != opened.data
-
     def _load(self) -> bytes | None:
         with self.turn:
             stored = ledger_store(self.store).load()
@@ -323,7 +324,12 @@ class CommittedReads:
                 "the state was dropped",
                 state=self.state,
             )
-        ledger = decode_ledger(data, self.state)
+        opened = self._opened(data)
+        self._check_age(opened.ledger)
+        return opened
+
+    def _opened(self, data: bytes) -> Opened:
+        last, ledger = self._last, decode_ledger(data, self.state)
         if last is not None and last.ledger.first_txid != ledger.first_txid:
             self._load()  # which compares layouts; a bulk read does not
         if last is not None and _schema(last.ledger) == _schema(ledger):
@@ -338,7 +344,6 @@ class CommittedReads:
                 results_of(ledger.fields, self.aggregators),
             )
         self._last, self.seen = opened, ledger
-        self._check_age(ledger)
         return opened
 
     def _check_age(self, ledger: LedgerRecord) -> None:
