@@ -20,7 +20,7 @@ help:
 	@echo "make cluster-test      the ways of docs/cluster.md, on a master and two workers; takes some minutes"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make fuzz     random small jobs on real Spark, each held against plain Python; ARGS='--jobs 200 --seed 1'"
-	@echo "make chaos    kills drivers, workers and servers, again and again; takes hours"
+	@echo "make chaos    kills drivers, workers and servers, again and again, and runs what make test leaves out; takes hours"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
 	@echo "make newcomer runs docs/first-hour.md from a fresh clone and from the wheel"
 	@echo "make wheel    builds dist/mapstate-*.whl, which pip installs"
