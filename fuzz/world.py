@@ -450,10 +450,7 @@ class World:
         except StateNotFoundError:
             return {}
         if "u" in keys:  # how a struct is shown is not asked here
-            return {
-                ("a struct", at): value
-                for at, (_, value) in enumerate(sorted(rows, key=lambda row: _size(row[1]), reverse=True))
-            }
+            return self._ranked([value for _, value in rows])
         return {tuple(map(plain, key)): value for key, value in rows}
 
     def _compare(self, query: Query, state: State, found: dict[Any, Any], by_hand: list[Row]) -> None:
@@ -461,10 +458,7 @@ class World:
         of_lag = partial(self._right, state, by_hand=by_hand, by_fields=query.by_fields)
         most, least = (of_lag(lag) for lag in (max(self.lags), min(self.lags)))
         if "u" in state.keys:
-            most, least = (
-                {("a struct", at): value for at, value in enumerate(sorted(right.values(), key=_size, reverse=True))}
-                for right in (most, least)
-            )
+            most, least = (self._ranked(list(right.values())) for right in (most, least))
         if state.type == "non_transactional" and query.inexact:
             most = {}
             wrong = [key for key in least if key not in found or found[key]["rows"] < least[key]["rows"]]
@@ -482,6 +476,20 @@ class World:
                 f"state {state.name} ({state.type}) has {found.get(key)} for the key {key}, right is {most.get(key)}; "
                 f"{len(wrong)} of {len(most)} keys are wrong",
             )
+
+    def _ranked(self, values: list[dict[str, int]]) -> dict[Any, Any]:
+        """The values by their place from the largest; with several lags each number by its own place.
+
+        Only so no place has less where fewer rows are late.
+        """
+        names = ("rows", "total")
+        ranked = sorted(([value[name] for name in names] for value in values), reverse=True)
+        if len(self.lags) > 1:
+            ranked = [
+                [*row]
+                for row in zip(*(sorted(column, reverse=True) for column in zip(*ranked, strict=True)), strict=True)
+            ]
+        return {("a struct", at): dict(zip(names, numbers, strict=True)) for at, numbers in enumerate(ranked)}
 
     def _is_given(self, row: Row) -> bool:
         """Whether the function gives a row of a file to its states."""
@@ -526,7 +534,3 @@ EVENTS: dict[str, Callable[[World], None]] = {
 
 def _between(least: dict[str, int], found: dict[str, int], most: dict[str, int]) -> bool:
     return all(least[name] <= found[name] <= most[name] for name in ("rows", "total"))
-
-
-def _size(value: dict[str, int]) -> tuple[int, int]:
-    return value["rows"], value["total"]
