@@ -112,8 +112,8 @@ class _Fuzzer:
     def play(self, job: Job) -> Played:
         return play(self.spark, job, self.redis_url)
 
-    def jobs(self, jobs: Iterable[Job]) -> tuple[Counter[str], Counter[str]]:
-        """Play the jobs; how often each verdict was, and each refusal."""
+    def jobs(self, jobs: Iterable[Job], least: int) -> tuple[Counter[str], Counter[str]]:
+        """Play the jobs, ``least`` of them at least; how often each verdict was, and each refusal."""
         verdicts, refusals = Counter[str](), Counter[str]()
         for job in jobs:
             played = self.play(job)
@@ -124,7 +124,7 @@ class _Fuzzer:
                 self._print(job, played)
             elif self.options.verbose:
                 print(f"seed {job.seed}: {played.verdict} {'; '.join(played.log)}", flush=True)
-            if time.monotonic() - self.began > self.options.seconds and verdicts.total() >= self.options.least:
+            if time.monotonic() - self.began > self.options.seconds and verdicts.total() >= least:
                 break
         return verdicts, refusals
 
@@ -166,27 +166,26 @@ def _made(options: argparse.Namespace, *, has_redis: bool) -> Iterator[Job]:
     return itertools.islice(wanted, None if options.only is not None else options.jobs)
 
 
-def _block(options: argparse.Namespace, redis_url: str | None, began: float, jobs: list[Job]) -> Any:
+def _block(options: argparse.Namespace, redis_url: str | None, began: float, jobs: list[Job], least: int) -> Any:
     _be_quiet()
-    return _Fuzzer(options, redis_url, began).jobs(jobs)
+    return _Fuzzer(options, redis_url, began).jobs(jobs, least)
 
 
 def _jobs(options: argparse.Namespace, redis_url: str | None) -> int:
     """Play all jobs, `_JOBS_OF_A_JVM` in a process of their own each; the number of jobs that failed."""
-    verdicts, refusals, began = Counter[str](), Counter[str](), time.monotonic()
+    verdicts, refusals, began, wrong = Counter[str](), Counter[str](), time.monotonic(), 0
     made = _made(options, has_redis=redis_url is not None)
     while block := list(itertools.islice(made, _JOBS_OF_A_JVM)):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            of_block = process.submit(_block, options, redis_url, began, block).result()
-        verdicts.update(of_block[0])
-        refusals.update(of_block[1])
-        print(f"{verdicts.total()} jobs in {time.monotonic() - began:.0f} s: {dict(verdicts)}", flush=True)
-        if time.monotonic() - began > options.seconds and verdicts.total() >= options.least:
+            of_block = process.submit(_block, options, redis_url, began, block, options.least - verdicts.total())
+            for counts, more in zip((verdicts, refusals), of_block.result(), strict=True):
+                counts.update(more)
+        seconds, wrong = time.monotonic() - began, verdicts.total() - verdicts["right"] - verdicts["refused"]
+        print(f"{verdicts.total()} jobs in {seconds:.0f} s: {dict(verdicts)}; {wrong} wrong", flush=True)
+        if seconds > options.seconds and verdicts.total() >= options.least:
             break
     for text, times in refusals.most_common(options.verbose * 20):
         print(f"refused {times} times: {text}")
-    wrong = verdicts.total() - verdicts["right"] - verdicts["refused"]
-    print(f"{verdicts.total()} jobs in {time.monotonic() - began:.0f} s: {dict(verdicts)}; {wrong} wrong", flush=True)
     return wrong
 
 

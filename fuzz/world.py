@@ -391,7 +391,8 @@ class World:
     def rewind(self, query: Query, state: str) -> None:
         """`mapstate rewind`. Raises MapStateError."""
         rewind(self.url, state, query.checkpoint)
-        self.lags.add(10**6)  # Spark plans the files behind as one batch, in which none makes another's rows late
+        if any(one.window for one in query.states):
+            self.lags.add(10**6)  # Spark plans the files behind as one batch, in which none makes another's rows late
 
     def offsets(self, query: Query) -> str | None:
         """How far the states have read, if all have read as far and the ledger knows the files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -199,11 +200,10 @@ def outcomes(tmp_path_factory, pytestconfig):
     return found
 
 
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_each_broken_store_is_known(outcomes):
-    assert outcomes.keys() == CAUGHT_BY.keys() | CAUGHT_AMONG_OTHERS_BY.keys()
-    assert len(outcomes) > 30
+def test_each_broken_store_is_known():
+    stores = re.findall(r"^class (Test\w+)", (TESTS / "fixtures" / "broken_stores.py").read_text(), re.MULTILINE)
+    assert set(stores) == CAUGHT_BY.keys() | CAUGHT_AMONG_OTHERS_BY.keys()
+    assert len(stores) > 30
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ class CommittedReads:
         store = self.store
         check_page_size(page_size)
         if cursor is not None and isinstance(store, ScansFrom):
-            mark = mark_of(self.opened(newest=True).ledger)
+            mark = mark_of(self.opened().ledger)
             if cursor and not cursor.startswith(mark):
                 raise UsageError(
                     f"this is no cursor of state {self.state!r}, or of before it was reset, made anew or given to "

@@ -62,7 +62,7 @@ class AsyncPool:
 
 
 def _answer(request: Awaitable[T]) -> T:
-    """`wait_for`. For a connection that was reset meanwhile uvloop raises a RuntimeError, and no OSError as asyncio."""
+    """`wait_for`. Where the server has reset the connection, uvloop raises RuntimeError, and asyncio OSError."""
     try:
         return wait_for(request)
     except RuntimeError as error:

@@ -52,7 +52,7 @@ class PooledSettings(RedisSettings):
         raise NotImplementedError
 
     def pool(self, node: Any = None) -> ConnectionPool:
-        """The connections of this process, for a cluster to a node; shared where `reached` is equal, not by a fork."""
+        """The connections of this process, of a cluster to ``node``. Where `reached` is equal, they are shared."""
         pid = os.getpid()
         pool = _pools.get((pid, self.reached, node))
         if pool is None:
