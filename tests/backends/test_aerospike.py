@@ -440,7 +440,7 @@ def test_neither_ledger_nor_reports_expire_or_are_listed(place):
     assert scanned(store) == ["a"]
 
 
-def test_a_reply_that_is_lost_is_asked_again(stand_in):
+def test_a_request_whose_reply_is_lost_is_retried(stand_in):
     job = Job(stand_in.backend())
     stand_in.cluster.faults.append(Fault("put", 9, done=True))
     attempt = job.ledger.begin(0)
@@ -943,7 +943,7 @@ def contents(backend: Any, state: str = "s") -> dict[Any, Any]:
         return {key[0]: value["n"] for key, value in reader.scan(7)}
 
 
-def test_dead_attempts_do_not_count_and_late_writers_cannot_change_what_does(place):
+def test_orphaned_attempts_do_not_count_and_late_writers_cannot_change_what_does(place):
     job = Job(place.backend())
     job.batch(a=1, gone=1)
     late = job.ledger.begin(job.next)

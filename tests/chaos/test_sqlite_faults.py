@@ -213,7 +213,7 @@ def delete_ledger(url: str, redis_server: GivenRedis | None, path: Path) -> None
 
 
 @pytest.mark.parametrize("back", [0, 5, 36_000], ids=lambda back: f"{back} deciseconds")
-def test_records_of_an_earlier_life_are_never_counted_on_whatever_the_clock_says(
+def test_records_of_an_earlier_incarnation_are_never_counted_on_whatever_the_clock_says(
     back, url, request, spark, tmp_path, monkeypatch, tally
 ):
     """The ledger deleted, another query, a clock set back: by less than the first incarnation lasted, or by more."""

@@ -47,7 +47,7 @@ def test_all_names_every_error_and_nothing_else():
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=list(CLASSES))
-def test_an_error_travels_with_its_facts(kind):
+def test_an_error_is_pickled_with_its_facts(kind):
     """Executors raise them; the driver wants to know the state, the key and the numbers."""
     error = kind("what was found, and what to do", state="visits", txid=0, key=None, spans=[[1, 2]], ok=False)
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):

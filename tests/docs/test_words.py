@@ -28,6 +28,15 @@ def below(path: str, parents: list[str]) -> bool:
     return any(f"{path}/".startswith(f"{parent}/") for parent in parents)
 
 
+def names_as_words(line: str) -> list[str]:
+    """The names of several words in a line of code, ``last_commit``, as text."""
+    return [name.replace("_", " ").strip() for name in set(re.findall(r"\w*[a-zA-Z]_[a-zA-Z]\w*", line))]
+
+
+def test_the_words_of_a_name_are_read():
+    assert sorted(names_as_words("def test_a_key(one, of_all): return A_b + _c")) == ["A b", "of all", "test a key"]
+
+
 @pytest.mark.parametrize("word", WORDS, ids=[word["out"] for word in WORDS])
 def test_no_file_has_a_word_that_is_out(word):
     pattern = re.compile(word["pattern"])
@@ -36,7 +45,7 @@ def test_no_file_has_a_word_that_is_out(word):
         for path, file in files()
         if not below(path, list(word.get("except", {})))
         for number, line in enumerate(file.read_text().splitlines(), 1)
-        if pattern.search(line)
+        if pattern.search(line) or any(map(pattern.search, names_as_words(line)))
     ]
     assert not hits, f"instead of {word['out']!r} write {word['better']!r}:\n" + "\n".join(hits)
 

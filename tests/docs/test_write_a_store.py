@@ -60,7 +60,7 @@ def test_the_store_on_lmdb_of_the_page_passes_the_contract(tmp_path):
     assert failed == set(), printed
     assert passed >= {
         "test_a_fork_after_use_shares_nothing_that_mixes_answers",
-        "test_a_recipe_that_is_opened_in_a_spawned_process_sees_the_same_state",
+        "test_a_spec_that_is_opened_in_a_spawned_process_sees_the_same_state",
         "test_an_attempt_in_another_process_writes_until_it_is_fenced",
         "test_of_concurrent_writers_none_writes_once_the_fence_has_moved",
     }

@@ -65,9 +65,9 @@ CAUGHT_BY = {
     "TestIntToFloat": {"test_values_of_each_type_come_back_equal_and_of_their_type"},
     "TestKeysWithoutCase": {"test_keys_that_look_alike_are_different_keys"},
     "TestSharesStateBetweenNames": {"test_states_do_not_mix"},
-    "TestHoldsAClientInTheRecipe": {"test_a_recipe_is_the_same_after_it_was_used_and_holds_no_client"},
-    "TestRecipeComparesByIdentity": {"test_a_recipe_travels_and_compares"},
-    "TestShowsItsPassword": {"test_a_recipe_shows_no_password"},
+    "TestHoldsAClientInTheRecipe": {"test_a_spec_is_the_same_after_it_was_used_and_holds_no_client"},
+    "TestRecipeComparesByIdentity": {"test_a_spec_is_equal_after_it_was_sent"},
+    "TestShowsItsPassword": {"test_a_spec_shows_no_password"},
     "TestListsTheFirstStateOnly": {"test_the_states_of_a_store_are_listed_each_once_with_its_ledger"},
     "TestListsStatesTwice": {"test_the_states_of_a_store_are_listed_each_once_with_its_ledger"},
     "TestDeclaresWhatItDoesNotHave": {
@@ -81,11 +81,11 @@ CAUGHT_BY = {
     "TestIgnoresTheTtl": {
         "test_records_expire",
         "test_records_of_an_attempt_expire_and_its_ledger_does_not",
-        "test_each_put_of_a_record_prolongs_its_life",
+        "test_each_put_of_a_record_renews_its_ttl",
         "test_without_a_ttl_records_stay",
     },
     "TestLosesTheTtlOfFencedPuts": {"test_records_of_an_attempt_expire_and_its_ledger_does_not"},
-    "TestExpiresFromTheFirstWrite": {"test_each_put_of_a_record_prolongs_its_life"},
+    "TestExpiresFromTheFirstWrite": {"test_each_put_of_a_record_renews_its_ttl"},
     "TestSwapsWithoutComparing": {
         "test_a_ledger_is_not_made_twice",
         "test_a_ledger_that_was_never_there_is_not_replaced",
@@ -104,7 +104,7 @@ CAUGHT_BY = {
         "test_each_chunk_of_a_writer_is_guarded",
         "test_an_older_attempt_never_replaces_what_a_later_one_wrote",
         "test_of_concurrent_writers_none_writes_once_the_fence_has_moved",
-        "test_what_a_fenced_attempt_is_told_travels_to_the_driver",
+        "test_what_a_fenced_attempt_is_told_reaches_the_driver",
         "test_a_vacuum_replaces_and_removes_what_is_there_and_makes_nothing",
     },
     "TestChecksTheFenceBeforeItWrites": {"test_of_concurrent_writers_none_writes_once_the_fence_has_moved"},
@@ -235,7 +235,7 @@ def test_what_a_store_is_without_is_not_tested_and_the_refusal_is_instead():
     assert everything - without_ttl == {
         "test_records_expire",
         "test_records_of_an_attempt_expire_and_its_ledger_does_not",
-        "test_each_put_of_a_record_prolongs_its_life",
+        "test_each_put_of_a_record_renews_its_ttl",
         "test_without_a_ttl_records_stay",
     }
     assert without_ttl - everything == {"test_a_ttl_is_refused_when_the_state_is_opened"}

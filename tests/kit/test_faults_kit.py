@@ -265,7 +265,7 @@ def test_a_store_with_get_and_put_only_has_its_ledgers_writes_addressed_too():
     assert wrapper.fired("committed")
 
 
-def test_a_faulty_backend_travels_and_fires_once_across_processes(tmp_path):
+def test_a_faulty_backend_is_pickled_and_fires_once_across_processes(tmp_path):
     backend = FaultyBackend(
         resolve(f"sqlite:///{tmp_path}/s.db"), str(tmp_path), (Fail(name="once", where=HasKey("a")),), record=True
     )

@@ -385,7 +385,7 @@ def test_every_look_of_a_watch_is_of_one_batch(url):
         assert values == {look["batch_id"]}
 
 
-def test_on_a_terminal_watch_is_a_table_in_one_place(countries):
+def test_on_a_terminal_watch_is_a_table_that_is_redrawn(countries):
     primary, secondary = pty.openpty()
     command = [SCRIPT, "watch", countries, "by_country", "--count", "2", "--interval", "0.05"]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}

@@ -81,7 +81,7 @@ def test_a_vacuum_with_nothing_to_rewrite_begins_no_attempt(url):
     assert contents(url) == {}
 
 
-def test_a_batch_that_comes_while_a_vacuum_reads_keeps_its_dead_attempts(url):
+def test_a_batch_that_comes_while_a_vacuum_reads_keeps_its_orphaned_attempts(url):
     job = Job(url)
     job.attempt(a=7)
     job.batch(a=1)

@@ -88,7 +88,7 @@ def test_a_vacuum_forgets_dead_txids_and_no_orphaned_index_counts(url):
         assert {key for key, _ in reader.window(10)} == {("ann",), ("bob",), ("eve",)}
 
 
-def test_a_vacuum_removes_what_a_dead_attempt_left_in_windows_that_are_gone(url):
+def test_a_vacuum_removes_what_an_orphaned_attempt_left_in_windows_that_are_gone(url):
     job = Windowed(url)
     job.batch(Row(1, "ann", 1))
     job.attempt(Row(2, "eve", 2))
@@ -238,7 +238,7 @@ def test_an_advance_is_taken_by_the_next_batch_and_fires_its_windows(url):
     assert (job.record.last_windows().late, job.mark) == (1, 45)
 
 
-def test_an_advance_outlasts_a_dead_attempt_and_a_rollback_and_not_a_reset(url):
+def test_an_advance_outlasts_an_orphaned_attempt_and_a_rollback_and_not_a_reset(url):
     job = Windowed(url)
     job.batch(Row(12, "ann", 1))
     job.attempt(Row(13, "ann", 2))

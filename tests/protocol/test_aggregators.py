@@ -406,7 +406,7 @@ def test_a_column_of_the_wrong_type_is_named_with_its_type(one, column):
     assert (caught.value.column, caught.value.type) == (column, COLUMNS[column])
 
 
-def test_aggregators_compare_by_what_they_do_and_travel():
+def test_aggregators_compare_by_what_they_do_and_are_pickled():
     assert Sum("x") == Sum("x")
     assert Sum("x") != Sum("y")
     assert Sum("x") != Max("x")

@@ -100,7 +100,7 @@ def test_a_batch_that_counts_is_begun_in_no_state(together, apart):
         assert last(again) == [0, 0]
 
 
-def test_replies_that_are_lost_are_asked_again(together):
+def test_requests_whose_replies_are_lost_are_retried(together):
     faulty = [
         FaultyStore(
             one,

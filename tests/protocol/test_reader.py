@@ -951,7 +951,7 @@ def test_a_single_value_that_is_null_is_shown_as_null():
         assert list(reader.scan()) == [(("a",), {"total": None})]
 
 
-def test_a_backend_travels_and_finds_the_same_state():
+def test_a_backend_that_is_pickled_finds_the_same_state():
     backend = MemoryBackend("pickled")
     Job(backend).batch({"a": 1})
     with reading(pickle.loads(pickle.dumps(backend))) as reader:

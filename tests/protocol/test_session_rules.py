@@ -119,7 +119,7 @@ def test_sessions_that_end_behind_the_last_removed_one_are_whole_when_the_waterm
     back = record.put_back(mark)
     to = max(back.purged, -100)
     commit = back.commit_put_back(after, to, 0)
-    over = {at for at in range(-200, 100) if at % gap == 0 and back.is_over(at, commit)}
+    over = {at for at in range(-200, 100) if at % gap == 0 and back.is_expired(at, commit)}
     assert gone & set(pieces) <= over
     taken = [time for time in later if time >= back.definition.fired_before(to)]
     assert not over & set(pieces_of(taken, gap))

@@ -155,7 +155,7 @@ def test_a_non_transactional_owner_whose_first_batch_failed_keeps_what_it_may_ha
         opened("non-transactional", ledger=give_up(ledger, "session-1"), owner="query-2")
 
 
-def test_an_owner_does_not_give_way_where_an_owner_before_it_has_committed():
+def test_an_owner_does_not_yield_where_an_owner_before_it_has_committed():
     """The earlier owner's checkpoint already has batches: it would go on above nothing."""
     ledger = opened(ledger=with_batches(2), owner="query-2", on_new_owner="reset")
     assert ledger.last_txid is None
@@ -661,8 +661,8 @@ class Ledgers(RuleBasedStateMachine):
         self.openings += 1
         self.sessions.append(session)
         self.due.setdefault(owner, 0)
-        gave_way = not self.counts and self.ledger.floor == self.ledger.next_txid
-        if not same and (how == "reset" or gave_way):
+        yielded = not self.counts and self.ledger.floor == self.ledger.next_txid
+        if not same and (how == "reset" or yielded):
             self.attempts, self.counts = {}, set()
             assert self.ledger.floor == self.ledger.next_txid
 

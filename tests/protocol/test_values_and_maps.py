@@ -145,7 +145,7 @@ def test_the_one_rule_agrees_with_its_table(view, txids):
 
 
 @given(views())
-def test_a_view_travels_unchanged(view):
+def test_a_view_is_pickled_unchanged(view):
     committed = CommitView(*view[:4])
     again = pickle.loads(pickle.dumps(committed))
     assert again == committed
@@ -153,7 +153,7 @@ def test_a_view_travels_unchanged(view):
     assert [t in again for t in range(35)] == [t in committed for t in range(35)]
 
 
-def test_a_dead_record_reads_as_its_previous_value_for_ever():
+def test_an_orphaned_record_reads_as_its_previous_value_for_ever():
     view = CommitView(9, dead=[(3, 5), (7, 7)])
     assert [t in view for t in range(11)] == [True] * 3 + [False] * 3 + [True, False, True, True, False]
     assert view.values([OpaqueValue(4, "curr", "prev")], 100) == ["prev"]

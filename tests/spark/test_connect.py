@@ -266,7 +266,7 @@ def test_a_state_is_a_dataframe_there_too(url, spark, visits):
     assert {(row.user_id,): {"visits": row.visits, "bytes": row.bytes} for row in rows} == visits.truth()
 
 
-def test_functions_behind_a_batch_run_beside_the_server(url, spark, visits, tmp_path):
+def test_functions_after_a_batch_run_beside_the_server(url, spark, visits, tmp_path):
     visits.put("0", [("a", 1), ("b", 2)])
     place = str(tmp_path / "seen")
 

@@ -638,7 +638,7 @@ def test_windows_of_which_none_has_fired_are_taken_back(url, spark, given, way):
 
 
 @BOTH_WAYS
-def test_a_part_is_marked_where_a_state_behind_the_commit_cannot_go_back(url, spark, given, way):
+def test_a_part_is_marked_where_a_state_after_the_commit_cannot_go_back(url, spark, given, way):
     def job(**options: Any) -> Any:
         topology = Topology("site")
         visits = topology.newStream("visits", given.stream(spark))

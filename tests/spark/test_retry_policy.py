@@ -78,7 +78,7 @@ def test_the_stores_own_error_is_raised_when_patience_is_over():
 
 
 @pytest.mark.parametrize("make", [opaque, transactional, non_transactional])
-def test_a_store_that_does_not_answer_a_begin_or_a_commit_is_asked_again(make, monkeypatch):
+def test_a_store_that_does_not_answer_a_begin_or_a_commit_is_retried(make, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
     answers = iter([AWAY, AWAY, None])
 

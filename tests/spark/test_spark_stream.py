@@ -432,7 +432,7 @@ def test_a_batch_of_other_types_than_the_stream_had_is_refused(url, spark):
             job(other, 0)
 
 
-def test_a_checkpoint_in_mid_life_is_told_how_to_begin_a_state(url, spark):
+def test_a_checkpoint_that_is_not_new_is_told_how_to_begin_a_state(url, spark):
     frame = spark.createDataFrame([("a", 1)], "k string, i bigint")
     by_k = newStream("s", frame).groupBy("k")
     with pytest.raises(errors.MissingBatchesError, match="no state 's' here yet.*with_empty_batches.*on_gap='accept'"):
@@ -689,7 +689,7 @@ class HoldsALock(CombinerAggregator):
     init = combine = None
 
 
-def test_an_aggregator_that_cannot_travel_is_named_with_the_attribute(spark):
+def test_an_aggregator_that_cannot_be_pickled_is_named_with_the_attribute(spark):
     frame = spark.createDataFrame([], "k string")
     with pytest.raises(errors.NotPicklableError, match="HoldsALock.*'guard', a lock"):
         newStream("s", frame).groupBy("k").persistentAggregate(opaque("memory://"), n=HoldsALock())

@@ -117,7 +117,7 @@ def test_a_batch_that_comes_again_is_told_again_and_counts_once(spark, visits, u
     assert [(one.batch_id, one.repeated, one.states["by_user"].rows) for one in finished] == [(0, True, 2)]
 
 
-def test_a_driver_that_failed_between_two_stores_is_followed_by_one_that_evens_them_out(spark, visits, tmp_path):
+def test_a_driver_that_failed_between_two_stores_is_followed_by_one_that_reconciles_them(spark, visits, tmp_path):
     """And the replay has other rows: both states hold those, and nothing of the first attempt."""
     first, second = f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db"
     visits.put("a", [("u1", 1), ("u2", 2)])

@@ -127,7 +127,7 @@ class _GonePanes:
             (time,) = self._codec.decode(pane)
         except KeyEncodingError:
             return False  # a key that another program wrote
-        return time is not None and self._windows.is_over(number_of(time), self._committed)
+        return time is not None and self._windows.is_expired(number_of(time), self._committed)
 
 
 def without_gone(

@@ -122,7 +122,7 @@ def export(
     try:
         for path in (target, made):
             _check_replaceable(path)
-        with _Part(target.with_name(f"{target.name}.part")) as part:
+        with _ExportFile(target.with_name(f"{target.name}.part")) as part:
             done, columns = _collect(backend, state, part, page_size, on_page)
             _write(made, target, part.rows(columns), columns, write)
             part.remove()
@@ -134,7 +134,7 @@ def export(
 
 
 def _collect(
-    backend: Backend, state: str, part: _Part, page_size: int, on_page: Callable[[int], None] | None
+    backend: Backend, state: str, part: _ExportFile, page_size: int, on_page: Callable[[int], None] | None
 ) -> tuple[Exported, list[Column]]:
     frozen = isinstance(backend, Snapshots)
     source = _Source(backend, part)
@@ -160,7 +160,7 @@ def _collect(
 
 
 def _read_all(
-    reader: StateReader, ledger: LedgerRecord, part: _Part, page_size: int, on_page: Callable[[int], None] | None
+    reader: StateReader, ledger: LedgerRecord, part: _ExportFile, page_size: int, on_page: Callable[[int], None] | None
 ) -> None:
     """Collect every key that is not collected yet. Errors as of `StateReader.scan`, after all other keys."""
     codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
@@ -241,7 +241,7 @@ def _problem(error: Exception, target: Path) -> StoreError | UsageError:
 class _Source:
     """A backend whose store lists only the keys that are not collected yet, as of one moment where it can."""
 
-    def __init__(self, backend: Backend, part: _Part) -> None:
+    def __init__(self, backend: Backend, part: _ExportFile) -> None:
         self._backend = backend
         self._part = part
         self.skip = 0
@@ -277,7 +277,7 @@ class _Start(NamedTuple):
     is_whole: bool
 
 
-class _Part:
+class _ExportFile:
     """The keys and rows that were collected so far. One process at a time."""
 
     def __init__(self, path: Path) -> None:

@@ -276,7 +276,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Where the last window ends that may have records in a pane."""
         return self.definition.panes.last_end(pane) + (self.definition.length if self.definition.sessions else 0)
 
-    def is_over(self, pane: int, committed: WindowCommit | None) -> bool:
+    def is_expired(self, pane: int, committed: WindowCommit | None) -> bool:
         """Whether no reader needs a pane any more: its windows are all gone, or a later pane has its sessions."""
         if self.definition.sessions:
             return committed is not None and pane < committed.settled
@@ -286,7 +286,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The panes that are over: what an attempt after that commit may purge, in order."""
         until = (committed or WindowCommit()).settled if self.definition.sessions else self.purged
         panes = (named or self.named)(NEVER, until)
-        return takewhile(lambda pane: self.is_over(pane, committed), panes)
+        return takewhile(lambda pane: self.is_expired(pane, committed), panes)
 
     def may_have(self, pane: int) -> bool:
         """Whether ``panes`` names a pane, by itself or by its page."""

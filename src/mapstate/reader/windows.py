@@ -222,7 +222,7 @@ class WindowReads:
             low = max(windows.purged, NEVER if low is None else low) - windows.definition.length
         opened, panes = self.named(opened, low, high)
         windows, done = self._record(opened.ledger), self._reads.last_windows(opened.ledger)
-        return opened, [pane for pane in panes if not windows.is_over(pane, done)]
+        return opened, [pane for pane in panes if not windows.is_expired(pane, done)]
 
     def _joins(self, opened: Opened) -> Fields:
         return joins_of(opened.ledger.fields, self._reads.aggregators)

@@ -85,7 +85,7 @@ class MapStateDataSource(DataSource):
         return StateChanges(self._source, schema)
 
 
-class Part(InputPartition):
+class ScanTask(InputPartition):
     """What one task reads: some keys, or a part of the scan.
 
     ``ledger`` is that of the plan, None for the one that the task finds; ``txid`` the oldest from which a stream reads.
@@ -113,21 +113,21 @@ class StateScan(DataSourceReader):
         if source.starting_from is not None:
             raise ConfigurationError("startingFrom is an option of readStream. Nothing was read.")
 
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[ScanTask]:
         """The tasks, as of the batch of now unless ``asOf`` says otherwise."""
         source, ledger = self._source, self._ledger
         keys = source.keys_of(ledger)
         if source.as_of == "scan":
-            return [Part(None, "", keys)]
+            return [ScanTask(None, "", keys)]
         planned = None if source.as_of == "page" else encode_ledger(ledger)
         if keys is not None:
-            return [Part(planned, "", some) for some in source.divided(keys)] or [Part(planned, "", [])]
+            return [ScanTask(planned, "", some) for some in source.divided(keys)] or [ScanTask(planned, "", [])]
         with closing(source.reader(None)) as reader:
-            return [Part(planned, part, None) for part in reader.parts(source.tasks(ledger.keys_held()))]
+            return [ScanTask(planned, part, None) for part in reader.parts(source.tasks(ledger.keys_held()))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Errors as of `StateReader.scan`; StaleBatchError where the planned batch is gone."""
-        assert isinstance(partition, Part)  # noqa: S101  for the type checker
+        assert isinstance(partition, ScanTask)  # noqa: S101  for the type checker
         source = self._source
         planned = None if partition.ledger is None else decode_ledger(partition.ledger, source.state)
         shape = arrow_schema(self._schema)
@@ -173,7 +173,7 @@ class StateChanges(DataSourceStreamReader):
         """The last commit. The errors of `StateReader.position`."""
         return asdict(self._position())
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ScanTask]:
         """The tasks of one micro-batch. The errors of `StateReader.changed_keys`."""
         since, until = convert(start, Position), convert(end, Position)
         source = self._source
@@ -184,13 +184,13 @@ class StateChanges(DataSourceStreamReader):
                 ledger = reader.ledger()
                 check_is_of(ledger, until)
                 tasks = source.tasks(ledger.keys_held())
-                return [Part(None, part, None, until.txid) for part in reader.parts(tasks)]
+                return [ScanTask(None, part, None, until.txid) for part in reader.parts(tasks)]
             keys = reader.changed_keys(since, until)
-        return [Part(None, "", some, until.txid) for some in source.divided(keys)]
+        return [ScanTask(None, "", some, until.txid) for some in source.divided(keys)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, as of the end of the micro-batch or a later commit; nulls for a key that is gone."""
-        assert isinstance(partition, Part)  # noqa: S101  for the type checker
+        assert isinstance(partition, ScanTask)  # noqa: S101  for the type checker
         source = self._source
         shape = arrow_schema(self._schema)
         with closing(source.reader(None)) as reader:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AerospikeAddress:
     """How a store reaches its cluster.
 
     ``address``  for messages
@@ -46,7 +46,7 @@ class BatchError(Exception):
 class Connection:
     """The client for the store of one state."""
 
-    def __init__(self, access: Access, state: str) -> None:
+    def __init__(self, access: AerospikeAddress, state: str) -> None:
         self._access = access
         self._state = state
         milliseconds = int(access.timeout * 1000)

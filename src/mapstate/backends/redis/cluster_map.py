@@ -38,7 +38,7 @@ class Reply(NamedTuple):
     incarnation_after: bytes | None = None
 
 
-class Ahead(NamedTuple):
+class PendingReply(NamedTuple):
     """Requests that were sent. The caller calls one of the two, once."""
 
     read: Callable[[], list[Reply]]
@@ -48,7 +48,7 @@ class Ahead(NamedTuple):
     """Close the connections, half read as they are."""
 
 
-class Shape(NamedTuple):
+class ClusterLayout(NamedTuple):
     """A cluster at one moment: the node of each slot, each of them with its incarnation, and the slots on the move."""
 
     owners: tuple[Address, ...]
@@ -117,7 +117,7 @@ class ClusterMap:
                 self._refresh(forced=True)
                 self._believe([error for error in troubles.values() if type(error) is driver.MovedError])
 
-    def ask_ahead(self, requests: Sequence[Request]) -> Ahead:
+    def ask_ahead(self, requests: Sequence[Request]) -> PendingReply:
         """Send requests that may be repeated, and leave their replies for later."""
         replies: list[Reply | None] = [None] * len(requests)
         pid = os.getpid()
@@ -139,15 +139,17 @@ class ClusterMap:
                 replies[at] = reply
             return [reply for reply in replies if reply is not None]
 
-        return Ahead(read, lambda: _release(sent))
+        return PendingReply(read, lambda: _release(sent))
 
-    def shape(self) -> Shape:
+    def shape(self) -> ClusterLayout:
         """The cluster as of now. Asks every node."""
         self._refresh(forced=True)
         owners = self._owners()
         masters = {node: self.ask_node(node, [command(b"CLUSTER", b"NODES")]) for node in sorted(set(owners))}
         moving = {slot for reply in masters.values() for slot in _MOVING.findall(reply.found[0])}
-        return Shape(owners, {node: reply.incarnation_after for node, reply in masters.items()}, frozenset(moving))
+        return ClusterLayout(
+            owners, {node: reply.incarnation_after for node, reply in masters.items()}, frozenset(moving)
+        )
 
     def known(self) -> list[Address]:
         """The nodes that this process knows. Makes no request."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from redis.crc import key_slot
 
 from mapstate.backends.redis.checkup import allowed, facts_of, judge, sampled
-from mapstate.backends.redis.cluster_map import ClusterMap, Reply, Request, Shape
+from mapstate.backends.redis.cluster_map import ClusterLayout, ClusterMap, Reply, Request
 from mapstate.backends.redis.cluster_writer import ClusterWriter
 from mapstate.backends.redis.layout import StringLayout, escaped, texts_of
 from mapstate.backends.redis.listing import digest_of, key_pages, torn, walked_nodes
@@ -159,7 +159,7 @@ class RedisClusterStore:
             raise torn(self._cluster, f"slots of the cluster at {self._cluster.settings.address} moved")
         return self._listed(shape, page_size, only=int(number))
 
-    def _listed(self, shape: Shape, page_size: int, *, only: int | None = None) -> Iterator[list[str]]:
+    def _listed(self, shape: ClusterLayout, page_size: int, *, only: int | None = None) -> Iterator[list[str]]:
         pattern, count = escaped(self._name) + b":{*}:*", b"%d" % page_size
         walk = walked_nodes(
             self._cluster, shape, lambda at: command(b"SCAN", at, b"MATCH", pattern, b"COUNT", count), only
@@ -283,6 +283,6 @@ class RedisClusterStore:
         return allowed(lambda: self._cluster.ask_node(node, [asked]).found[0])
 
 
-def _digest(shape: Shape) -> str:
+def _digest(shape: ClusterLayout) -> str:
     """Equal for equal shapes, also in another process."""
     return digest_of(repr((shape.owners, shape.masters, sorted(shape.moving))).encode())

@@ -9,7 +9,7 @@ from itertools import compress, repeat
 from operator import is_
 from typing import NamedTuple
 
-from mapstate.backends.redis.cluster_map import Ahead, ClusterMap, Reply, Request
+from mapstate.backends.redis.cluster_map import ClusterMap, PendingReply, Reply, Request
 from mapstate.backends.redis.problems import fenced
 from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.wire import PackedKeys, token_text
@@ -49,8 +49,8 @@ class ClusterWriter:
         self._state = state
         self._chunk: _Chunk | None = None
         self._absent: list[bytes] = []
-        self._asked: deque[tuple[_Chunk, Ahead]] = deque()
-        self._sent: Ahead | None = None
+        self._asked: deque[tuple[_Chunk, PendingReply]] = deque()
+        self._sent: PendingReply | None = None
         self._parts: list[GroupKeys] = []
         self._large = False
 

@@ -18,7 +18,7 @@ from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.keys import contains_none
 
-_Made = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
+_NewKeys = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
 _PUT_TRIES = 8
 _TOUCHED = "touched again and again"
 MOST_AHEAD = 16 * 2**20  # bytes of a put after which no read is sent ahead: its reply would wait in memory
@@ -47,9 +47,9 @@ class Writer:
         self._text = token_text(token)
         self._state = state
         self._watching: Any = None
-        self._asked: deque[_Asked] = deque()
-        self._sent: _Sent | None = None
-        self._due: deque[_Asked | _Sent] = deque()
+        self._asked: deque[_PendingRead] = deque()
+        self._sent: _PendingPut | None = None
+        self._due: deque[_PendingRead | _PendingPut] = deque()
         self._packed: PackedKeys | None = None
         self._absent: list[bool] | None = None
         self._large = False
@@ -58,7 +58,7 @@ class Writer:
         """See `ReadsAhead.read_ahead`: sent at once, on the connection under WATCH."""
         if not keys or self._large:
             return
-        asked = _Asked(self._layout.pack(list(keys)))
+        asked = _PendingRead(self._layout.pack(list(keys)))
         if self._own() is None:
             self._start_anew()
         with suppress(*DRIVER_ERRORS):  # multi_get sends it anew, and retries
@@ -73,7 +73,7 @@ class Writer:
             asked = self._asked.popleft()
         else:
             self.flush()
-            asked = _Asked(self._layout.pack(list(keys)))
+            asked = _PendingRead(self._layout.pack(list(keys)))
         self._packed = asked.packed
         records = self._server.retrying(lambda: self._read(asked))
         guarded = self._layout.reads_types_as_absent and contains_none(records)
@@ -113,10 +113,10 @@ class Writer:
         if keys:
             self._send(*self._layout.rewrite(keys, values))
 
-    def _send(self, put: bytes, replies: int, made: _Made | None = None) -> None:
+    def _send(self, put: bytes, replies: int, made: _NewKeys | None = None) -> None:
         """Send a put under the fence, after the one before. With a read under way, do not wait for its reply."""
         self.flush()
-        sent = _Sent(MULTI + put + EXEC, replies, made)
+        sent = _PendingPut(MULTI + put + EXEC, replies, made)
         self._large = len(sent.change) > MOST_AHEAD
         if not self._asked or self._own() is None:
             self._forget_asked()
@@ -128,7 +128,7 @@ class Writer:
         if self._large:
             self.flush()
 
-    def _finish(self, sent: _Sent) -> None:
+    def _finish(self, sent: _PendingPut) -> None:
         """Return when a put that was sent is done. Retries where the fence was written, but with the same token."""
         for _ in range(_PUT_TRIES):
             if self._own() is None:  # no new connection before the requests on the old one are done
@@ -148,7 +148,7 @@ class Writer:
         self._forget()
         self._confirm(sent)
 
-    def _confirm(self, sent: _Sent) -> None:
+    def _confirm(self, sent: _PendingPut) -> None:
         """Send a put alone, and wait. Retries as `_finish` does."""
         for _ in range(_PUT_TRIES):
             sent.done = self._server.retrying(lambda: self._transact(sent.change, sent.replies))
@@ -156,7 +156,7 @@ class Writer:
                 return
         raise fenced(self._state, self._token, _TOUCHED)
 
-    def _is_stored(self, sent: _Sent) -> bool:
+    def _is_stored(self, sent: _PendingPut) -> bool:
         """After EXEC: whether the keys that were absent have these records now. Otherwise the put can be repeated.
 
         Strings may be there from an earlier try, whose reply was lost. Raises CorruptRecordError for another type.
@@ -188,7 +188,7 @@ class Writer:
             self._check(conn, fence)
         return self._server.finish(self._taken(), change, replies + 2)[-1]
 
-    def _read(self, asked: _Asked) -> list[bytes | None]:
+    def _read(self, asked: _PendingRead) -> list[bytes | None]:
         """The records; requested anew where the connection is gone. Raises FencedError."""
         if self._own() is None:
             self._start_anew()
@@ -200,7 +200,7 @@ class Writer:
         self._check(self._taken(), asked.fence)
         return asked.records
 
-    def _ask(self, asked: _Asked) -> None:
+    def _ask(self, asked: _PendingRead) -> None:
         """Send a read, after what is under way."""
         conn, get = self._taken(), command(b"GET", self._fence) + self._layout.get(asked.packed)
         if conn is None:
@@ -212,14 +212,14 @@ class Writer:
             self._due.append(asked)
             self._watching = conn
 
-    def _put(self, sent: _Sent) -> None:
+    def _put(self, sent: _PendingPut) -> None:
         """Send a put, after what is under way, and the next WATCH after it."""
         conn = self._taken()
         self._server.send(conn, sent.change + commands((b"WATCH", self._fence), (b"GET", self._fence)))
         self._due.append(sent)
         self._watching = conn
 
-    def _read_to(self, last: _Asked | _Sent) -> None:
+    def _read_to(self, last: _PendingRead | _PendingPut) -> None:
         """Read the replies that are due, up to those of ``last``. Where that raises, the connection is gone."""
         conn = self._taken()
         while last in self._due:
@@ -281,7 +281,7 @@ class Writer:
         return conn
 
 
-class _Asked:
+class _PendingRead:
     """A read under way: its keys, and the fence and the records as soon as they are read."""
 
     __slots__ = ("fence", "packed", "records")
@@ -296,7 +296,7 @@ class _Asked:
         self.fence, self.records = server.replies(conn, 2)
 
 
-class _Sent:
+class _PendingPut:
     """A put under way, with ``replies`` beside those to MULTI and EXEC; then its result, and the fence after it.
 
     ``made``: keys, records, and which keys were absent: their records must be new, and replace nothing.
@@ -304,7 +304,7 @@ class _Sent:
 
     __slots__ = ("change", "done", "fence", "made", "replies")
 
-    def __init__(self, change: bytes, replies: int, made: _Made | None) -> None:
+    def __init__(self, change: bytes, replies: int, made: _NewKeys | None) -> None:
         self.change = change
         self.replies = replies
         self.made = made

@@ -46,9 +46,9 @@ _log = logging.getLogger("mapstate")
 class BatchDriver:
     """Runs the batches of one streaming query against its states. Driver only, one batch at a time."""
 
-    def __init__(self, plan: StreamPlan, *, of_stream: bool = True) -> None:
+    def __init__(self, plan: StreamPlan, *, feeds_from_source: bool = True) -> None:
         self._plan = plan
-        self._of_stream = of_stream  # and not of what another state emits
+        self._feeds_from_source = feeds_from_source  # and not of what another state emits
         self._states = [(branch.make_driver or StateDriver)(branch) for branch in plan.branches]
         self._specs = [state.spec for state in self._states]
         self._frames = Frames(plan)
@@ -74,7 +74,7 @@ class BatchDriver:
         policy = RetryPolicy(self._specs, access.may_go_on, sets_aside=self._quarantine is not None)
         specs = self._specs or [branch.job.spec for branch in repeats.branches_of(self._plan)]
         calls = _Calls()
-        if run.run_id is not None and self._of_stream and specs:
+        if run.run_id is not None and self._feeds_from_source and specs:
             calls = _calls_of_run(run, tuple((repr(spec.backend), spec.state) for spec in specs))
         batch = _Batch(batch_df, batch_id, run, access, policy, calls)
         try:
@@ -103,7 +103,7 @@ class BatchDriver:
         if batch.calls.in_parts is not None:
             raise self._in_parts(batch, batch.calls.in_parts, upstream_txid)
         if not self._states:
-            self._call_behind_alone(batch)
+            self._call_after_commit_alone(batch)
             return
         ledgers, answers = self._begin(batch, upstream_txid)
         done = [answer for answer in answers if isinstance(answer, AlreadyCommitted)]
@@ -120,7 +120,7 @@ class BatchDriver:
                     state.emit_fired(batch.df, record, record.last_commit, batch.batch_id)
             finally:
                 _release(results)
-            self._call_behind(rows, batch.batch_id)
+            self._call_after_commit(rows, batch.batch_id)
 
     def _begin(self, batch: _Batch, upstream_txid: int | None) -> tuple[Ledgers, Sequence[Attempt | AlreadyCommitted]]:
         """Begins the batch in all states, or finds it committed in all of them. The first batch of a run opens them."""
@@ -135,14 +135,14 @@ class BatchDriver:
         else:
             if batch.access.is_over():
                 raise has_ended()
-            if self._of_stream:
+            if self._feeds_from_source:
                 batch.access.check_running_increments()
                 if not batch.access.is_local():
                     check_executors(batch.df, self._plan.branches)
             stores = [state.open() for state in self._states]
             for branch in self._plan.branches:
-                behind = [entry.function for entry in self._plan.behind if entry.branch is branch]
-                check_followers(branch, [*branch.downstream, *branch.fired, *behind], run.query_id, batch_id, plan)
+                others = [entry.function for entry in self._plan.after_commit if entry.branch is branch]
+                check_followers(branch, [*branch.downstream, *branch.fired, *others], run.query_id, batch_id, plan)
             requests = [state.open_request(run.query_id) for state in self._states]
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
@@ -245,7 +245,7 @@ class BatchDriver:
         results: Sequence[AttemptResult | None],
         quarantined: str | None = None,
     ) -> None:
-        passed = offsets_passed(self._planned.plan) if self._of_stream else None
+        passed = offsets_passed(self._planned.plan) if self._feeds_from_source else None
         reports = {
             state.spec.state: state.report(commit, batch.policy.attempt, result, passed)
             for state, commit, result in zip(self._states, commits, results, strict=True)
@@ -267,12 +267,12 @@ class BatchDriver:
         """
         repeat = repeats.Repeat(self._plan, self._states, ledgers, done, batch.df, batch.batch_id)
         by_hand = batch.run.run_id is None
-        if by_hand and self._of_stream:
+        if by_hand and self._feeds_from_source:
             repeat.check_by_hand()
         kept = None if self._quarantine is None else self._quarantine.kept
         directory = kept and kept(batch.df, batch.run.query_id, batch.batch_id, repeat.commits)
         repeat.set_batch()
-        if directory is not None or by_hand or not self._of_stream:
+        if directory is not None or by_hand or not self._feeds_from_source:
             batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
         elif repeat.has_more(self._frames, batch.policy.max_attempts):
             attempts = repeat.begin_anew(batch.calls.take_back, batch.policy, self._planned.plan)
@@ -284,8 +284,8 @@ class BatchDriver:
             repeats.emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id, done=done)
             return []
         repeat.emit()
-        if self._plan.behind:
-            self._call_behind_alone(batch)
+        if self._plan.after_commit:
+            self._call_after_commit_alone(batch)
         return []
 
     def _in_parts(self, batch: _Batch, of: int, upstream_txid: int | None) -> UsageError:
@@ -296,19 +296,19 @@ class BatchDriver:
             self._begin(batch, upstream_txid)
         return repeats.in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.policy))
 
-    def _call_behind_alone(self, batch: _Batch) -> None:
+    def _call_after_commit_alone(self, batch: _Batch) -> None:
         batch.calls.plan = self._plan
         with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
-            self._call_behind(rows, batch.batch_id)
+            self._call_after_commit(rows, batch.batch_id)
 
-    def _call_behind(self, rows: DataFrame, batch_id: int) -> None:
+    def _call_after_commit(self, rows: DataFrame, batch_id: int) -> None:
         """Calls the functions that get the batch's own rows."""
         drivers = {id(state.branch): state for state in self._states}
-        for behind in self._plan.behind:
-            if behind.branch is None:
-                behind.function(rows, batch_id)
+        for consumer in self._plan.after_commit:
+            if consumer.branch is None:
+                consumer.function(rows, batch_id)
             else:
-                drivers[id(behind.branch)].pass_on(behind.function, rows, batch_id)
+                drivers[id(consumer.branch)].pass_on(consumer.function, rows, batch_id)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from mapstate.errors import (
     StoreUnavailableError,
     cut,
 )
-from mapstate.spark.executor.noted import told
+from mapstate.spark.executor.error_text import mapstate_error
 
-OF_NO_ROW = (IncompleteBatchError, StaleBatchError, StoreRestartedError)
+LOST_ATTEMPT_ERRORS = (IncompleteBatchError, StaleBatchError, StoreRestartedError)
 """Attempts that were lost by no row of theirs: no batch is set aside for them."""
 
 
@@ -48,14 +48,14 @@ def cause_of(error: Exception) -> Cause:
         PySparkValueError,
     )
 
-    error = told(error)
+    error = mapstate_error(error)
     if isinstance(error, (CorruptRecordError, AnalysisException)):
         return Cause.FINAL
     if isinstance(error, (PySparkAttributeError, PySparkTypeError, PySparkValueError)):
         return Cause.FINAL  # of the plan, on the driver
     if isinstance(error, StoreUnavailableError):
         return Cause.UNAVAILABLE_STORE
-    if isinstance(error, OF_NO_ROW):
+    if isinstance(error, LOST_ATTEMPT_ERRORS):
         return Cause.LOST_ATTEMPT
     if isinstance(error, DataError):
         return Cause.DATA

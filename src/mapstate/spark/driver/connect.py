@@ -23,7 +23,7 @@ from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import local_path
 from mapstate.spark.driver.access_interface import FILTER, QueryRun, SourceLog
 from mapstate.spark.driver.job import Branch
-from mapstate.spark.executor.noted import noted, told_in
+from mapstate.spark.executor.error_text import error_from_text, errors_as_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -234,13 +234,13 @@ class ServedQuery:
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Applies one micro-batch. Worker."""
-        with noted():
+        with errors_as_text():
             self._function(batch_df, batch_id)
 
 
 def error_of(query: StreamingQuery) -> MapStateError | None:
     """The error that stopped a query, None while there is none of mapstate's. Client; asks the server."""
-    return told_in(str(query.exception() or ""))
+    return error_from_text(str(query.exception() or ""))
 
 
 def _analyzed(df: Any) -> str:

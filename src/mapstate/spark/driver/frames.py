@@ -52,7 +52,7 @@ class Frames:
 
     @property
     def _is_shared(self) -> bool:
-        consumers = len(self._plan.branches) + len(self._plan.behind)
+        consumers = len(self._plan.branches) + len(self._plan.after_commit)
         return consumers > 1 or self._plan.quarantine is not None
 
     @contextmanager

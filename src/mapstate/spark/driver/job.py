@@ -114,7 +114,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Behind:
+class AfterCommit:
     """A consumer of a batch's own rows, called after the commit; ``branch`` is the state whose txid it gets.
 
     A state of the user's own has ``set_aside``, called instead for a batch in quarantine, with no rows, and
@@ -131,13 +131,13 @@ class Behind:
 class StreamPlan:
     """All that one query does with each batch.
 
-    ``behind`` are called after the commit with the batch's own rows; with new values, and with fired windows, the lists
-    of each `Branch`. ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops the
-    query instead.
+    ``after_commit`` are called after the commit with the batch's own rows; with new values, and with fired windows, the
+    lists of each `Branch`. ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops
+    the query instead.
     """
 
     stream: str
     branches: list[Branch] = field(default_factory=list)
-    behind: list[Behind] = field(default_factory=list)
+    after_commit: list[AfterCommit] = field(default_factory=list)
     on_finished: list[OnFinished] = field(default_factory=list)
     quarantine: str | None = None

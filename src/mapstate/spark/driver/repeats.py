@@ -63,13 +63,13 @@ def emit_nothing(
                 schema = new_values_type(keyed, state.job.keys, fields, old=function.retracts)
                 state.pass_on(function, new_values_frame(keyed, schema, []), batch_id)
         state.emit_fired(df, record, None, batch_id)
-        for behind in plan.behind:
-            is_state = isinstance(behind.function, Follower) and behind.function.branch is not None
-            if behind.branch is state.branch and is_state:
-                state.pass_on(behind.function, empty, batch_id)
-    for behind in plan.behind:
-        if behind.set_aside is not None:
-            behind.set_aside(empty, batch_id)
+        for consumer in plan.after_commit:
+            is_state = isinstance(consumer.function, Follower) and consumer.function.branch is not None
+            if consumer.branch is state.branch and is_state:
+                state.pass_on(consumer.function, empty, batch_id)
+    for consumer in plan.after_commit:
+        if consumer.set_aside is not None:
+            consumer.set_aside(empty, batch_id)
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _can_follow_back(plan: StreamPlan, batch_id: int) -> bool:
 
     Of a user's own state nobody knows.
     """
-    if any(entry.set_aside is not None for entry in plan.behind):
+    if any(entry.set_aside is not None for entry in plan.after_commit):
         return False
     specs = [branch.job.spec for branch in branches_of(plan) if branch not in plan.branches]
     ledgers = (ledger_of(spec) for spec in specs)
@@ -249,8 +249,8 @@ def _can_follow_back(plan: StreamPlan, batch_id: int) -> bool:
 
 def branches_of(plan: StreamPlan) -> Iterator[Branch]:
     """The states of a query, and all that follow them."""
-    behind = [function for entry in plan.behind for function in (entry.function, *entry.downstream)]
-    branches = [*plan.branches, *_followers(behind)]
+    others = [function for entry in plan.after_commit for function in (entry.function, *entry.downstream)]
+    branches = [*plan.branches, *_followers(others)]
     while branches:
         branch = branches.pop()
         yield branch

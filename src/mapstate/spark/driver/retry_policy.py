@@ -20,9 +20,9 @@ from enum import Enum
 
 from mapstate.errors import StoreUnavailableError
 from mapstate.retry import Patience
-from mapstate.spark.driver.causes import OF_NO_ROW, Cause, cause_of
+from mapstate.spark.driver.causes import LOST_ATTEMPT_ERRORS, Cause, cause_of
 from mapstate.spark.driver.executors import environment_error
-from mapstate.spark.executor.noted import told
+from mapstate.spark.executor.error_text import mapstate_error
 from mapstate.spec import StateSpec
 
 
@@ -62,7 +62,7 @@ class RetryPolicy:
         missing = environment_error(raised)
         if missing is not None:
             raise missing from raised
-        error = told(raised)
+        error = mapstate_error(raised)
         cause = cause_of(error)
         if cause is Cause.UNAVAILABLE_STORE and not self._counts_twice:
             try:
@@ -75,7 +75,7 @@ class RetryPolicy:
             self._waits += 1
             self.attempt += 1
             return Decision.BEGIN_ANEW
-        decision = self._decided(cause, is_a_job=not isinstance(error, OF_NO_ROW))
+        decision = self._decided(cause, is_a_job=not isinstance(error, LOST_ATTEMPT_ERRORS))
         if decision is Decision.BEGIN_ANEW:
             self.attempt += 1
         elif cause is not Cause.FINAL:

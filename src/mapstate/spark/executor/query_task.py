@@ -15,7 +15,7 @@ from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
 from mapstate.spark.executor.arrow import arrow_to_python, partition_id, slices
-from mapstate.spark.executor.noted import each_noted
+from mapstate.spark.executor.error_text import each_with_errors_as_text
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
 from mapstate.spec import CHUNK_SIZE, StateSpec
 from mapstate.values import in_column
@@ -96,7 +96,7 @@ class QueryTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows with the answers beside them."""
-        return each_noted(self._answered(batches))
+        return each_with_errors_as_text(self._answered(batches))
 
     def _answered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened: Any = None

@@ -40,7 +40,7 @@ class _Pieces:
 
     def at(self, pane: int, rests: Sequence[str]) -> list[Piece | None]:
         """The pieces of some keys in a pane; None where a key has none."""
-        if not rests or self._windows.is_over(pane, self._done) or not self._windows.may_have(pane):
+        if not rests or self._windows.is_expired(pane, self._done) or not self._windows.may_have(pane):
             return [None] * len(rests)
         values = self._reads.values_in(pane, rests)
         return [None if value is None else self._piece(value) for value in values]

@@ -42,7 +42,7 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema
-from mapstate.spark.executor.noted import each_noted
+from mapstate.spark.executor.error_text import each_with_errors_as_text
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.task import BatchTask
 from mapstate.spec import StateSpec
@@ -185,7 +185,7 @@ class PurgeTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
-        return each_noted(self._removed(batches))
+        return each_with_errors_as_text(self._removed(batches))
 
     def _removed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -254,7 +254,7 @@ class FiredTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
-        return each_noted(self._packed(batches))
+        return each_with_errors_as_text(self._packed(batches))
 
     def _packed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         packed = packing(self.record)
@@ -338,7 +338,7 @@ class JoinTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
-        return each_noted(self._joined(batches))
+        return each_with_errors_as_text(self._joined(batches))
 
     def _joined(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         codec = packing(self.record)
@@ -412,7 +412,7 @@ class ReadAndJoin:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See the class."""
-        return each_noted(self._rows(batches))
+        return each_with_errors_as_text(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for page in self.read.pages(batches):

@@ -37,7 +37,7 @@ class Expressions:
 
 
 @dataclass(frozen=True, eq=False)
-class Only:
+class Select:
     """A step that leaves one expression."""
 
     column: Any

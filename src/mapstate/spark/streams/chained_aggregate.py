@@ -10,7 +10,7 @@ from mapstate.aggregators import Aggregator
 from mapstate.spark.driver.job import Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.steps.batch_aggregate import Links
-from mapstate.spark.steps.expressions import Expressions, Only, analysed, expressions_of, has_expressions, nested_in
+from mapstate.spark.steps.expressions import Expressions, Select, analysed, expressions_of, has_expressions, nested_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -73,7 +73,7 @@ def with_expressions(rows: R, aggregates: Mapping[str, Aggregator]) -> tuple[R, 
 
     def spark_name(column: Column) -> str:
         with analysed(str(column)):
-            name: str = rows.with_step(Only(column), by_row=True).schema.names[0]
+            name: str = rows.with_step(Select(column), by_row=True).schema.names[0]
             return name
 
     expressions, named = expressions_of(aggregates, rows.schema.names, spark_name)

@@ -30,8 +30,6 @@ from mapstate.windows import CountWindow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from mapstate.spark.driver.job import Branch
-
 WINDOWS = "windows"
 """The state's only field."""
 EDGES = ("window_start", "window_end")

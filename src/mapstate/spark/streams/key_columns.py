@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, KeyEncodingError, UnsupportedTypeError
-from mapstate.spark.executor.noted import as_note
-from mapstate.spark.steps.expressions import Only, analysed, is_column, is_named
+from mapstate.spark.executor.error_text import as_note
+from mapstate.spark.steps.expressions import Select, analysed, is_column, is_named
 from mapstate.spark.streams.chained_aggregate import SteppedRows, with_columns
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def with_keys(rows: R, keys: Sequence[str | Column]) -> tuple[R, tuple[str, ...]
 
 def _with_expression(rows: R, key: Column) -> tuple[R, list[str]]:
     with analysed(f"the key {key}"):
-        field = rows.with_step(Only(key), by_row=True).schema.fields[0]
+        field = rows.with_step(Select(key), by_row=True).schema.fields[0]
     _check_sessions(field)  # here, because Spark Connect's withColumns leaves the metadata out
     name = field.name
     if name.casefold() not in _taken(rows):

@@ -14,7 +14,7 @@ from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, IncompleteBatchError, check_range
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
-from mapstate.spark.driver.job import Behind, Downstream, Follower, Step
+from mapstate.spark.driver.job import AfterCommit, Downstream, Follower, Step
 from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.update_task import UpdateTask
 from mapstate.spark.interfaces import StateFactory, StateUpdater
@@ -43,7 +43,7 @@ class PartitionPersist(OfQuery):
         self._steps = steps
         self._task = task
         self._downstream: list[Downstream | Follower] = []
-        query.add_behind(Behind(self._apply, set_aside=self._set_aside, downstream=self._downstream))
+        query.add_after_commit(AfterCommit(self._apply, set_aside=self._set_aside, downstream=self._downstream))
 
     def newValuesStream(self) -> NewValuesStream:
         """What the updater emits, of a whole batch, after all its partitions have committed.

@@ -19,7 +19,7 @@ from mapstate.errors import ConfigurationError, DuplicateNameError, shown
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
-from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
+from mapstate.spark.driver.job import AfterCommit, Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
 from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
 from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.driver.uncounted_files import Start, starting_offsets
@@ -78,7 +78,7 @@ class PersistentAggregate(OfQuery):
         job = self.job
         if old and job.spec.type != "opaque":
             raise ConfigurationError(f"a {job.spec.type} state keeps no old values: take opaque(...)")
-        parts = _Parts([key.name for key in job.keys], [field.name for field in job.fields])
+        parts = _NewValueColumns([key.name for key in job.keys], [field.name for field in job.fields])
         if old:
             parts.check_old_names()
         columns = new_values_type(self._inside, job.keys, Fields(job.fields, job.aggregators), old=True)
@@ -109,12 +109,12 @@ class PersistentAggregate(OfQuery):
             state=self,
         )
 
-    def behind(self, name: str, inside: DataFrame, steps: tuple[Step, ...]) -> NewValuesStream:
+    def after_commit(self, name: str, inside: DataFrame, steps: tuple[Step, ...]) -> NewValuesStream:
         """The rows of the state's own stream, as they came, after the commit."""
         query, branch = self.query, self.branch
 
         def feed(function: Downstream | Follower) -> None:
-            query.add_behind(Behind(function, branch))
+            query.add_after_commit(AfterCommit(function, branch))
 
         return NewValuesStream(name, self, inside, feed, steps=steps, kind="events", state=self)
 
@@ -272,7 +272,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
         """See `Groupable.keep`. The second state has a driver of its own, which the first one's commit calls."""
         signed = self.updates if self.kind == "updates" else None
         branch = Branch(job, steps=self.steps if signed is None else (), make_driver=driver_of(job.spec))
-        driver = BatchDriver(StreamPlan(job.stream, [branch]), of_stream=False)
+        driver = BatchDriver(StreamPlan(job.stream, [branch]), feeds_from_source=False)
         query = self.fed_by.query
         if signed is None:
             self.feed(Follower(driver.run, branch))
@@ -281,7 +281,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
         return PersistentAggregate(query, branch, empty_frame(self.frame, self.schema), source=self.state)
 
 
-class _Parts:
+class _NewValueColumns:
     """The columns of new values, and what is made of them."""
 
     def __init__(self, keys: list[str], fields: list[str]) -> None:

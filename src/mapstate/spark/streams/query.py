@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.errors import MapStateError, UsageError
 from mapstate.spark.driver.batch import BatchDriver
-from mapstate.spark.driver.job import Behind, Branch, Downstream, Follower, OnBatch, StreamPlan
+from mapstate.spark.driver.job import AfterCommit, Branch, Downstream, Follower, OnBatch, StreamPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,10 +58,10 @@ class Query:
             self._admit(self, branch)
         self.plan.branches.append(branch)
 
-    def add_behind(self, behind: Behind) -> None:
+    def add_after_commit(self, consumer: AfterCommit) -> None:
         """One more function that gets each batch's own rows after the commit."""
         self.reopen()
-        self.plan.behind.append(behind)
+        self.plan.after_commit.append(consumer)
 
     def add_downstream(self, branch: Branch, function: Downstream | Follower, *, fired: bool = False) -> None:
         """One more function that gets the new values of a state, or the windows that it has ``fired``."""
@@ -80,7 +80,7 @@ class Query:
         """
         for query in (self, *others):
             query.reopen()
-            if query.plan.branches or query.plan.behind:
+            if query.plan.branches or query.plan.after_commit:
                 raise UsageError(
                     f"the stream {query.name!r}{query._owner} keeps states already: merge streams before anything else"
                 )
@@ -109,7 +109,7 @@ class Query:
         self._driver = None
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        if not self.plan.branches and not self.plan.behind:
+        if not self.plan.branches and not self.plan.after_commit:
             raise UsageError(f"the stream {self.name!r}{self._owner} has no state to keep")
         if self._driver is None:
             self._driver = BatchDriver(self.plan)

@@ -116,7 +116,7 @@ class Rows(Keepable[Kept]):
                 f"a {plan.type} state keeps no value before the current one, so it cannot be read as it was before a "
                 "batch"
             )
-        rows = self._behind(state) if when == "after" else self
+        rows = self._after_commit(state) if when == "after" else self
         before = when == "before" or (when is None and consistency == "committed" and self._is_before_commit)
         return rows.with_step(plan.step(self.name, before=before), by_row=False)
 
@@ -125,7 +125,7 @@ class Rows(Keepable[Kept]):
         """Whether these rows come in front of the commit of their batch."""
         return False
 
-    def _behind(self, state: Queried) -> Rows[Kept]:  # noqa: ARG002
+    def _after_commit(self, state: Queried) -> Rows[Kept]:  # noqa: ARG002
         """The rows after the commit of a state that follows the same stream; new values are after it already."""
         return self
 

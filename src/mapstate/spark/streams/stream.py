@@ -12,7 +12,7 @@ from mapstate.errors import ConfigurationError, UsageError
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.executors import start_workers_as_here
 from mapstate.spark.driver.frames import through
-from mapstate.spark.driver.job import Behind, Branch, Downstream, Job, Step
+from mapstate.spark.driver.job import AfterCommit, Branch, Downstream, Job, Step
 from mapstate.spark.interfaces import StateFactory, StateUpdater
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.steps.state_query import Queried
@@ -122,7 +122,7 @@ class Stream(Rows[PersistentAggregate], Startable):
         In a topology it is called after the commit of all states, and not for a batch in quarantine.
         """
         query, steps = self._own_query(), self.steps
-        query.add_behind(Behind(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id)))
+        query.add_after_commit(AfterCommit(lambda frame, batch_id: function(through(steps, frame, batch_id), batch_id)))
         return OfQuery(query)
 
     def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> PersistentAggregate:
@@ -163,14 +163,14 @@ class Stream(Rows[PersistentAggregate], Startable):
     def _is_before_commit(self) -> bool:
         return True
 
-    def _behind(self, state: Queried) -> NewValuesStream:
+    def _after_commit(self, state: Queried) -> NewValuesStream:
         is_own = isinstance(state, PersistentAggregate) and state.source is None and state.query.df is self.df
         if not isinstance(state, PersistentAggregate) or not is_own or self.query not in (None, state.query):
             raise ConfigurationError(
                 "'after' is after the commit of a state that follows this stream: give what persistentAggregate "
                 "returned on this very stream"
             )
-        return state.behind(self.name, empty_frame(self.df), self.steps)
+        return state.after_commit(self.name, empty_frame(self.df), self.steps)
 
     def hidden_columns(self) -> dict[str, str]:
         return {}

@@ -205,7 +205,7 @@ class BackendContract(BackingMapContract):
 
     # The backend as a value
 
-    def test_a_recipe_travels_and_compares(self, backend: Backend) -> None:
+    def test_a_spec_is_equal_after_it_was_sent(self, backend: Backend) -> None:
         again = pickle.loads(pickle.dumps(backend))
         assert again == backend
         assert hash(again) == hash(backend)
@@ -213,7 +213,7 @@ class BackendContract(BackingMapContract):
         spec = opaque(backend, name=self.state)
         assert pickle.loads(pickle.dumps(spec)) == spec
 
-    def test_a_recipe_is_the_same_after_it_was_used_and_holds_no_client(self, backend: Backend) -> None:
+    def test_a_spec_is_the_same_after_it_was_used_and_holds_no_client(self, backend: Backend) -> None:
         before = pickle.dumps(backend)
         store: Any = backend.open(self.state)
         store.multi_put(["a"], [self.a_record(1)])
@@ -225,7 +225,7 @@ class BackendContract(BackingMapContract):
     # Processes
 
     @needs("shared_between_processes")
-    def test_a_recipe_that_is_opened_in_a_spawned_process_sees_the_same_state(
+    def test_a_spec_that_is_opened_in_a_spawned_process_sees_the_same_state(
         self, backend: Backend, store: Any, side_door: SideDoor
     ) -> None:
         store.multi_put(["a"], [self.a_record(1)])
@@ -272,7 +272,7 @@ class BackendContract(BackingMapContract):
             self.writer_of(store, FenceToken(1, 1)).multi_put(["a"], [self.a_record(1, 1)])
 
     @needs("outages")
-    def test_a_recipe_shows_no_password(self, unreachable: Backend) -> None:
+    def test_a_spec_shows_no_password(self, unreachable: Backend) -> None:
         self._shows_no_secret(repr(unreachable), "its repr")
         self._shows_no_secret(str(unreachable), "its text")
         self._shows_no_secret(repr(opaque(unreachable, name=self.state)), "a spec's repr")
@@ -303,7 +303,7 @@ class BackendContract(BackingMapContract):
         self.writer_of(store, token).multi_put(["b"], [self.a_record(2, 7)])  # the fence is there too
 
     @needs("ttl")
-    def test_each_put_of_a_record_prolongs_its_life(self, backend: Backend, opened: ExitStack) -> None:
+    def test_each_put_of_a_record_renews_its_ttl(self, backend: Backend, opened: ExitStack) -> None:
         store = closing(opened, backend.open(self.state, ttl=self.shortest_ttl))
         store.multi_put(["once", "again"], [self.a_record(1), self.a_record(1)])
         end = time.monotonic() + _PATIENCE + self.shortest_ttl

@@ -205,7 +205,7 @@ class LedgerContract(BackendContract):
         assert ends == [b"%d" % (2 * rounds)] * 2
 
     @instead_of("joint_ledgers")
-    def test_states_that_cannot_change_together_are_evened_out_by_the_next_driver(
+    def test_states_that_cannot_change_together_are_reconciled_by_the_next_driver(
         self, store: Any, backend: Backend, opened: ExitStack
     ) -> None:
         """Until then they may be a batch apart, where a driver died between two commits."""
@@ -461,7 +461,7 @@ class LedgerContract(BackendContract):
         assert another.multi_get(["a"]) == [None]
 
     @needs("guarded_writes", "conditional_writes")
-    def test_what_a_fenced_attempt_is_told_travels_to_the_driver(self, store: Any) -> None:
+    def test_what_a_fenced_attempt_is_told_reaches_the_driver(self, store: Any) -> None:
         self.move(store, LATER)
         self.writer_of(store, LATER).multi_put(["a"], [self.a_record(8, 8)])
         with pytest.raises(FencedError) as caught:
@@ -675,7 +675,7 @@ class LedgerContract(BackendContract):
         assert second.record.owners == {"query": 3}
 
     @needs("conditional_writes")
-    def test_a_reply_that_was_lost_is_asked_again(self, store: Any) -> None:
+    def test_a_request_whose_reply_was_lost_is_retried(self, store: Any) -> None:
         faulty = FaultyStore(
             store,
             Fail(method="swap", where=Begins(1), after=True, error=StoreUnavailableError, name="begin"),

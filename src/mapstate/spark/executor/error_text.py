@@ -22,7 +22,7 @@ _NOTES = re.compile(f"^{_NOTE}(.*)$", re.MULTILINE)
 
 
 @contextmanager
-def noted() -> Iterator[None]:
+def errors_as_text() -> Iterator[None]:
     """Around what runs in another process than the one that asks."""
     try:
         yield
@@ -31,10 +31,10 @@ def noted() -> Iterator[None]:
         raise
 
 
-def each_noted(items: Iterator[T]) -> Iterator[T]:
-    """What a task gives out, one after the other, each made within `noted`."""
+def each_with_errors_as_text(items: Iterator[T]) -> Iterator[T]:
+    """What a task gives out, one after the other, each made within `errors_as_text`."""
     while True:
-        with noted():
+        with errors_as_text():
             try:
                 item = next(items)
             except StopIteration:
@@ -42,16 +42,16 @@ def each_noted(items: Iterator[T]) -> Iterator[T]:
         yield item
 
 
-def told(error: Exception) -> Exception:
+def mapstate_error(error: Exception) -> Exception:
     """The error of mapstate that an error of Spark's tells of, which is then its cause; else the error itself."""
-    found = None if isinstance(error, MapStateError) else told_in(str(error))
+    found = None if isinstance(error, MapStateError) else error_from_text(str(error))
     if found is None:
         return error
     found.__cause__ = error
     return found
 
 
-def told_in(text: str) -> MapStateError | None:
+def error_from_text(text: str) -> MapStateError | None:
     """The last error of mapstate in a text of Spark's, None if there is none."""
     for note in reversed(_NOTES.findall(text)):
         with suppress(msgspec.DecodeError):  # somebody's own text
@@ -64,7 +64,7 @@ def told_in(text: str) -> MapStateError | None:
 
 
 def as_note(error: MapStateError) -> str:
-    """An error and its notes as one line, by which `told` finds it; without its facts if those have no JSON."""
+    """An error and its notes as one line, by which `error_from_text` finds it; without facts that have no JSON."""
     sent = SentError.of(error)
     notes = [note.encode("utf-8", "backslashreplace").decode() for note in getattr(error, "__notes__", [])]
     try:
