@@ -53,8 +53,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pickle import PicklingError
-from typing import Any
+from typing import Any, get_args
 
 __all__ = [
     "AggregatorError",
@@ -339,6 +340,20 @@ def check_range(name: str, value: Any, least: float, most: float = 2**31 - 1, un
     if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
         number = "an int" if kind is int else "a number"
         raise ConfigurationError(f"{name} is {number}{unit} from {least:g} to {most:,}, not {shown(value)}")
+
+
+def check_names(lacks: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ConfigurationError unless all names are known. ``lacks`` begins its message: "a spec has no option"."""
+    known = list(known)
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        raise ConfigurationError(f"{lacks} {', '.join(map(shown, unknown))}; it has {', '.join(known)}")
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raise ConfigurationError unless a value is one of a Literal's."""
+    if value not in get_args(choices):
+        raise ConfigurationError(f"{name} is one of {', '.join(get_args(choices))}, not {shown(value)}")
 
 
 def cut(text: object) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Annotated, Any, Literal, TypedDict, Unpack, get_origin, get_type_hints
 
 from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, check_range
+from mapstate.errors import ConfigurationError, check_choice, check_names, check_range
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.schema import KeyOrder, OnGap, OnNewOwner, StateType
 from mapstate.serializers import serializer as serializer_named
@@ -24,38 +24,67 @@ CHUNK_SIZE = 2000
 """Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
 
 _LONGEST = 10**10  # seconds; a server adds them to its clock, in milliseconds of 64 bits
+_SECONDS = (0.0, _LONGEST, " of seconds")
+
+
+class StateOptions(TypedDict, total=False):
+    """The options of a state, by keyword; of numbers with their range, as `check_range` takes it."""
+
+    serializer: str
+    """How records are written: "json" or "msgpack" in a store of bytes, "native" in a store with types of its own.
+    "auto", the default, is "json" or "native".
+    """
+    cache_size: Annotated[int, (0,)]
+    """Records of each partition that a worker may keep between batches; 0 means no cache. A cache turns adaptive
+    execution off while the batch is applied, and excludes a ttl. The driver has no cache.
+    """
+    ttl: Annotated[float | timedelta | None, _SECONDS]
+    """Seconds from a record's last write until the store may drop it; None means never. 0 ends the ttl of a state that
+    had one. The ledger stays.
+    """
+    on_new_owner: OnNewOwner
+    """If another streaming query opens the state: "refuse", "adopt" (go on with the stored values, and start where they
+    end), "adopt_unchecked" (start anywhere) or "reset" (start empty).
+    """
+    on_gap: OnGap
+    """If the store lacks batches that Spark has finished: "refuse" or "accept" (go on without them)."""
+    repeat: Repeat
+    """If a call by hand brings a batch id that counts already: "refuse", or "allowed" (skip it)."""
+    apply_on: ApplyOn
+    """Where records are read and written: "executors", "driver" or "auto". "auto" takes the executors if several
+    processes can reach the store, and the driver for a batch of at most 5,000 keys after three of them: no Python runs
+    on the executors then. With "driver" it holds all keys of any batch in memory, up to
+    ``spark.driver.maxResultSize``.
+    """
+    changes: Annotated[int | None, (0,)]
+    """Transactions whose keys are kept for those who follow the state: of an opaque state without windows. 0 ends
+    that.
+    """
+    chunk_size: Annotated[int, (1,)]
+    """Keys per read and write, by default the store's own number, mostly 2,000. A chunk ends with its Arrow batch
+    (``spark.sql.execution.arrow.maxRecordsPerBatch``).
+    """
+    chunk_bytes: Annotated[int, (1,)]
+    """Bytes of a chunk at most, of its rows as well as of its records: 8 MiB. A chunk of large values has fewer keys,
+    at least one. A task holds several times that.
+    """
+    max_attempts: Annotated[int, (1,)]
+    """Attempts at a batch in one foreachBatch call, at most."""
+    patience: Annotated[float | timedelta, _SECONDS]
+    """Seconds for which a batch retries a store that does not answer, with growing pauses, before the query fails; 0
+    means no retry. These retries do not count against ``max_attempts``. Not retried: the opening of the states, so that
+    a wrong address fails at once, and the tasks of a non-transactional state.
+    """
+
+
+_KINDS = get_type_hints(StateOptions, include_extras=True)
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The declaration of one state.
+    """The declaration of one state: its store, type, name and options. `StateOptions` says what each option means.
 
-    ``name``          of the state in its store, by default the stream's: letters, digits, ``_ . -``
-    ``serializer``    "json" or "msgpack" in a store of bytes, "native" in a store with types of its own. "auto", the
-                      default, is "json" or "native"
-    ``cache_size``    records of each partition that a worker may keep between batches; 0 means no cache. A cache turns
-                      adaptive execution off while the batch is applied, and excludes a ttl. The driver has no cache
-    ``ttl``           seconds from a record's last write until the store may drop it; None means never. 0 ends the ttl
-                      of a state that had one. The ledger stays
-    ``on_new_owner``  if another streaming query opens the state: "refuse", "adopt" (go on with the stored values, and
-                      start where they end), "adopt_unchecked" (start anywhere) or "reset" (start empty)
-    ``repeat``        if a call by hand brings a batch id that counts already: "refuse", or "allowed" (skip it)
-    ``on_gap``        if the store lacks batches that Spark has finished: "refuse" or "accept" (go on without them)
-    ``apply_on``      where records are read and written: "executors", "driver" or "auto". "auto" takes the executors if
-                      several processes can reach the store, and the driver for a batch of at most 5,000 keys after
-                      three of them: no Python runs on the executors then. With "driver" it holds all keys of any batch
-                      in memory, up to ``spark.driver.maxResultSize``
-    ``chunk_size``    keys per read and write, by default the store's own number, mostly 2,000. A chunk ends with its
-                      Arrow batch (``spark.sql.execution.arrow.maxRecordsPerBatch``)
-    ``changes``       transactions whose keys are kept for those who follow the state: of an opaque state without
-                      windows. 0 ends that
-    ``chunk_bytes``   bytes of a chunk at most, of its rows as well as of its records: 8 MiB. A chunk of large values
-                      has fewer keys, at least one. A task holds several times that
-    ``max_attempts``  attempts at a batch in one foreachBatch call, at most
-    ``patience``      seconds for which a batch retries a store that does not answer, with growing pauses, before the
-                      query fails; 0 means no retry. These retries do not count against ``max_attempts``. Not retried:
-                      the opening of the states, so that a wrong address fails at once, and the tasks of a
-                      non-transactional state
+    ``name`` is that of the state in its store, by default the stream's: letters, digits, ``_ . -``.
     """
 
     backend: Backend
@@ -88,18 +117,13 @@ class StateSpec:
         if self.chunk_size is None:
             own = getattr(self.backend, "chunk_size", CHUNK_SIZE)  # type: ignore[unreachable]
             object.__setattr__(self, "chunk_size", own)
-        kinds = {
-            "on_new_owner": OnNewOwner,
-            "on_gap": OnGap,
-            "repeat": Repeat,
-            "apply_on": ApplyOn,
-            "type": StateType,
-        }
-        for field, kind in kinds.items():
-            if getattr(self, field) not in get_args(kind):
-                raise ConfigurationError(f"{field} is one of {', '.join(get_args(kind))}, not {getattr(self, field)!r}")
+        check_choice("type", self.type, StateType)
+        for option, kind in _KINDS.items():
+            self._check(option, kind)
         _ = self.key_order  # raises if there is no such order
-        self._check_numbers()
+        if self.ttl:
+            check_range("ttl", self.ttl, 0.001, *_SECONDS[1:])
+            self.backend.open(self.name or "unnamed", ttl=self.ttl)  # raises if the store has no such ttl
         if self.changes is not None and (self.type != "opaque" or self.ttl is not None):
             raise ConfigurationError("changes is for opaque states without a ttl: other values go without a batch")
         if self.ttl is not None and self.cache_size:
@@ -113,15 +137,13 @@ class StateSpec:
                 f"{self.backend!r} lives in one process, so executors cannot write to it: leave apply_on at 'auto'"
             )
 
-    def _check_numbers(self) -> None:
-        least_of = {"cache_size": 0, "chunk_size": 1, "max_attempts": 1, "chunk_bytes": 1}
-        for field, least in (least_of if self.changes is None else least_of | {"changes": 0}).items():
-            check_range(field, getattr(self, field), least)
-        check_range("patience", self.patience, 0.0, _LONGEST, " of seconds")
-        if self.ttl is not None:
-            check_range("ttl", self.ttl, 0.001 if self.ttl else 0.0, _LONGEST, " of seconds")
-        if self.ttl:
-            self.backend.open(self.name or "unnamed", ttl=self.ttl)  # raises if the store has no such ttl
+    def _check(self, option: str, kind: Any) -> None:
+        value = getattr(self, option)
+        if get_origin(kind) is Literal:
+            check_choice(option, value, kind)
+        elif value is not getattr(StateSpec, option):
+            for bounds in getattr(kind, "__metadata__", ()):
+                check_range(option, value, *bounds)
 
     def named(self, default: str) -> StateSpec:
         """The same spec with a name: its own, or ``default``."""
@@ -157,28 +179,10 @@ class StateSpec:
         return self.backend.open(self.state, ttl=self.ttl or None)
 
 
-class StateOptions(TypedDict, total=False):
-    """The options of a state by keyword. `StateSpec` says what each means, and its default."""
-
-    serializer: str
-    cache_size: int
-    ttl: float | timedelta | None
-    on_new_owner: OnNewOwner
-    on_gap: OnGap
-    repeat: Repeat
-    apply_on: ApplyOn
-    changes: int | None
-    chunk_size: int
-    chunk_bytes: int
-    max_attempts: int
-    patience: float | timedelta
-
-
 def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]) -> StateSpec:
     """Exactly once whatever a replay contains: keeps each value and the one before it.
 
-    ``options`` are those of `StateOptions`; `StateSpec` says what each means. Raises ConfigurationError; makes no
-    connection.
+    `StateOptions` says what the options mean. Raises ConfigurationError; makes no connection.
     """
     return _spec("opaque", backend_or_url, name, options)
 
@@ -197,10 +201,7 @@ def non_transactional(
 
 def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, given: StateOptions) -> StateSpec:
     options: dict[str, Any] = dict(given)
-    unknown = options.keys() - StateOptions.__annotations__.keys()
-    if unknown:
-        allowed = ", ".join(["name", *StateOptions.__annotations__])
-        raise ConfigurationError(f"a spec has no option {', '.join(sorted(unknown))}; it has {allowed}")
+    check_names("a spec has no option", options, ["name", *_KINDS])
     for option in ("ttl", "patience"):
         if isinstance(options.get(option), timedelta):
             options[option] = options[option].total_seconds()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from mapstate.errors import ConfigurationError, shown
+from mapstate.errors import ConfigurationError, check_names, shown
 
 Address = tuple[str, int]
 """Host and port."""
@@ -90,10 +90,7 @@ def boolean(text: str) -> bool:
 def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
     """The parameters of a URL, each of its type. Raises ConfigurationError for those that the scheme does not have."""
     given = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = given.keys() - known.keys()
-    if unknown:
-        names = ", ".join(map(shown, sorted(unknown)))
-        raise ConfigurationError(f"{scheme}:// has no parameter {names}; it has {', '.join(known)}")
+    check_names(f"{scheme}:// has no parameter", given, known)
     values: dict[str, Any] = {}
     for name, text in given.items():
         try:

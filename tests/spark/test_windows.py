@@ -722,6 +722,7 @@ def test_what_a_purge_leaves_in_a_store_that_cannot_remove_is_no_new_value(spark
 def test_what_windows_refuse(spark):
     stream = newStream("clicks", frame(spark, []))
     by_ten = {"timestampField": "at"}
+    numbers: Any = [0, 1]
     for make, error, said in (
         (lambda: stream.window("10 minutes"), errors.ConfigurationError, "TumblingDurationWindow.of"),  # type: ignore[call-overload]
         (lambda: stream.tumblingWindow("1 hour", timestampField="when"), errors.UnknownColumnError, "'when'"),
@@ -734,7 +735,7 @@ def test_what_windows_refuse(spark):
         (lambda: stream.tumblingWindow("1 hour", lag="1 minute"), errors.ConfigurationError, "timestampField='at'"),
         (lambda: stream.tumblingWindow(10, idle="1 minute", **by_ten), errors.ConfigurationError, "leave it out"),
         (lambda: stream.tumblingWindow(10, inputs={"user": []}, **by_ten), errors.ConfigurationError, "at least one"),
-        (lambda: stream.tumblingWindow(10, inputs={"user": [0, 1]}, **by_ten), errors.ConfigurationError, "are texts"),
+        (lambda: stream.tumblingWindow(10, inputs={"user": numbers}, **by_ten), errors.ConfigurationError, "are texts"),
         (lambda: stream.tumblingWindow(10, inputs={"n": ["1"]}, **by_ten), errors.UnknownColumnError, "of text"),
         (lambda: stream.tumblingWindow(10, inputs=["user"], **by_ten), errors.ConfigurationError, "names one column"),
         (lambda: stream.tumblingWindow(10, timestampField=F.col("at")), errors.ConfigurationError, "name of a column"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Never, Self, overload
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack, overload
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import check_state_name
-from mapstate.errors import ConfigurationError, UsageError
+from mapstate.errors import ConfigurationError, UsageError, check_names
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.executors import start_workers_as_here
 from mapstate.spark.driver.frames import through
@@ -22,7 +22,7 @@ from mapstate.spark.streams.partition_persist import PartitionPersist, update_ta
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spark.streams.query import OfQuery, Query, Startable
 from mapstate.spark.streams.rows import Rows
-from mapstate.spark.streams.windows import WindowedStream, windows_of, with_ticks
+from mapstate.spark.streams.windows import WindowedStream, WindowOptions, windows_of, with_ticks
 from mapstate.spec import StateSpec
 from mapstate.windows import (
     CountWindow,
@@ -200,49 +200,17 @@ class Stream(Rows[PersistentAggregate], Startable):
         return query, branch
 
     @overload
-    def window(
-        self,
-        config: DurationWindow | SessionWindow,
-        *,
-        timestampField: str | None = None,
-        lag: Duration = 0,
-        startTime: Duration = 0,
-        retention: Duration | None = None,
-        idle: Duration | None = None,
-        inputs: Mapping[str, Sequence[str]] | None = None,
-        ahead: Duration | None = None,
-    ) -> WindowedStream: ...
+    def window(self, config: DurationWindow | SessionWindow, **options: Unpack[WindowOptions]) -> WindowedStream: ...
 
     @overload
     def window(self, config: CountWindow, *, orderBy: str | Sequence[str] = ()) -> CountedStream: ...
 
-    def window(
-        self,
-        config: DurationWindow | SessionWindow | CountWindow,
-        *,
-        timestampField: str | None = None,
-        lag: Duration = 0,
-        startTime: Duration = 0,
-        retention: Duration | None = None,
-        idle: Duration | None = None,
-        inputs: Mapping[str, Sequence[str]] | None = None,
-        ahead: Duration | None = None,
-        orderBy: str | Sequence[str] = (),
-    ) -> WindowedStream | CountedStream:
+    def window(self, config: DurationWindow | SessionWindow | CountWindow, **options: Any) -> Any:
         """The rows by windows of time, or of so many rows. See docs/windows.md.
 
-        ``config``          ``TumblingDurationWindow.of("1 hour")``, ``SlidingDurationWindow.of(length, slide)`` or
-                            ``SessionWindow.of(gap)``
-        ``timestampField``  the column with a row's time, a ``timestamp`` or a ``bigint``; without it the driver's clock
-        ``lag``             how far behind the latest row a row may be; 0 by default
-        ``startTime``       where the windows start, from 1970 on in UTC: "15 minutes" past each hour
-        ``retention``       how far the watermark passes a window's end before it is removed; its length by default
-        ``idle``            how long an input may have no rows before it goes on by the clock; by default for ever
-        ``inputs``          the column that names a row's input, and its values: the watermark waits for each of them
-        ``ahead``           how far beyond the driver's clock a time may be that moves the watermark: "1 minute"
-
-        A row whose first window has fired is late, see `WindowedAggregate.lateStream`. Durations are text as Spark
-        writes it, timedeltas, or for a ``bigint`` its own units. Raises ConfigurationError.
+        By time, ``config`` is ``TumblingDurationWindow.of("1 hour")``, ``SlidingDurationWindow.of(length, slide)`` or
+        ``SessionWindow.of(gap)``, with `WindowOptions`. A row whose first window has fired is late, see
+        `WindowedAggregate.lateStream`. Raises ConfigurationError.
 
         ``TumblingCountWindow.of(length)`` and ``SlidingCountWindow.of(length, slide)`` count a key's rows instead, and
         have one option, ``orderBy``: the columns that order the rows of one batch. Where they order them completely, a
@@ -250,29 +218,17 @@ class Stream(Rows[PersistentAggregate], Startable):
         Rows of an earlier batch come first.
         """
         if isinstance(config, CountWindow):
-            if timestampField or lag or startTime or inputs or (retention, idle, ahead) != (None, None, None):
-                raise ConfigurationError("windows by count know no times: their only option is orderBy")
-            return CountedStream(self, config, (orderBy,) if isinstance(orderBy, str) else tuple(orderBy))
-        if orderBy:
-            raise ConfigurationError("orderBy is for windows by count: windows by time go by timestampField")
-        found = windows_of(
-            self.schema,
-            config,
-            timestampField=timestampField,
-            lag=lag,
-            startTime=startTime,
-            retention=retention,
-            idle=idle,
-            inputs=inputs,
-            ahead=ahead,
-        )
-        return WindowedStream(self, found)
+            check_names("a window by count has no option", options, ["orderBy"])
+            order = options.get("orderBy", ())
+            return CountedStream(self, config, (order,) if isinstance(order, str) else tuple(order))
+        check_names("a window by time has no option", options, WindowOptions.__annotations__)
+        return WindowedStream(self, windows_of(self.schema, config, **options))
 
-    def tumblingWindow(self, length: Duration, **options: Any) -> WindowedStream:
+    def tumblingWindow(self, length: Duration, **options: Unpack[WindowOptions]) -> WindowedStream:
         """`window` of ``TumblingDurationWindow.of(length)``, as Trident names it."""
         return self.window(TumblingDurationWindow.of(length), **options)
 
-    def slidingWindow(self, length: Duration, slide: Duration, **options: Any) -> WindowedStream:
+    def slidingWindow(self, length: Duration, slide: Duration, **options: Unpack[WindowOptions]) -> WindowedStream:
         """`window` of ``SlidingDurationWindow.of(length, slide)``, as Trident names it."""
         return self.window(SlidingDurationWindow.of(length, slide), **options)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from mapstate.backends import check_state_name
 from mapstate.backing_map import Backend
-from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError, check_range
+from mapstate.errors import ConfigurationError, DuplicateNameError, UsageError, check_choice, check_range
 from mapstate.protocol.ledgers import commit_domains
 from mapstate.spark.driver.access import is_connect
 from mapstate.spark.driver.job import Branch, OnFinished
@@ -49,8 +49,7 @@ class Topology(Startable):
 
     def __init__(self, name: str, *, on_poison: OnPoison = "stop", quarantine: str | None = None) -> None:
         self.name = check_state_name(name)
-        if on_poison not in get_args(OnPoison):
-            raise ConfigurationError(f"on_poison is one of {', '.join(get_args(OnPoison))}, not {on_poison!r}")
+        check_choice("on_poison", on_poison, OnPoison)
         if (on_poison == "quarantine") != (quarantine is not None):
             raise ConfigurationError(
                 "on_poison='quarantine' and quarantine='...', the directory for the rows, go together; found "

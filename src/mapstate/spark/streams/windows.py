@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.extremes import Max, Min
@@ -36,19 +36,43 @@ if TYPE_CHECKING:
 PANE_START = "pane_start"
 
 
+class WindowOptions(TypedDict, total=False):
+    """The options of windows by time, by keyword, each from 0 to 3,652,500 days.
+
+    A duration is text as Spark writes it, a timedelta, or, for times that are a ``bigint``, a number of their units.
+    """
+
+    timestampField: str | None
+    """The column with a row's time: a ``timestamp``, or a ``bigint`` in units of its own; None: the driver's clock."""
+    lag: Duration
+    """How far behind the latest row a row may be; more than Spark's ``delayThreshold`` if a job had one."""
+    startTime: Duration
+    """Where windows start, counted from 1970 in UTC: ``"15 minutes"`` past each hour."""
+    retention: Duration | None
+    """How far the watermark passes a window's end before the window is removed; None: its length."""
+    inputs: Mapping[str, Sequence[str]] | None
+    """The column that names a row's input, and its values: ``{"source": ["web", "app"]}``; None: one input."""
+    idle: Duration | None
+    """An input without rows for longer is taken to go on by the clock; None: never."""
+    ahead: Duration | None
+    """How far beyond the driver's clock, or of a ``bigint`` beyond the row before it, a time may be that moves the
+    watermark; None: 1 minute, or of a ``bigint`` as far as it likes.
+    """
+
+
 def windows_of(
     schema: StructType,
     config: DurationWindow | SessionWindow,
     *,
-    timestampField: str | None,
-    lag: Duration,
-    startTime: Duration,
-    retention: Duration | None,
-    idle: Duration | None,
-    inputs: Mapping[str, Sequence[str]] | None,
-    ahead: Duration | None,
+    timestampField: str | None = None,
+    lag: Duration = 0,
+    startTime: Duration = 0,
+    retention: Duration | None = None,
+    idle: Duration | None = None,
+    inputs: Mapping[str, Sequence[str]] | None = None,
+    ahead: Duration | None = None,
 ) -> Windows:
-    """Check the arguments of `Stream.window` against a schema. Raises ConfigurationError."""
+    """Check a window and `WindowOptions` against a schema. Raises ConfigurationError."""
     is_session = isinstance(config, SessionWindow)
     if not isinstance(config, DurationWindow | SessionWindow):
         raise ConfigurationError(f"a window is such as TumblingDurationWindow.of('1 hour'), not {config!r}")
