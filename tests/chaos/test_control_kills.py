@@ -194,6 +194,7 @@ def _die_at(site: Site, step: str) -> None:
         assert process.wait(60) == 0, said(process)
 
 
+@pytest.mark.full
 def test_a_kill_of_a_dead_driver_is_done_by_the_command_or_said_by_the_next_start(site: Site):
     """A start that ran nothing and ended with 0 would pass for a run."""
     site.put()
@@ -222,6 +223,7 @@ def _sigkill(site: Site, process: Any) -> None:
     process.wait(60)
 
 
+@pytest.mark.full
 def test_of_two_drivers_one_runs_and_one_that_hung_is_taken_over(site: Site):
     site.put()
     with ExitStack() as stack:

@@ -48,7 +48,7 @@ def test_windows_are_right_whenever_the_driver_dies(
     draw = random.Random(seed)
     steps = [step for step in STEPS for _ in range(25)]
     draw.shuffle(steps)
-    steps = steps[: rounds(2, len(steps))]
+    steps = steps[: rounds(1, len(steps))]
     chain = WindowChain(tmp_path / "chain", url, draw, files=len(steps) + 8)
     for at, step in enumerate(steps):
         try:

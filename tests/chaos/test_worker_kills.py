@@ -52,6 +52,7 @@ def test_a_worker_killed_in_mid_write_mixes_no_two_tries(url, spark, rounds, tal
 
 @pytest.mark.slow
 @pytest.mark.local_cluster
+@pytest.mark.full
 def test_an_executor_killed_in_mid_write_mixes_no_two_tries(rounds, tally, tmp_path, redis_url):
     """local-cluster: Spark tries the task again by itself, and computes again what the executor held of the shuffle."""
     kinds = ["executor", "between tasks", "self"] * rounds(1, 5)

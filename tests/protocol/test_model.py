@@ -26,6 +26,7 @@ def test_in_no_state_of_a_small_world_does_a_count_go_wrong(world):
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, **by_name)
+@pytest.mark.full
 def test_each_protection_is_needed(mutant):
     wrong = explore(mutant.world, mutant.protocol(mutant.world.type), limit=200_000)
     assert wrong.violation is not None, f"{mutant.name}: no counterexample in {wrong.states} states"

@@ -19,6 +19,7 @@ def test_in_no_random_world_is_a_window_wrong():
 
 
 @pytest.mark.parametrize("mutant", [one for one in WINDOW_MUTANTS if not one.rare], ids=lambda one: one.name)
+@pytest.mark.full
 def test_each_rule_of_windows_is_needed(mutant):
     assert mutant.found(500) is not None
 

@@ -177,6 +177,8 @@ def test_bounds_of_time_and_number():
 
     with TestClient(app(0.05)) as client:
         assert asked(client, "waits")[0] == 504
+        go_on.set()  # its thread, too, for which the loop waits at its end
+    go_on.clear()
     with TestClient(app(60.0)) as client, ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(asked, client, "waits", "x") for _ in range(6)]
         refused = list(islice(as_completed(answers), 3))

@@ -90,7 +90,7 @@ def moved(lines: list[str]) -> list[str]:
     return kept
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])
 def store(request: Any, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/hours.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
 

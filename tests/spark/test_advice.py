@@ -171,7 +171,7 @@ def test_a_lost_checkpoint_of_files_goes_on_where_the_state_ends(job):
     assert job.is_right()
 
 
-@pytest.mark.parametrize("spec", [opaque, transactional])
+@pytest.mark.parametrize("spec", [opaque, pytest.param(transactional, marks=pytest.mark.full)])
 def test_a_state_that_is_reset_counts_the_replay_alone(job, spec):
     job.put(3)
     job.run(spec=spec)
@@ -259,7 +259,10 @@ def test_who_accepts_a_gap_lacks_the_lost_batches_and_nothing_else(job):
     assert found == {key: value for key, value in truth.items() if value["visits"]}
 
 
-@pytest.mark.parametrize("way", ["newer checkpoint", "store of the same moment", "where the state ends"])
+@pytest.mark.parametrize(
+    "way",
+    ["newer checkpoint", pytest.param("store of the same moment", marks=pytest.mark.full), "where the state ends"],
+)
 def test_a_checkpoint_that_is_older_by_more_than_a_batch_is_refused_until_it_is_right(job, way):
     job.put()
     job.run()
@@ -306,7 +309,9 @@ def test_a_transactional_batch_that_was_planned_anew_is_refused_until_it_is_righ
     assert job.is_right()
 
 
-@pytest.mark.parametrize("way", ["the checkpoint with that plan", "reset and replay"])
+@pytest.mark.parametrize(
+    "way", ["the checkpoint with that plan", pytest.param("reset and replay", marks=pytest.mark.full)]
+)
 def test_a_transactional_attempt_that_lost_its_plan_gets_it_back_or_is_replayed(job, way):
     in_one_batch(job)
     job.put()
@@ -497,7 +502,7 @@ def test_states_of_a_topology_in_two_stores_are_reset_together_and_replayed(site
     assert site.is_right()
 
 
-@pytest.mark.parametrize("way", ["one moment", "reset"])
+@pytest.mark.parametrize("way", ["one moment", pytest.param("reset", marks=pytest.mark.full)])
 def test_states_of_a_topology_that_went_apart_are_restored_from_one_moment_or_reset(site, way):
     if site.stores[0] == site.stores[1]:
         pytest.skip("states of one store do not go apart")
@@ -598,7 +603,7 @@ def test_a_state_that_follows_one_that_was_taken_back_is_taken_back_before_a_new
     assert chain.is_right()
 
 
-@pytest.mark.parametrize("lost", ["restored", "reset"])
+@pytest.mark.parametrize("lost", ["restored", pytest.param("reset", marks=pytest.mark.full)])
 def test_who_follows_a_state_that_went_back_reads_it_anew(job, lost):
     copy: dict[str, int] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -23,15 +24,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, finish, run_job
 
-# These run here once more, with the session of this module.
+# These run here once more, with the session of this module; others in test_connect_once_more.py.
 from test_keys_beside_spark import (  # noqa: F401
-    test_a_null_struct_is_refused_and_by_its_fields_it_is_one_key_with_a_struct_of_nulls,
     test_an_expression_is_no_column_that_happens_to_have_its_name,
     test_what_cannot_be_kept_apart_is_refused_when_it_is_declared,
-)
-from test_replanned import (  # noqa: F401
-    test_a_checkpoint_that_is_one_batch_older_loses_no_row,
-    test_all_states_of_a_topology_count_a_batch_anew_that_was_planned_anew,
 )
 from test_spark_stream import (  # noqa: F401
     test_every_key_is_right_after_several_batches,
@@ -134,10 +130,11 @@ STEPS: dict[str, tuple[Any, dict[str, bool]]] = {
 
 
 @pytest.mark.slow
-def test_the_server_is_killed_at_each_step_and_replays_hold_other_rows(url, visits, tmp_path):
+@pytest.mark.parametrize("number", [1, pytest.param(len(STEPS), marks=pytest.mark.full)])
+def test_the_server_is_killed_at_a_step_and_replays_hold_other_rows(number, url, visits, tmp_path):
     """SIGKILL of JVM and workers, and of the client; another client starts the query on a new server."""
     with connect_server(tmp_path) as server:
-        for batch, (name, (step, fields)) in enumerate(STEPS.items()):
+        for batch, (name, (step, fields)) in enumerate(random.sample([*STEPS.items()], number)):
             visits.put(f"{batch}", rows_of(batch))
             folder = tmp_path / f"fault-{batch}"
             folder.mkdir()
@@ -157,6 +154,7 @@ def test_the_server_is_killed_at_each_step_and_replays_hold_other_rows(url, visi
             assert contents(url) == visits.truth(), name
 
 
+@pytest.mark.full
 def test_the_worker_of_a_query_is_killed_and_the_query_starts_again_on_the_same_server(url, server, visits, tmp_path):
     for batch, (name, (step, fields)) in enumerate(itertools.islice(STEPS.items(), 2)):
         visits.put(f"{batch}", rows_of(batch))

@@ -26,14 +26,8 @@ from test_connect import (  # noqa: F401
 from test_drpc import (  # noqa: F401
     counts,
     test_a_request_fails_for_its_own_arguments_only,
-    test_two_hundred_at_once_are_few_jobs,
-)
-from test_following import (  # noqa: F401
-    orders,
-    test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote,
 )
 from test_spark_offsets import (  # noqa: F401
-    test_a_new_checkpoint_goes_on_exactly_where_the_state_ends,
     test_sources_that_are_read_twice_have_the_files_that_they_have_read,
 )
 

@@ -221,7 +221,7 @@ def as_view_in_sql(spark, url, how):
     return lambda: spark.sql(f"SELECT * FROM of_source_{how}")
 
 
-@pytest.mark.parametrize("made", [as_frame, as_temporary_view, as_view_in_sql])
+@pytest.mark.parametrize("made", [as_frame, pytest.param(as_temporary_view, marks=pytest.mark.full), as_view_in_sql])
 def test_each_query_is_of_the_batch_that_is_committed_or_an_error(spark, tmp_path, pushdown, made):
     """Spark keeps the plan of a read, for all queries that it does not happen to plan anew."""
     url = f"sqlite:///{tmp_path}/state.db"

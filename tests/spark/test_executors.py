@@ -40,6 +40,7 @@ def of_version(folder, version):
 
 @pytest.mark.slow
 @pytest.mark.local_cluster
+@pytest.mark.full
 def test_an_executor_without_the_package_is_one_error_before_the_store_is_opened(visits, tmp_path, monkeypatch):
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"
@@ -65,6 +66,7 @@ def test_an_executor_with_another_version_is_one_error_before_the_store_is_opene
 @pytest.mark.slow
 @pytest.mark.local_cluster
 @pytest.mark.redis
+@pytest.mark.full
 def test_an_executor_without_the_stores_driver_is_one_error_before_the_store_is_opened(visits, tmp_path, start_redis):
     server = start_redis()
     absent = tmp_path / "absent"
@@ -137,7 +139,7 @@ def test_a_task_of_another_version_writes_nothing(spark, visits, tmp_path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_workers_of_a_local_master_are_of_the_drivers_python_unless_another_is_named(named, visits, tmp_path):
     """In a virtual environment that is not activated, as in an IDE or a cron job, python3 is another Python."""
     visits.put("0", ROWS)

@@ -125,6 +125,7 @@ def test_a_stream_may_begin_with_what_comes(spark, url, orders, tmp_path):
     assert copy.catch_up() == {"IT": (3, 1)}
 
 
+@pytest.mark.full
 def test_many_keys_in_many_tasks_and_batches(spark, url, orders, tmp_path):
     orders.come(*((f"c{at}", at) for at in range(9000)))
     orders.count(spark, url)
@@ -137,6 +138,7 @@ def test_many_keys_in_many_tasks_and_batches(spark, url, orders, tmp_path):
     assert copy.rows == contents(url)
 
 
+@pytest.mark.full
 def test_a_batch_that_was_rolled_back_is_taken_back(spark, url, orders, tmp_path):
     orders.come(("DE", 1))
     orders.count(spark, url)
@@ -223,6 +225,7 @@ def test_a_state_applied_on_the_driver_and_one_that_follows_keep_their_changes(s
         assert dict(map(tuple, spark.table(f"found_{state}").collect())) == expected
 
 
+@pytest.mark.full
 def test_a_cache_beside_a_change_log(spark, url, orders, tmp_path):
     orders.come(("DE", 1))
     orders.count(spark, url, cache_size=100)
@@ -248,7 +251,7 @@ KILLS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", [2, pytest.param(len(KILLS), marks=pytest.mark.full)])
+@pytest.mark.parametrize("number", [1, pytest.param(len(KILLS), marks=pytest.mark.full)])
 def test_a_copy_is_right_whenever_the_driver_is_killed_and_replays_other_rows(
     number, spark, visits, tmp_path, redis_url
 ):

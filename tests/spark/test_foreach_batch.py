@@ -95,7 +95,7 @@ def test_a_whole_batch_from_a_pools_thread_counts_as_from_the_querys_own(url, sp
     assert commit.plan.fingerprint is not None
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_parts_of_a_batch_from_a_pool_lose_no_row_in_silence(url, spark, given, workers):
     job = counts_of(spark, given, opaque(url))
     with pytest.raises(UsageError, match="twice in one run"):
@@ -344,7 +344,7 @@ def in_parts(job_of: Callable[[], Any], *, swallow: bool = False) -> Function:
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-@pytest.mark.parametrize("swallow", [False, True])
+@pytest.mark.parametrize("swallow", [pytest.param(False, marks=pytest.mark.full), True])
 def test_an_opaque_state_takes_a_part_back_and_counts_the_whole_batch_next(url, spark, given, is_made_anew, swallow):
     one = counts_of(spark, given, opaque(url))
     make = (lambda: counts_of(spark, given, opaque(url))) if is_made_anew else (lambda: one)
@@ -365,7 +365,7 @@ def test_an_opaque_state_takes_a_part_back_and_counts_the_whole_batch_next(url, 
     assert contents(url, "visits") == given.truth()
 
 
-@pytest.mark.parametrize("second", [opaque, transactional, non_transactional])
+@pytest.mark.parametrize("second", [opaque, pytest.param(transactional, marks=pytest.mark.full), non_transactional])
 def test_the_second_of_two_states_keeps_no_part_of_a_batch_that_the_first_was_given_in_parts(second, url, spark, given):
     def jobs() -> list[Any]:
         return [counts_of(spark, given, opaque(url, "first")), counts_of(spark, given, second(url, "second"))]
@@ -464,7 +464,7 @@ def test_a_retry_with_the_same_frame_is_no_second_part(url, spark, given):
     assert contents(url, "visits") == given.truth()
 
 
-@pytest.mark.parametrize("spec_of", [opaque, transactional])
+@pytest.mark.parametrize("spec_of", [opaque, pytest.param(transactional, marks=pytest.mark.full)])
 def test_a_part_that_counts_though_its_call_failed_is_taken_back_or_marked(spec_of, url, spark, given):
     """A function downstream fails after the commit of the first part, and the function of the user's own goes on."""
     job = counts_of(spark, given, spec_of(url))
@@ -506,7 +506,7 @@ def test_a_part_is_marked_where_a_state_that_follows_cannot_go_back(url, spark, 
     assert contents(url, "second") == {(): {"keys": 4}}
 
 
-@pytest.mark.parametrize("spec_of", [transactional, non_transactional])
+@pytest.mark.parametrize("spec_of", [transactional, pytest.param(non_transactional, marks=pytest.mark.full)])
 def test_a_part_that_cannot_be_taken_back_is_named_by_the_next_start(spec_of, url, spark, given):
     job = counts_of(spark, given, spec_of(url))
     with pytest.raises(UsageError, match="What came first counts, and the next start says so"):
@@ -544,7 +544,7 @@ def test_a_batch_whose_first_part_a_killed_driver_committed_is_taken_back(url, s
     assert contents(url, "visits") == given.truth()
 
 
-@pytest.mark.parametrize("is_filtered", [False, True])
+@pytest.mark.parametrize("is_filtered", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_whole_batch_of_which_a_killed_driver_committed_a_part_is_counted_anew(url, spark, given, is_filtered):
     """The driver died between the two parts, and the program was changed to the union before it had raised."""
 
@@ -580,7 +580,7 @@ def test_a_part_that_had_no_row_for_one_of_two_states_is_counted_anew_in_both(ur
     assert contents(url, "of_b") == {("b",): {"visits": given.truth()["b",]["visits"]}}
 
 
-@pytest.mark.parametrize("spec_of", [transactional, non_transactional])
+@pytest.mark.parametrize("spec_of", [pytest.param(transactional, marks=pytest.mark.full), non_transactional])
 def test_a_part_that_a_killed_driver_committed_is_named_where_it_cannot_be_taken_back(spec_of, url, spark, given):
     with pytest.raises(RuntimeError):
         run(spark, given, dies_behind_the_first_part(counts_of(spark, given, spec_of(url))))
@@ -600,7 +600,7 @@ def parts_from(job: Any, of: int = 0) -> Function:
     return lambda rows, batch_id: (in_parts(lambda: job) if batch_id == of else job)(rows, batch_id)
 
 
-BOTH_WAYS = pytest.mark.parametrize("way", [a_part_and_dies, parts_from])
+BOTH_WAYS = pytest.mark.parametrize("way", [a_part_and_dies, pytest.param(parts_from, marks=pytest.mark.full)])
 
 
 @BOTH_WAYS

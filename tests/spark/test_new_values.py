@@ -38,7 +38,7 @@ AVAILABLE = {"availableNow": True}
 FAILS = Fail(method="swap", where=Commits(1), name="fail", error=errors.StoreFullError)
 
 
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: Any, tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}" if request.param == "memory" else request.getfixturevalue("redis_url")
 
@@ -199,7 +199,9 @@ def test_a_key_that_is_removed_takes_its_contribution_along(url, spark):
     assert contents(url, "second") == {(): {"keys": 1}}
 
 
-@pytest.mark.parametrize("digits", [1, 34, 35, 38])
+@pytest.mark.parametrize(
+    "digits", [pytest.param(1, marks=pytest.mark.full), 34, 35, pytest.param(38, marks=pytest.mark.full)]
+)
 def test_decimals_of_any_length_are_taken_back_exactly(digits, spark, tmp_path):
     """Spark rounds to 34 digits where it negates a decimal."""
     url = f"sqlite:///{tmp_path}/state.db"

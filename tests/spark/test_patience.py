@@ -52,7 +52,7 @@ def test_a_server_that_is_away_for_some_seconds_does_not_end_a_job(spark, visits
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("where", [Begins(1), None, Commits(1)], ids=["begin", "put", "commit"])
-@pytest.mark.parametrize("build", [counting, together])
+@pytest.mark.parametrize("build", [pytest.param(counting, marks=pytest.mark.full), together])
 def test_a_store_that_does_not_answer_at_any_step_is_retried_and_counts_once(
     spark, visits, tmp_path, build, where, after
 ):

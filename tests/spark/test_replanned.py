@@ -263,7 +263,7 @@ def topology(urls: list[str], **options: Any) -> Any:
     return states
 
 
-@pytest.mark.parametrize("stores", ["one store", "two stores"])
+@pytest.mark.parametrize("stores", [pytest.param("one store", marks=pytest.mark.full), "two stores"])
 def test_all_states_of_a_topology_count_a_batch_anew_that_was_planned_anew(spark, visits, tmp_path, stores):
     urls = [f"sqlite:///{tmp_path}/{'state' if stores == 'one store' else at}.db" for at in range(2)]
     days = Days(spark, visits, topology(urls))
@@ -327,7 +327,7 @@ def test_states_that_follow_new_values_go_with_the_state_that_they_follow(spark,
     check_chain(urls, visits)
 
 
-@pytest.mark.parametrize("stuck", [1, 2])
+@pytest.mark.parametrize("stuck", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_nothing_is_rolled_back_where_a_state_that_follows_cannot_be(spark, visits, tmp_path, stuck):
     urls = [f"sqlite:///{tmp_path}/{at}.db" for at in range(3)]
     names = ["visits", "second", "third"]
@@ -343,7 +343,7 @@ def test_nothing_is_rolled_back_where_a_state_that_follows_cannot_be(spark, visi
     assert [ledger(url, name) for url, name in zip(urls, names, strict=True)] == before
 
 
-@pytest.mark.parametrize("stop_behind", [0, 1])
+@pytest.mark.parametrize("stop_behind", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_driver_that_dies_between_states_that_follow_each_other_leaves_nothing_wrong(
     spark, visits, tmp_path, stop_behind
 ):

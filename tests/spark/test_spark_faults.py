@@ -29,15 +29,7 @@ pytestmark = pytest.mark.spark
 AVAILABLE = {"availableNow": True}
 
 
-# Several JVMs one after the other; what differs between the stores is in their contracts.
-BY_SQLITE_IN_FULL = pytest.mark.parametrize(
-    "url",
-    [pytest.param("redis", marks=pytest.mark.redis), pytest.param("sqlite", marks=pytest.mark.full)],
-    indirect=True,
-)
-
-
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: Any, tmp_path: Path) -> str:
     """A store that executors write to, of each kind."""
     return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
@@ -75,7 +67,6 @@ def in_flight_keys(url: str) -> set[str]:
 
 
 @pytest.mark.slow
-@BY_SQLITE_IN_FULL
 def test_replay_that_omits_a_key_leaves_no_phantom(url, spark, visits, tmp_path):
     """SIGKILL of the driver between the writes of a batch, twice; the replay has other contents each time."""
     visits.put("0", [(f"u{n}", n) for n in range(8)])
@@ -109,7 +100,6 @@ def test_replay_that_omits_a_key_leaves_no_phantom(url, spark, visits, tmp_path)
 
 
 @pytest.mark.slow
-@BY_SQLITE_IN_FULL
 def test_transactional_state_is_right_when_the_same_batch_is_replayed(url, spark, visits, tmp_path):
     visits.put("0", [(f"u{n % 9}", n) for n in range(30)])
     options = {
@@ -130,7 +120,6 @@ def test_transactional_state_is_right_when_the_same_batch_is_replayed(url, spark
 
 
 @pytest.mark.slow
-@BY_SQLITE_IN_FULL
 def test_a_crash_between_leaves_what_a_driver_leaves_that_died_there(url, spark, visits, tmp_path):
     """SIGKILL after the ledger's commit on one checkpoint, `crash_between` on another: the same files."""
     for batch in range(2):
@@ -179,7 +168,6 @@ def test_a_worker_killed_in_mid_write_on_local_is_begun_anew(url, spark, visits,
 
 @pytest.mark.slow
 @pytest.mark.local_cluster
-@BY_SQLITE_IN_FULL
 def test_a_worker_killed_in_mid_write_on_a_cluster_loses_its_claim(url, visits, tmp_path):
     """Spark tries the task again by itself; the second try may have other contents, so it must not write."""
     for batch in range(3):
@@ -336,7 +324,7 @@ def test_a_second_driver_on_the_same_checkpoint_fences_the_first(url, spark, vis
     assert contents(url) == {("a",): {"visits": 3, "bytes": 3}, ("b",): {"visits": 3, "bytes": 6}}
 
 
-@pytest.mark.parametrize("spec_of", [opaque, transactional])
+@pytest.mark.parametrize("spec_of", [opaque, pytest.param(transactional, marks=pytest.mark.full)])
 def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(spec_of, url, spark, visits, caplog):
     """Two workers, three partitions: partitions move between workers; another driver writes in between."""
     spark.conf.set("spark.sql.shuffle.partitions", "3")

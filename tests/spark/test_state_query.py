@@ -29,7 +29,7 @@ pytestmark = pytest.mark.spark
 AVAILABLE = {"availableNow": True}
 
 
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: Any, tmp_path: Any) -> str:
     """A store on the driver, and one that executors reach."""
     return f"memory://{tmp_path.name}" if request.param == "memory" else request.getfixturevalue("redis_url")

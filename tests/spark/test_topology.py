@@ -492,7 +492,7 @@ def test_a_function_that_cannot_be_compared_is_called_for_each_state(spark, url)
     assert contents(url, "one") == contents(url, "two") == {(): {"n": 1}}
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_batch_in_quarantine_is_an_empty_one_for_a_second_state_too(spark, visits, url, tmp_path, fails):
     """Also where the second state's commit of it fails, and the batch comes again."""
     kept, seen = str(tmp_path / "kept"), []
