@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 from model.protocol import REMOVE, ModelAttempt, Protocol, Refused
@@ -143,9 +142,8 @@ class Drivers:
         if world.type == "transactional":
             plans = (plans[driver.batch % len(plans)],)
         for plan in plans:
-            for workers in product(range(world.workers), repeat=world.tasks):
-                tries = [self._tasks.new(at, driver, *place, plan) for place in enumerate(workers)]
-                yield (*label, "with", plan), state.with_driver(at, driver).with_tries(*tries)
+            tries = [self._tasks.new(at, driver, partition, plan) for partition in range(world.tasks)]
+            yield (*label, "with", plan), state.with_driver(at, driver).with_tries(*tries)
 
     def _run(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
         world, used = self.world, state.used
@@ -169,8 +167,7 @@ class Drivers:
             for partition, report in enumerate(driver.reports):
                 if report is None:
                     for plan in plans:
-                        holder, worker = 1 + used.copies, world.workers - 1
-                        copy = self._tasks.new(at, driver, partition, worker, plan, holder)
+                        copy = self._tasks.new(at, driver, partition, plan, 1 + used.copies)
                         yield (f"driver {at}", "tries task again", partition, plan), copied.with_tries(copy)
 
     def _close_fence(self, state: State, at: int, driver: Driver) -> Iterator[tuple[Label, State]]:
@@ -224,7 +221,7 @@ class Drivers:
             if self.world.store == "cluster":
                 claims = tuple(claim for claim in claims if claim[0] > driver.txid)
             state = self._counted(state, driver)._replace(ledger=answer, claims=claims)
-        committed = driver._replace(phase="committed", vouched=(driver.txid, driver.serial), reports=())
+        committed = driver._replace(phase="committed", reports=())
         yield label, state.with_driver(at, committed)
         used = state.used
         if used.lost_replies < self.world.lost_replies:

@@ -118,23 +118,6 @@ class _EmptyTasksDoNotClaim(Protocol):
         return not empty
 
 
-class _NoLease(Protocol):
-    def lease_holds(self, held: int | None, vouched: int | None) -> bool:
-        return True
-
-
-class _EmptyTasksKeepTheirLease(Protocol):
-    empty_tasks_keep_their_lease = True
-
-
-class _EntriesOverABrokenLease(Protocol):
-    keeps_entries_over_a_broken_lease = True
-
-
-class _CacheFilledBeforeThePut(Protocol):
-    fills_before_put = True
-
-
 class _AdoptComparesBatchIds(Protocol):
     """A new owner's next batch is the one behind the last that was committed, whoever committed it."""
 
@@ -604,17 +587,6 @@ class _ForgetsWhereSomebodyMayBe(FollowingProtocol):
 _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
 _COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
 _FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
-_CACHED = World(name="workers with caches", drivers=((0, "refuse"),), cache="lease", workers=2, batches=4, attempts=4)
-_CACHED_TWO_KEYS = World(
-    name="workers that keep two keys of a partition",
-    drivers=((0, "refuse"),),
-    partitions=(0, 0),
-    plans=((1, 1), (1, 0), (0, 1)),
-    cache="lease",
-    workers=2,
-    batches=4,
-    attempts=4,
-)
 _ADOPTED = World(name="a second query adopts", drivers=((0, "refuse"), (1, "adopt")), plans=((1,),))
 _ROLLED_BACK = World(name="a rollback", drivers=((0, "refuse"),), rollbacks=2, batches=3, attempts=4)
 _READ = World(name="a reader", drivers=((0, "refuse"),), partitions=(0, 1), plans=((1, 1), (0, 1)), batches=3, reads=1)
@@ -687,25 +659,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("no claims", _NoClaims, _COPIED),
     Mutant("no claims by empty tasks", _EmptyTasksDoNotClaim, _COPIED),
-    Mutant("no cache lease", _NoLease, _CACHED),
-    Mutant(
-        "a lease kept by a task that put nothing",
-        _EmptyTasksKeepTheirLease,
-        World(name="copies with caches", drivers=((0, "refuse"),), cache="lease", workers=2, copies=1, batches=3),
-    ),
-    Mutant("entries kept over a broken lease", _EntriesOverABrokenLease, _CACHED_TWO_KEYS),
-    Mutant(
-        "the cache filled before the put",
-        _CacheFilledBeforeThePut,
-        World(
-            name="one process with a cache",
-            type="transactional",
-            drivers=((0, "refuse"),),
-            plans=((1,),),
-            cache="process",
-            put_failures=1,
-        ),
-    ),
     Mutant("adopt compares batch ids of two owners", _AdoptComparesBatchIds, _ADOPTED, "goes on behind"),
     Mutant(
         "an owner that yields without a floor",

@@ -2,8 +2,8 @@
 
 `Protocol` runs the library's own code: the transitions of `mapstate.protocol.transitions`, the map states, and the one
 rule of `mapstate.protocol.records`. Ledgers and views are numbered, so that a state of the model is a small tuple of
-numbers. What the library does with I/O around it (who checks the fence and when, who claims, what a cache may
-keep, when a reader looks again) is a method here, and the steps ask it; a mutant answers otherwise.
+numbers. What the library does with I/O around it (who checks the fence and when, who claims, when a reader looks again)
+is a method here, and the steps ask it; a mutant answers otherwise.
 """
 
 from __future__ import annotations
@@ -275,16 +275,6 @@ class Protocol:
     def has_to_claim(self, *, empty: bool) -> bool:  # noqa: ARG002  mutants ask
         """Whether a try of a task claims its partition first; also one that is ``empty``."""
         return self.type == "opaque"
-
-    # Caches
-
-    def lease_holds(self, held: int | None, vouched: int | None) -> bool:
-        """Whether a worker may use what it kept as of the attempt ``held``."""
-        return held is not None and held == vouched
-
-    empty_tasks_keep_their_lease = False
-    keeps_entries_over_a_broken_lease = False
-    fills_before_put = False
 
     # Readers, vacuum, reset
 

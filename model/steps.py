@@ -100,7 +100,6 @@ class Steps:
             reader=None,
             late=(),
             saved=None,
-            caches=(None,) * len(state.caches) * 2,
         )
         while now.checkpoints[query] == batch:
             driver = now.drivers[place]
@@ -116,4 +115,4 @@ class Steps:
 
 def _unlimited(world: World) -> World:
     """The same world for a driver that is alone in it."""
-    return replace(world, attempts=1 << 30, copies=0, failures=0, lost_replies=0, put_failures=0)
+    return replace(world, attempts=1 << 30, copies=0, failures=0, lost_replies=0)

@@ -19,19 +19,15 @@ class Tasks:
         self.world = world
         self.protocol = protocol
 
-    def new(self, at: int, driver: Driver, partition: int, worker: int, plan: tuple[int, ...], holder: int = 0) -> Try:
+    def new(self, at: int, driver: Driver, partition: int, plan: tuple[int, ...], holder: int = 0) -> Try:
         """A try of a task, of the attempt of the driver in place ``at``."""
         world = self.world
         unit = driver.query * 4 + driver.batch if world.type == "transactional" else 2 * driver.serial + holder
         operations = world.operations(plan, partition, 4**unit, twice=self.protocol.writes_keys_twice)
-        vouched = driver.vouched
-        holds = vouched is not None and vouched[0] == self.protocol.last(driver.view)
         assert driver.token is not None
         return Try(
             *(at, driver.serial, driver.txid, driver.view, driver.token, partition, holder, operations),
             at=0 if self.protocol.has_to_claim(empty=not operations) else 1,
-            worker=at if world.cache == "process" else worker,
-            vouched=vouched[1] if holds and vouched is not None else None,
         )
 
     def steps(self, state: State, at: int, one: Try) -> Iterator[tuple[Label, State]]:
@@ -40,8 +36,6 @@ class Tasks:
         if one.at == 0:
             yield self._claim(state, at, one, who)
             return
-        if one.at == 1 and self.world.cache and not one.entries:
-            one, state = self._take_cache(state, one)
         place, is_put = divmod(one.at - 1, 2)
         if place == len(one.operations):
             yield (who, "reports"), self._report(state, at, one, one.operations)
@@ -57,34 +51,11 @@ class Tasks:
         claims = tuple(sorted((*state.claims, (one.txid, one.partition, one.holder))))
         return (who, "claims"), state._replace(claims=claims).with_try(at, one._replace(at=1))
 
-    def _take_cache(self, state: State, one: Try) -> tuple[Try, State]:
-        """The worker's lease of the partition ends here, and comes back with the task's report."""
-        place = self._cache(one)
-        kept = state.caches[place]
-        entries: tuple[Any, ...] = (False,) * self.world.keys
-        uses = True
-        if kept is not None:
-            holds = self.world.cache == "process" or self.protocol.lease_holds(kept[0], one.vouched)
-            if holds or self.protocol.keeps_entries_over_a_broken_lease:
-                entries, uses = kept[1], holds
-        return one._replace(entries=entries, uses_cache=uses), state._replace(
-            caches=with_item(state.caches, place, None)
-        )
-
-    def _cache(self, one: Try) -> int:
-        return one.worker * self.world.tasks + one.partition
-
     def _get(self, state: State, at: int, one: Try, key: int, who: str) -> Iterator[tuple[Label, State]]:
-        entries = one.entries
-        if entries and one.uses_cache and entries[key] is not False:
-            read = entries[key]
-        else:
-            if not self.may_write(state, one.token, key):
-                yield (who, "is fenced at the get of key", key), self._report(state, at, one, None)
-                return
-            read = state.records[key]
-            entries = with_item(entries, key, read) if entries else entries
-        after = one._replace(at=one.at + 1, read=read, entries=entries)
+        if not self.may_write(state, one.token, key):
+            yield (who, "is fenced at the get of key", key), self._report(state, at, one, None)
+            return
+        after = one._replace(at=one.at + 1, read=state.records[key])
         yield (who, "gets key", key), state.with_try(at, after)
 
     def may_write(self, state: State, token: FenceToken | None, key: int) -> bool:
@@ -104,37 +75,21 @@ class Tasks:
         if record is None:
             yield (who, "has key in already", key), state.with_try(at, after)
             return
-        entries = one.entries
-        if entries and self.protocol.fills_before_put:
-            one = one._replace(entries=with_item(entries, key, record))
         allowed = self.may_write(state, one.token, key) and (
             self.world.store != "filtered" or self.protocol.may_replace(state.records[key], one.txid)
         )
         if not allowed:
             yield (who, "is refused the put of key", key), self._report(state, at, one, None)
             return
-        if entries:
-            after = after._replace(entries=with_item(entries, key, record))
         records = with_item(state.records, key, self.protocol.stored(record))
         yield (who, "puts key", key, record), state._replace(records=records).with_try(at, after)
-        used = state.used
-        if used.put_failures < self.world.put_failures:
-            failed = state._replace(used=used._replace(put_failures=used.put_failures + 1))
-            yield (who, "fails to put key", key), self._report(failed, at, one, None)
 
     def _report(self, state: State, at: int, one: Try, report: Any) -> State:
         """The end of a try: done (its operations), "lost", or None for an error. Only its driver's attempt hears it."""
-        world = self.world
         state = state._replace(tries=state.tries[:at] + state.tries[at + 1 :])
-        done = report not in ("lost", None) and (report or self.protocol.empty_tasks_keep_their_lease)
-        if one.entries and (done or (world.cache == "process" and report is None)):
-            kept = (one.serial, one.entries)
-            state = state._replace(caches=with_item(state.caches, self._cache(one), kept))
         driver = state.drivers[one.driver]
         if driver.phase != "run" or driver.serial != one.serial or driver.reports[one.partition] is not None:
             return state
-        if report is None and world.put_failures:
-            report = "lost"  # a store that failed once: the batch is begun anew
         after = (
             driver.gone()
             if report is None

@@ -14,7 +14,6 @@ from mapstate.schema import OnNewOwner, StateType
 from model.protocol import REMOVE, Record
 
 __all__ = [
-    "Caching",
     "Driver",
     "Drivers",
     "Label",
@@ -38,7 +37,6 @@ Label = tuple[Any, ...]
 
 Store = Literal["fenced", "filtered", "cluster"]
 Loss = Literal["flush", "ledger", "back", "node"]
-Caching = Literal["lease", "process"]
 
 
 class ViolationError(Exception):
@@ -66,9 +64,6 @@ class World:
     ``losses``      the store is emptied, loses its ledger alone, or is put back to a copy; or a cluster's node with one
                     key and its fence is
     ``clock_stands``  a new ledger would give out the txids of the one that was lost
-    ``cache``       "lease": what `mapstate.spark.executor.cache_lease` does. "process": one process that writes alone
-                    and keeps its `CachedMap` as long as it lives
-    ``put_failures``  puts that fail and write nothing
     """
 
     name: str
@@ -90,9 +85,6 @@ class World:
     loss: Loss = "flush"
     clock_stands: bool = False
     expiries: int = 0
-    cache: Caching | None = None
-    workers: int = 1
-    put_failures: int = 0
 
     @property
     def keys(self) -> int:
@@ -137,7 +129,6 @@ class World:
             vacuums=(),
             reader=None,
             late=(),
-            caches=(None,) * (self.tasks * max(self.workers, len(self.drivers)) if self.cache else 0),
             truth=(None,) * self.keys,
             history=(),
             counted=(0,) * self.queries,
@@ -160,7 +151,6 @@ class Used(NamedTuple):
     rollbacks: int = 0
     losses: int = 0
     expiries: int = 0
-    put_failures: int = 0
     surrenders: int = 0
 
 
@@ -173,7 +163,6 @@ class Driver(NamedTuple):
     ``reports``  by partition: None, "lost" (a claim), or what the task has done
     ``incarnation``  how often the store had lost something when it began; see `LedgerStore.load`
     ``incarnations``    the same of each node of a cluster, when its fence was raised; see `SpreadFences`
-    ``vouched``  the last txid that it committed itself, and that attempt's serial
     """
 
     query: int
@@ -187,7 +176,6 @@ class Driver(NamedTuple):
     reports: tuple[Any, ...] = ()
     incarnation: int = 0
     incarnations: tuple[int, ...] = ()
-    vouched: tuple[int, int] | None = None
 
     def gone(self) -> Driver:
         """The same driver after it was refused: nothing of it matters any more."""
@@ -199,7 +187,6 @@ class Try(NamedTuple):
 
     ``at``       0 claims; then a get and a put for each operation by turns; then it reports
     ``read``     the record that the last get found
-    ``entries``  its cache by key: False where nothing is known. ``uses_cache`` while the lease holds
     """
 
     driver: int
@@ -212,10 +199,6 @@ class Try(NamedTuple):
     operations: tuple[tuple[int, int], ...]
     at: int = 0
     read: Record | None = None
-    worker: int = 0
-    vouched: int | None = None
-    entries: tuple[Any, ...] = ()
-    uses_cache: bool = False
 
 
 class Vacuum(NamedTuple):
@@ -270,7 +253,6 @@ class State(NamedTuple):
     vacuums: tuple[Vacuum, ...]
     reader: Reader | None
     late: tuple[tuple[int, FenceToken | None, FenceToken], ...]
-    caches: tuple[tuple[int, tuple[Any, ...]] | None, ...]
     truth: tuple[int | None, ...]
     history: tuple[tuple[tuple[int | None, ...], int, int], ...]
     counted: tuple[int, ...]

@@ -18,7 +18,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     ``attempt``       the number of the committed attempt in this foreachBatch call, from 1 up
     ``rows``          rows that arrived, also those that are late or between two windows
     ``keys_read``     keys read from the store
-    ``keys_cached``   keys that the workers had in their caches
+    ``keys_cached``   0: workers have no caches any more
     ``keys_written``  keys written
     ``keys_skipped``  keys that an earlier attempt at the same transactional batch had written
     ``milliseconds``  from the begin of the foreachBatch call to the commit

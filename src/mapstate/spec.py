@@ -6,6 +6,7 @@ and prints without secrets.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_origin, get_type_hints
@@ -34,10 +35,8 @@ class StateOptions(TypedDict, total=False):
     """How records are written: "json" or "msgpack" in a store of bytes, "native" in a store with types of its own.
     "auto", the default, is "json" or "native".
     """
-    cache_size: Annotated[int, (0,)]
-    """Records of each partition that a worker may keep between batches; 0 means no cache. A cache turns adaptive
-    execution off while the batch is applied, and excludes a ttl. The driver has no cache.
-    """
+    cache_size: int
+    """Deprecated, without effect: a cache on the workers made no batch faster. Leave it out."""
     ttl: Annotated[float | timedelta | None, _SECONDS]
     """Seconds from a record's last write until the store may drop it; None means never. 0 ends the ttl of a state that
     had one. The ledger stays.
@@ -77,7 +76,9 @@ class StateOptions(TypedDict, total=False):
     """
 
 
-_KINDS = get_type_hints(StateOptions, include_extras=True)
+_KINDS = {
+    name: kind for name, kind in get_type_hints(StateOptions, include_extras=True).items() if name != "cache_size"
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,6 @@ class StateSpec:
     type: StateType
     name: str | None = None
     serializer: str = "auto"
-    cache_size: int = 0
     ttl: float | None = None
     on_new_owner: OnNewOwner = "refuse"
     on_gap: OnGap = "refuse"
@@ -126,12 +126,6 @@ class StateSpec:
             self.backend.open(self.name or "unnamed", ttl=self.ttl)  # raises if the store has no such ttl
         if self.changes is not None and (self.type != "opaque" or self.ttl is not None):
             raise ConfigurationError("changes is for opaque states without a ttl: other values go without a batch")
-        if self.ttl is not None and self.cache_size:
-            raise ConfigurationError("a ttl and a cache exclude each other: the cache would keep what has expired")
-        if self.apply_on == "driver" and self.cache_size:
-            raise ConfigurationError(
-                "apply_on='driver' and a cache exclude each other: caches are the executors'. Leave cache_size at 0"
-            )
         if self.apply_on == "executors" and not self.backend.shared_between_processes:
             raise ConfigurationError(
                 f"{self.backend!r} lives in one process, so executors cannot write to it: leave apply_on at 'auto'"
@@ -172,7 +166,7 @@ class StateSpec:
     @property
     def may_be_applied_on_driver(self) -> bool:
         """Whether the driver may take a small batch, and need not."""
-        return self.apply_on == "auto" and not self.cache_size
+        return self.apply_on == "auto"
 
     def open(self) -> Any:
         """Open the store of this state in the calling process. See `Backend.open`."""
@@ -201,6 +195,8 @@ def non_transactional(
 
 def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, given: StateOptions) -> StateSpec:
     options: dict[str, Any] = dict(given)
+    if options.pop("cache_size", None) is not None:
+        warnings.warn("cache_size has no effect any more, and will go: leave it out", DeprecationWarning, stacklevel=3)
     check_names("a spec has no option", options, ["name", *_KINDS])
     for option in ("ttl", "patience"):
         if isinstance(options.get(option), timedelta):

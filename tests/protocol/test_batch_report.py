@@ -130,18 +130,6 @@ def test_keys_that_a_replay_had_applied_already_are_skipped(url, spark, monkeypa
 
 
 @pytest.mark.spark
-def test_cached_keys_are_not_read(spark, tmp_path):
-    frame, job = visits(spark, opaque(f"sqlite:///{tmp_path}/state.db", cache_size=10))
-    seen: list[BatchReport] = []
-    job = job.on_batch(seen.append)
-    for batch_id in range(3):
-        job(frame, batch_id)
-    assert (seen[0].keys_read, seen[0].keys_cached) == (2, 0)
-    assert all(one.keys_read + one.keys_cached == 2 for one in seen)
-    assert all(one.keys_written == 2 for one in seen)
-
-
-@pytest.mark.spark
 def test_an_on_batch_that_raises_is_logged_and_the_next_is_called(url, spark, caplog):
     frame, job = visits(spark, opaque(url))
     seen: list[BatchReport] = []
@@ -153,7 +141,7 @@ def test_an_on_batch_that_raises_is_logged_and_the_next_is_called(url, spark, ca
         "state visits: on_batch failed for batch 0; the batch counts"
     ]
     line = next(one.getMessage() for one in caplog.records if one.levelname == "INFO")
-    assert "attempt 1, 3 rows, 2 keys, 0 of them cached, 2 read, 2 written, 0 skipped, " in line
+    assert "attempt 1, 3 rows, 2 keys, 2 read, 2 written, 0 skipped, " in line
     assert contents(url)[("a",)] == {"n": 2, "bytes": 4}
 
 

@@ -70,7 +70,6 @@ def test_everything_that_is_modelled_happens_somewhere():
         "is refused the put",
         "is fenced at the get",
         "has key in already",
-        "fails to put",
         "the follower log",
         "and begins anew",
         "vacuum begins",

@@ -35,7 +35,6 @@ def _spec(**options: Any) -> Any:
 NUMBERS: dict[str, tuple[Declare, Any, Any, list[Any]]] = {
     "ttl": (lambda v: _spec(ttl=v), 0.001, 10**10, [0.0001, -1, 1e300, math.inf, HUGE, dt.timedelta.max]),
     "patience": (lambda v: _spec(patience=v), 0, 10**10, [-0.0001, 1e300, math.inf, HUGE, dt.timedelta.max]),
-    "cache_size": (lambda v: _spec(cache_size=v), 0, 2**31 - 1, [-1, 10**30, HUGE]),
     "chunk_size": (lambda v: _spec(chunk_size=v), 1, 2**31 - 1, [0, 10**30, HUGE]),
     "chunk_bytes": (lambda v: _spec(chunk_bytes=v), 1, 2**31 - 1, [0, 10**30, HUGE]),
     "max_attempts": (lambda v: _spec(max_attempts=v), 1, 2**31 - 1, [0, 10**30, HUGE]),
@@ -49,6 +48,12 @@ NUMBERS: dict[str, tuple[Declare, Any, Any, list[Any]]] = {
     "timeout of a service": (lambda v: make_app("memory://", timeout=v), 0.001, 86_400, [0, 86_401, 1e300, HUGE]),
     "most_waiting": (lambda v: Calls({}, most_waiting=v), 1, 2**31 - 1, [0, HUGE]),
 }
+
+
+def test_a_size_of_the_cache_that_is_gone_is_a_warning():
+    with pytest.warns(DeprecationWarning, match="leave it out") as warned:
+        assert opaque("memory://", cache_size=9).type == "opaque"
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize("name", NUMBERS)

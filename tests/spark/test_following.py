@@ -225,19 +225,6 @@ def test_a_state_applied_on_the_driver_and_one_that_follows_keep_their_changes(s
         assert dict(map(tuple, spark.table(f"found_{state}").collect())) == expected
 
 
-@pytest.mark.full
-def test_a_cache_beside_a_change_log(spark, url, orders, tmp_path):
-    orders.come(("DE", 1))
-    orders.count(spark, url, cache_size=100)
-    copy = Copy(spark, url, tmp_path)
-    copy.catch_up()
-    for at in range(3):
-        orders.come(("DE", at), ("FR", at))
-    orders.count(spark, url, cache_size=100)
-    copy.catch_up()
-    assert copy.rows == contents(url) == {"DE": (4, 4), "FR": (3, 3)}
-
-
 KILLS: dict[str, dict[str, Any]] = {
     "before the log's put": {"method": "multi_put", "call": 2},
     "after the log's put": {"method": "multi_put", "call": 2, "after": True},

@@ -102,8 +102,8 @@ def test_of_a_large_batch_only_so_many_keys_reach_the_driver(spark, small, tmp_p
 
 @pytest.mark.parametrize(
     "options",
-    [{"apply_on": "executors"}, {"cache_size": 100}, {"also": {"seen": Collect("n", most=100)}}],
-    ids=["executors", "cache", "collections"],
+    [{"apply_on": "executors"}, {"also": {"seen": Collect("n", most=100)}}],
+    ids=["executors", "collections"],
 )
 def test_what_stays_on_executors(spark, small, tmp_path, options):
     job = Job(spark, f"sqlite:///{tmp_path}/state.db", **options)

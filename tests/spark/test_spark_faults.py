@@ -18,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_fixtures import Visits, finish, run_job
 
-from mapstate import Count, Max, Min, Sum, errors, newStream, opaque, open_reader, transactional
+from mapstate import Count, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
 from mapstate.errors import CheckpointError
 from mapstate.operations.checkpoint import clear_first_offsets
@@ -322,59 +322,6 @@ def test_a_second_driver_on_the_same_checkpoint_fences_the_first(url, spark, vis
         first(frame, 2)
     second(frame, 2)
     assert contents(url) == {("a",): {"visits": 3, "bytes": 3}, ("b",): {"visits": 3, "bytes": 6}}
-
-
-@pytest.mark.parametrize("spec_of", [opaque, pytest.param(transactional, marks=pytest.mark.full)])
-def test_a_cache_is_used_while_its_lease_holds_and_never_read_stale(spec_of, url, spark, visits, caplog):
-    """Two workers, three partitions: partitions move between workers; another driver writes in between."""
-    spark.conf.set("spark.sql.shuffle.partitions", "3")
-    try:
-        with caplog.at_level("INFO", "mapstate"):
-            for start in range(3):
-                for batch in range(4):
-                    visits.put(f"{start}-{batch}", [(f"u{n}", n) for n in range(batch, 60)])
-                run(count(visits, spark, url, spec_of, cache_size=50, chunk_size=7), visits)
-                visits.put(f"{start}-x", [(f"u{n}", n) for n in range(0, 60, 2)])
-                run(count(visits, spark, url, spec_of), visits)  # a driver without a cache
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", "2")
-    assert contents(url) == visits.truth()
-    cached = [int(record.getMessage().split(" keys, ")[1].split()[0]) for record in caplog.records]
-    assert sum(cached) > 0, "no lease ever held"
-    assert all(cached[start * 5] == cached[start * 5 + 4] == 0 for start in range(3))
-
-
-def test_a_cache_does_not_outlive_a_store_that_went_back(spark, tmp_path):
-    """A store restored from a copy gives out the same txids again; what was cached is of another incarnation."""
-    path = tmp_path / "state.db"
-    url = f"sqlite:///{path}"
-    one, hundred = (spark.createDataFrame([("a", n)], "user_id string, bytes bigint") for n in (1, 100))
-    by_user = newStream("visits", one).groupBy("user_id")
-
-    def driver() -> Any:
-        return by_user.persistentAggregate(opaque(url, cache_size=10, on_gap="accept"), total=Sum("bytes"))
-
-    first = driver()
-    first(one, 0)
-    opaque(url, "visits").open().close()
-    copy = {name: name.read_bytes() for name in tmp_path.iterdir()}
-    first(hundred, 1)
-    for name, data in copy.items():
-        name.write_bytes(data)
-    second = driver()
-    second(one, 2)
-    second(one, 3)
-    assert contents(url) == {("a",): {"total": 3}}
-
-
-def test_a_cache_does_not_outlive_a_field_that_was_added(url, spark):
-    frame = spark.createDataFrame([("a", "zebra"), ("a", "ant")], "user_id string, s string")
-    by_user = newStream("visits", frame).groupBy("user_id")
-    by_user.persistentAggregate(opaque(url, cache_size=10), hi=Max("s"))(frame, 0)
-    wider = by_user.persistentAggregate(opaque(url, cache_size=10), hi=Max("s"), lo=Min("s"))
-    for batch_id in (1, 2):
-        wider(frame, batch_id)
-    assert contents(url) == {("a",): {"hi": "zebra", "lo": "ant"}}
 
 
 def test_a_checkpoint_whose_driver_died_as_it_wrote_the_first_offsets_says_what_to_delete(spark, visits, tmp_path):

@@ -51,11 +51,9 @@ def held(url: Any, state: str = "s") -> int | None:
     return said
 
 
-@pytest.mark.parametrize("options", [{}, {"cache_size": 1000, "chunk_size": 3}, {"apply_on": "driver"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}, {"apply_on": "driver"}], ids=str)
 @pytest.mark.parametrize("spec_of", [opaque, transactional, non_transactional])
 def test_each_batch_says_how_many_keys_it_adds(spec_of, options, each_url, spark):
-    if "cache_size" in options and each_url.startswith("memory"):
-        options = {"chunk_size": 3}
     job = counts(spark, spec_of(each_url, repeat="allowed", **options))
     seen = []
     for batch_id, keys in enumerate([range(20), range(10, 30), range(5), [], ["more"]]):

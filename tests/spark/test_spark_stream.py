@@ -669,7 +669,6 @@ BAD = [
     (lambda s: opaque("memory://", colour="red"), errors.ConfigurationError, "colour"),  # type: ignore[call-arg]
     (lambda s: opaque("memory://", serializer="pickle"), errors.ConfigurationError, "'pickle'"),
     (lambda s: opaque("memory://", apply_on="executors"), errors.ConfigurationError, "one process"),
-    (lambda s: opaque("redis://", apply_on="driver", cache_size=9), errors.ConfigurationError, "cache_size at 0"),
     (lambda s: newStream("a b", s.df), errors.ConfigurationError, "'a b'"),
 ]
 

@@ -24,7 +24,7 @@ from mapstate.schema import span_text, time_text
 from mapstate.values import text as text_of
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
-_COLUMNS = ("batch", "txid", "attempt", "rows", "offsets", "read", "cached", "written", "skipped", "ms", "committed at")
+_COLUMNS = ("batch", "txid", "attempt", "rows", "offsets", "read", "written", "skipped", "ms", "committed at")
 _MOST_RANGES = 10
 
 
@@ -108,7 +108,7 @@ def show_reports(console: Console, reports: list[BatchReport]) -> None:
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     for report in reports:
-        keys = (report.keys_read, report.keys_cached, report.keys_written, report.keys_skipped)
+        keys = (report.keys_read, report.keys_written, report.keys_skipped)
         passed = "" if report.offsets_passed is None else report.offsets_passed
         numbers = (report.batch_id, report.txid, report.attempt, report.rows, passed, *keys, report.milliseconds)
         table.add_row(*map(str, numbers), Text(_shown(report.at)))

@@ -19,9 +19,8 @@ _MISSING: Any = object()
 class CachedMap(Generic[K, V]):
     """Keep the ``max_entries`` most recently used entries of ``backing``, with those of absent keys.
 
-    The cache is right only while nobody else writes the same keys. On Spark `mapstate.spark.executor.cache_lease`
-    proves that. A put fills the cache after ``backing`` succeeded; keys of a failed put are not cached. ``hits``,
-    ``misses`` and ``puts`` count keys.
+    The cache is right only while nobody else writes the same keys. A put fills it after ``backing`` succeeded; keys of
+    a failed put are not cached. ``hits``, ``misses`` and ``puts`` count keys.
     """
 
     def __init__(self, backing: IBackingMap[K, V], max_entries: int) -> None:

@@ -159,9 +159,6 @@ class _ClassicAccess:
     def plan_rows(self) -> None:
         self._frame._jdf.queryExecution().toRdd()
 
-    def partitioning(self) -> str | None:
-        return str(self._frame._jdf.queryExecution().executedPlan().outputPartitioning().toString())
-
     def release(self) -> None:
         self._frame._jdf.queryExecution().logical().rdd().unpersist(False)
 

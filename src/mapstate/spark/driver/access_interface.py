@@ -117,9 +117,6 @@ class Access(Protocol):
     def plan_rows(self) -> None:
         """Plan the frame and begin its job, so that what Spark cannot run raises here."""
 
-    def partitioning(self) -> str | None:
-        """How the plan of the frame spreads its rows, None where nobody can tell."""
-
     def release(self) -> None:
         """Release the storage of a frame that `localCheckpoint` has made."""
 

@@ -10,7 +10,6 @@ executor that holds a part of it dies.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -111,18 +110,13 @@ class AttemptResult:
     """What an attempt came to in one state: the tasks' reports and, where asked for, the new values.
 
     ``rows`` are in, ``keys`` were written or found written, and ``keys_delta`` keys added less those removed, None if
-    a task cannot tell. ``name`` is the attempt's own, on which the next batch's caches rest. ``rows_sent`` were counted
-    in front of the shuffle, None where nobody counted. ``window_commit`` is what the commit of a state with windows
-    says, ``panes`` what the attempt wrote and purged of panes, or of the log of changes.
+    a task cannot tell. ``rows_sent`` were counted in front of the shuffle, None where nobody counted. ``window_commit``
+    is what the commit of a state with windows says, ``panes`` what the attempt wrote and purged of panes, or of the log
+    of changes.
     """
 
     def __init__(
-        self,
-        reports: list[TaskReport],
-        new_values: DataFrame | None,
-        release: Callable[[], None] | None = None,
-        *,
-        name: str,
+        self, reports: list[TaskReport], new_values: DataFrame | None, release: Callable[[], None] | None = None
     ) -> None:
         deltas = [report.keys_delta for report in reports]
         self.reports = reports
@@ -130,7 +124,6 @@ class AttemptResult:
         self.keys = sum(report.keys for report in reports)
         self.keys_delta = None if None in deltas else sum(delta for delta in deltas if delta is not None)
         self.new_values = new_values
-        self.name = name
         self.rows_sent: int | None = None
         self.window_commit: WindowCommit | None = None
         self.panes: PaneChange | None = None
@@ -151,18 +144,16 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
-    fixed = {"spark.sql.adaptive.enabled": "false"} if task.spec.cache_size else {}  # it may merge partitions
-    with configured(rows, {**ONE_DRAW, **fixed}):
-        task.spread = _spread_of(rows) if task.spec.cache_size else None
+    with configured(rows, ONE_DRAW):
         if task.new_values is None:
             line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
             lines = rows.mapInArrow(task, line_type).collect()
-            return AttemptResult(reports_of(line[0] for line in lines), None, name=task.attempt_name)
+            return AttemptResult(reports_of(line[0] for line in lines), None)
         out, release = computed_once(rows.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
     new_values = out.where(report.isNull()).drop(REPORT_COLUMN)
-    return AttemptResult(reports_of(line[0] for line in lines), new_values, release, name=task.attempt_name)
+    return AttemptResult(reports_of(line[0] for line in lines), new_values, release)
 
 
 def apply_on_driver(rows: DataFrame, task: BatchTask, grouping: Grouping) -> AttemptResult:
@@ -185,7 +176,7 @@ def applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch])
     out = list(task(batches))
     line = out.pop().column(REPORT_COLUMN)[0].as_py()
     new_values = None if task.new_values is None else new_values_frame(rows, task.new_values, out)
-    return AttemptResult(reports_of([line]), new_values, name=task.attempt_name)
+    return AttemptResult(reports_of([line]), new_values)
 
 
 def collected(rows: DataFrame) -> list[pa.RecordBatch] | None:
@@ -204,10 +195,3 @@ def collected(rows: DataFrame) -> list[pa.RecordBatch] | None:
         if "spark.driver.maxResultSize" not in str(error):
             raise
         return None
-
-
-def _spread_of(plan: DataFrame) -> str | None:
-    """How a plan spreads keys over partitions, if it does so alike for every batch; else None. Driver."""
-    found = access_of(plan).partitioning() or ""
-    fixed = found.startswith("hashpartitioning(") or found == "SinglePartition"
-    return re.sub(r"#\d+L?", "", found) if fixed else None

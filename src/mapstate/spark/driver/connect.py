@@ -169,9 +169,6 @@ class ConnectAccess:
     def plan_rows(self) -> None:
         """See `Access.plan_rows`: the server's errors come by themselves."""
 
-    def partitioning(self) -> str | None:
-        return None
-
     def release(self) -> None:
         """See `Access.release`: the server does it when the frame has gone."""
 

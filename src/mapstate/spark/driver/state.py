@@ -46,7 +46,6 @@ class StateDriver:
         self.committed_as: int | None = None
         self._store: Any = None
         self._grouping: Grouping | None = None
-        self._cached_attempt: tuple[int, str] | None = None  # the last commit's txid, and its attempt's name
         self._started = 0.0
         self._small_batches = 0  # in a row, of those that were committed last
 
@@ -57,7 +56,6 @@ class StateDriver:
     def open(self) -> Any:
         """The store. Once in each run of a query."""
         self._store = self.spec.open()
-        self._cached_attempt = None
         return self._store
 
     def open_request(self, owner: str) -> OpenRequest:
@@ -138,7 +136,6 @@ class StateDriver:
         fields = Fields(record.fields, self.job.aggregators)
         if self._grouping is None or not self._grouping.fits(frame, fields):
             self._grouping = self.make_grouping(frame, self.job.keys, fields, list(self.job.columns))
-        cached = self._cached_attempt
         retracts = self.retracts
         new_values = None
         if self.branch.downstream:
@@ -153,7 +150,6 @@ class StateDriver:
             new_values=new_values,
             old_values=retracts,
             rows_of=list(self.job.columns),
-            committed=cached[1] if cached is not None and cached[0] == attempt.view.last else None,
         )
         return task, self._grouping
 
@@ -190,16 +186,15 @@ class StateDriver:
     def report(self, commit: Commit, number: int, result: AttemptResult | None, passed: int | None) -> BatchReport:
         """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
         self.committed_as = commit.txid
-        self._cached_attempt = None if result is None else (commit.txid, result.name)
         self._small_batches = self._small_batches + 1 if commit.keys <= MOST_SMALL else 0
         report = msgspec.structs.replace(self.make_report(commit, number, result), offsets_passed=passed)
         state = self.spec.state
         _log.info(
-            "state %s: batch %d committed as txid %d: attempt %d, %d rows%s, %d keys, %d of them cached, %d read, "
-            "%d written, %d skipped, %d ms, at %s",
+            "state %s: batch %d committed as txid %d: attempt %d, %d rows%s, %d keys, %d read, %d written, %d skipped, "
+            "%d ms, at %s",
             *(state, report.batch_id, report.txid, report.attempt, report.rows),
             "" if passed is None else f" of {passed} offsets",
-            *(report.keys_written + report.keys_skipped, report.keys_cached, report.keys_read, report.keys_written),
+            *(report.keys_written + report.keys_skipped, report.keys_read, report.keys_written),
             *(report.keys_skipped, report.milliseconds, report.at),
         )
         if isinstance(self._store, Reports):
@@ -225,8 +220,8 @@ class StateDriver:
             txid=commit.txid,
             attempt=number,
             rows=commit.rows,
-            keys_read=sum(task.read for task in tasks),
-            keys_cached=sum(task.cached for task in tasks),
+            keys_read=sum(task.keys for task in tasks),
+            keys_cached=0,
             keys_written=commit.keys - skipped,
             keys_skipped=skipped,
             milliseconds=int((time.monotonic() - self._started) * 1000),

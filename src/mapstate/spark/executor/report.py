@@ -43,9 +43,9 @@ class TaskReport(msgspec.Struct):
     """The one line of a task.
 
     ``rows_in`` were counted as they came, ``rows_done`` as their keys were written; ``lost_claim`` says
-    that another try of this task is the writer, so this one wrote nothing. ``cached`` keys were not ``read``;
-    ``skipped`` keys were in already, of an earlier attempt at a transactional batch. ``keys_delta`` is how many
-    keys the task added, less those that it removed; None if it cannot tell.
+    that another try of this task is the writer, so this one wrote nothing. ``skipped`` keys were in already, of
+    an earlier attempt at a transactional batch. ``keys_delta`` is how many keys the task added, less those that it
+    removed; None if it cannot tell.
     """
 
     partition: int
@@ -53,8 +53,6 @@ class TaskReport(msgspec.Struct):
     rows_in: int = 0
     rows_done: int = 0
     keys: int = 0
-    read: int = 0
-    cached: int = 0
     skipped: int = 0
     keys_delta: int | None = 0
     milliseconds: int = 0

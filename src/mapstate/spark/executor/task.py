@@ -30,7 +30,6 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
-from mapstate.spark.executor.cache_lease import lease
 from mapstate.spark.executor.report import SentError, TaskReport, report_line
 from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
 from mapstate.spec import StateSpec
@@ -49,8 +48,7 @@ class BatchTask:
     Its input has the key columns first. Then come each field's native partials and a count of rows (``partials`` has
     the number of columns per field), or the columns ``rows_of`` of raw rows, sorted by key (``partials`` is None).
     ``new_values`` is the schema of the new-values rows, or None if nobody asked for them. With ``old_values`` it also
-    has the values before the batch. ``committed`` is the last committed attempt, if its driver vouches for it, and
-    ``spread`` says how keys are spread over partitions, if a worker may keep records; see `cache_lease`.
+    has the values before the batch.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class BatchTask:
         attempt: Attempt,
         new_values: StructType | None,
         rows_of: Sequence[str] = (),
-        committed: str | None = None,
         old_values: bool = False,
     ) -> None:
         self.spec = spec
@@ -78,10 +75,7 @@ class BatchTask:
         self.token: FenceToken = attempt.token
         self.new_values = new_values
         self.old_values = old_values
-        self.attempt_name = uuid.uuid4().hex
-        self.committed = committed
         self.rows_of = rows_of
-        self.spread: str | None = None
         self.version = VERSION
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,36 +108,35 @@ class BatchTask:
                 return
         with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
             room = Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
-            with self._records(writer, room, report) as records:
-                state = self._map_state(records)
-                state.begin_commit(self.txid)
-                counted = self.counted(batches, report)
-                native = self.partials is not None
-                chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)
-                if native and self.spread is None and isinstance(writer, ReadsAhead):
-                    chunks = _read_ahead(chunks, writer)
-                index = self.key_index(writer, report.partition)
-                delta = 0
-                for keys, partials, rows, columns in chunks:
-                    bases: list[Any] = []
-                    with _without_gc():
-                        values = state.multi_combine(keys, partials, self.keeping(bases))
-                    delta += _nones(bases) - _nones(values)
-                    if index is not None:
-                        index.note(keys, bases)
-                    report.rows_done += rows
-                    report.keys += len(keys)
-                    if self.new_values is not None:
-                        yield self._new_values(self.new_values, columns, values, bases)
+            state = self._map_state(SerializedMap(writer, self._codec(), room))
+            state.begin_commit(self.txid)
+            counted = self.counted(batches, report)
+            native = self.partials is not None
+            chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)
+            if native and isinstance(writer, ReadsAhead):
+                chunks = _read_ahead(chunks, writer)
+            index = self.key_index(writer, report.partition)
+            delta = 0
+            for keys, partials, rows, columns in chunks:
+                bases: list[Any] = []
+                with _without_gc():
+                    values = state.multi_combine(keys, partials, self.keeping(bases))
+                delta += _nones(bases) - _nones(values)
                 if index is not None:
-                    index.write()
-                if isinstance(writer, ReadsAhead):
-                    writer.flush()
-                if isinstance(state, TransactionalMap):
-                    report.skipped = state.skipped
-                # Whether a key that an earlier try has written was there before it, nothing tells but an opaque record.
-                wrote_before = self.spec.type == "non-transactional" and _is_later_try()
-                report.keys_delta = None if report.skipped or wrote_before else delta
+                    index.note(keys, bases)
+                report.rows_done += rows
+                report.keys += len(keys)
+                if self.new_values is not None:
+                    yield self._new_values(self.new_values, columns, values, bases)
+            if index is not None:
+                index.write()
+            if isinstance(writer, ReadsAhead):
+                writer.flush()
+            if isinstance(state, TransactionalMap):
+                report.skipped = state.skipped
+            # Only an opaque record tells whether a key existed before an earlier try wrote it.
+            wrote_before = self.spec.type == "non-transactional" and _is_later_try()
+            report.keys_delta = None if report.skipped or wrote_before else delta
 
     def _claimed(self, store: Any, report: TaskReport) -> bool:
         """Whether this try of its task is the one that may write."""
@@ -155,23 +148,9 @@ class BatchTask:
         at = read_ledger(store, self.spec.state).in_flight
         return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
 
-    @contextmanager
-    def _records(self, writer: Any, room: Room, report: TaskReport) -> Iterator[Any]:
-        """The records behind the writer, through the worker's cache where there is one."""
+    def _codec(self) -> RecordCodec:
         spec = self.spec
-        codec = RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.field_counts)
-        records = SerializedMap(writer, codec, room)
-        if self.spread is None:
-            yield records
-            report.read = report.keys
-            return
-        kept = lease(
-            *(spec, self.spread, report.partition), attempt=self.attempt_name, committed=self.committed, records=records
-        )
-        with kept as cache:
-            hits, misses = cache.hits, cache.misses
-            yield cache
-            report.cached, report.read = cache.hits - hits, cache.misses - misses
+        return RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.field_counts)
 
     def key_index(self, writer: Any, partition: int) -> PaneIndex | None:  # noqa: ARG002
         """What notes the keys that this task writes: the panes' index of new keys, or the log of changes."""
