@@ -227,7 +227,7 @@ class Rewrites(Protocol):
 
         Raises FencedError like ``multi_put``, atomically with the write. A record that is gone meanwhile stays gone,
         and one that expires keeps the time it has left. For a vacuum, once per page, after a get of its keys; and for
-        the windows that a batch removes, once per chunk, without a get. Nothing else that a batch does removes.
+        the windows that a batch removes, once per chunk, without a get. A batch removes records in no other way.
         """
         ...
 

@@ -275,7 +275,7 @@ class StoreRestartedError(LedgerError):
 
 
 class ChangesGoneError(LedgerError, LookupError):
-    """Who follows a state has come too late for its changes, or the state is another one than he followed."""
+    """The follower is too far behind: its changes were removed, or the state was made anew."""
 
 
 class WindowGoneError(LedgerError, LookupError):

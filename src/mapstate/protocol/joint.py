@@ -42,7 +42,7 @@ def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: i
         due = last.batch_id == batch_id and ledger.owners[last.owner] == batch_id + 1
         return due and any(other.owners[other.owner] <= batch_id for other in ledgers)
     # Another query made the last commit. Ledger A is one batch ahead of B when A's second-to-last batch is B's last.
-    # A state that this query never kept, or that was reset after the batch, lacks nothing, though it is empty, too.
+    # An empty state is not behind if this query never kept it, or if it was reset after the batch.
     return any(
         batch_of(other.last_commit) == batch_of(ledger.previous)
         and other.owners.get(last.owner, _NEVER) <= last.batch_id

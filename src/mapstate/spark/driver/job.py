@@ -1,6 +1,6 @@
 """What a query keeps and feeds: the states of a stream, and the functions after their commit.
 
-A stream that is declared builds these, and the driver of its batches reads them; `Branch.late_before` it writes, too.
+Streams build these when they are declared. The driver of the batches only reads them, except `Branch.late_before`.
 """
 
 from __future__ import annotations

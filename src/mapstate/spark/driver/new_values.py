@@ -42,10 +42,10 @@ def read_back(
 ) -> tuple[DataFrame, int]:
     """The new values of a batch that is committed already, and how many of them are missing.
 
-    They are the records that carry its txid: scans the state, a page at a time. There are none where nobody can tell
-    them from later ones. ``old`` values are those that the records keep: right for every record that carries the txid,
-    because the committed attempt wrote it once, on what was committed before. A record is missing that has expired, was
-    evicted, was removed by the batch and then by a vacuum, or was written by a later attempt.
+    Scans the state, page by page, for the records with the batch's txid. Without a ``commit`` there are none: another
+    query has committed since, or the state was reset. ``old`` values are the previous ones of these records, which are
+    right because the committed attempt wrote each record once. A record is missing that has expired, was evicted, was
+    removed by the batch and then by a vacuum, or was written by a later attempt.
     """
     schema = new_values_type(batch_df, ledger.keys, fields, old=old)
     batches: list[pa.RecordBatch] = []
