@@ -1,5 +1,8 @@
 """A driver's hold on the ledgers of a topology: begun together, and committed together.
 
+A state by itself is a topology of one. Fences are a part of the ledger's write on Redis, SQLite and in memory; what is
+said of fences here is for stores that keep them apart (`SpreadFences`).
+
 After any crash and any replay all states hold the same batches with the same contents:
 
 - Ledgers of one commit domain (`JointLedgers`) change in one write, so they never differ.
@@ -200,7 +203,7 @@ class Ledgers:
             own = [self.ledgers[i] for i in domain]
             change_all(own, partial(begun, domain), may_create=opens, verify_fences=True)
             for i in domain:
-                self.ledgers[i].has_begun(results[i])
+                self.ledgers[i].after_begin(results[i])
         return results
 
     def _begun(
@@ -259,7 +262,10 @@ class HeldLedger:
 
     @property
     def record(self) -> LedgerRecord:
-        """The ledger as this session last read or wrote it. Raises StoreLostError where there is none."""
+        """The ledger as this session last read or wrote it; read now if a write left it unknown.
+
+        Raises StoreLostError where there is none.
+        """
         return (self.load() if self.known is None else self.known.record) or self.raise_lost()
 
     def load(self) -> LedgerRecord | None:
@@ -281,7 +287,7 @@ class HeldLedger:
         return f"{self._attempts:08x}{secrets.token_hex(8)}"
 
     def take(self, *, may_create: bool) -> KnownLedger | None:
-        """Return the known ledger and forget it, because the next write may change the ledger."""
+        """Return the known ledger, or a fresh read. It is forgotten, so that after a failed write it is read anew."""
         if self.known is None and self.load() is None and not may_create:
             self.raise_lost()
         taken, self.known = self.known, None
@@ -292,7 +298,7 @@ class HeldLedger:
         self.at_begin = self.known
         self._in_flight = None if self.known is None else self.known.record.in_flight
 
-    def has_begun(self, result: Attempt | AlreadyCommitted) -> None:
+    def after_begin(self, result: Attempt | AlreadyCommitted) -> None:
         """After the ledger's write: remember the ledger for the commit, and advance fences that are apart from it."""
         self.mark_begun()
         for remains in self._remains:
@@ -390,8 +396,8 @@ def change_all(
 
     Args:
         ledgers: Ledgers of states, in the order in which ``transition`` gets their records.
-        transition: Takes the records, None for a missing ledger; returns each record as it shall be. Its last call is
-            the one that counts.
+        transition: Takes the records, None for a missing ledger; returns each record as it shall be. Nothing is written
+            if it returns the very objects that it got. Its last call is the one that counts.
         may_create: Create missing ledgers. Else a missing one raises StoreLostError.
         same_incarnation: Raise StoreRestartedError unless the store is the incarnation in which the attempt began.
         verify_fences: Write only where fences that are apart from the ledger fit it.

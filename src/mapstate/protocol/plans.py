@@ -59,7 +59,7 @@ def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) ->
     return not _is_same(known, plan.digest()) or (known.fingerprint is None and _is_younger(plan, last))
 
 
-def check_age(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+def check_planned_before(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
     """Refuse a batch that was committed before another query took the state, if it was planned after that."""
     last = ledger.last_commit
     if plan is None or last is None or last.owner == ledger.owner or not _is_younger(plan, last):

@@ -22,7 +22,14 @@ from mapstate.protocol.ledger_record import (
     LedgerRecord,
     format_of,
 )
-from mapstate.protocol.plans import BatchPlan, check_age, check_follows, check_repeated, is_replanned, last_own
+from mapstate.protocol.plans import (
+    BatchPlan,
+    check_follows,
+    check_planned_before,
+    check_repeated,
+    is_replanned,
+    last_own,
+)
 from mapstate.protocol.refusals import missing_batches, part_in_flight, part_of_a_batch, stale_batch
 from mapstate.protocol.ways_back import check_replanned, rollback
 from mapstate.protocol.windows import PaneChange, WindowCommit
@@ -70,7 +77,7 @@ def begin(
         raise part_of_a_batch(ledger, last)
     due = ledger.owners[ledger.owner]
     if batch_id < due:
-        check_age(ledger, batch_id, plan)
+        check_planned_before(ledger, batch_id, plan)
         return ledger, _already_committed(ledger, batch_id, due)
     repeat = ledger.in_flight if ledger.type == "transactional" else None
     if repeat is not None and repeat.batch_id is not None:

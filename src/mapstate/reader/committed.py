@@ -312,7 +312,7 @@ class CommittedReads:
         """
         last = self._last
         if last is not None and last.data == data:
-            self._check_age(last.ledger)
+            self._check_max_age(last.ledger)
             return last
         if data is None:
             with self.turn:
@@ -325,7 +325,7 @@ class CommittedReads:
                 state=self.state,
             )
         opened = self._opened(data)
-        self._check_age(opened.ledger)
+        self._check_max_age(opened.ledger)
         return opened
 
     def _opened(self, data: bytes) -> Opened:
@@ -346,7 +346,7 @@ class CommittedReads:
         self._last, self.seen = opened, ledger
         return opened
 
-    def _check_age(self, ledger: LedgerRecord) -> None:
+    def _check_max_age(self, ledger: LedgerRecord) -> None:
         """Raise StaleBatchError unless the last commit is within ``max_age``. The ledger of each answer comes here."""
         if self._max_age is None:
             return

@@ -56,8 +56,8 @@ class RetryPolicy:
     def after(self, raised: Exception) -> Decision:
         """What follows an attempt that failed; pauses before a store that did not answer is retried.
 
-        Raises the store's error where patience is over, the error of mapstate that a text of Spark's carries instead of
-        that one, and ExecutorEnvironmentError.
+        Raises a better error than ``raised`` itself: the store's, if patience is over; one of mapstate's that is in the
+        text of Spark's; ExecutorEnvironmentError.
         """
         missing = environment_error(raised)
         if missing is not None:

@@ -109,7 +109,7 @@ class BatchTask:
         with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
             room = Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
             state = self._map_state(SerializedMap(writer, self._codec(), room))
-            state.begin_commit(self.txid)
+            state.begin_commit(self.txid)  # without a commit of the map: the ledger commits, on the driver
             counted = self.counted(batches, report)
             native = self.partials is not None
             chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)

@@ -33,7 +33,7 @@ class Ledger(HeldLedger):
             return after
 
         self._change(begun, verify_fences=True)
-        self.has_begun(attempts[-1])
+        self.after_begin(attempts[-1])
         return attempts[-1]
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None) -> None:
