@@ -7,7 +7,7 @@ and prints without secrets.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_origin, get_type_hints
 
@@ -37,7 +37,7 @@ class StateOptions(TypedDict, total=False):
     """
     cache_size: int
     """Deprecated, without effect: a cache on the workers made no batch faster. Leave it out."""
-    ttl: Annotated[float | timedelta | None, _SECONDS]
+    ttl: float | timedelta | None
     """Seconds from a record's last write until the store may drop it; None means never. 0 ends the ttl of a state that
     had one. The ledger stays.
     """
@@ -83,14 +83,16 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The declaration of one state: its store, type, name and options. `StateOptions` says what each option means.
+    """The declaration of one state: its store, type, name and options.
 
-    ``name`` is that of the state in its store, by default the stream's: letters, digits, ``_ . -``.
+    docs/reference/specs.md says what each option means. ``name`` is that of the state in its store, by default
+    the stream's: letters, digits, ``_ . -``.
     """
 
     backend: Backend
     type: StateType
     name: str | None = None
+    _: KW_ONLY
     serializer: str = "auto"
     ttl: float | None = None
     on_new_owner: OnNewOwner = "refuse"
@@ -121,8 +123,9 @@ class StateSpec:
         for option, kind in _KINDS.items():
             self._check(option, kind)
         _ = self.key_order  # raises if there is no such order
+        if self.ttl is not None:
+            check_range("ttl", self.ttl, 0.001 if self.ttl else 0.0, *_SECONDS[1:])
         if self.ttl:
-            check_range("ttl", self.ttl, 0.001, *_SECONDS[1:])
             self.backend.open(self.name or "unnamed", ttl=self.ttl)  # raises if the store has no such ttl
         if self.changes is not None and (self.type != "opaque" or self.ttl is not None):
             raise ConfigurationError("changes is for opaque states without a ttl: other values go without a batch")
@@ -176,7 +179,7 @@ class StateSpec:
 def opaque(backend_or_url: Backend | str, name: str | None = None, **options: Unpack[StateOptions]) -> StateSpec:
     """Exactly once whatever a replay contains: keeps each value and the one before it.
 
-    `StateOptions` says what the options mean. Raises ConfigurationError; makes no connection.
+    docs/reference/specs.md says what the options mean. Raises ConfigurationError; makes no connection.
     """
     return _spec("opaque", backend_or_url, name, options)
 
@@ -195,7 +198,8 @@ def non_transactional(
 
 def _spec(kind: StateType, backend_or_url: Backend | str, name: str | None, given: StateOptions) -> StateSpec:
     options: dict[str, Any] = dict(given)
-    if options.pop("cache_size", None) is not None:
+    if "cache_size" in options:
+        del options["cache_size"]
         warnings.warn("cache_size has no effect any more, and will go: leave it out", DeprecationWarning, stacklevel=3)
     check_names("a spec has no option", options, ["name", *_KINDS])
     for option in ("ttl", "patience"):

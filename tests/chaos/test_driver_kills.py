@@ -21,7 +21,8 @@ KILLS = {("opaque", False): (1, 86), ("opaque", True): (1, 20), ("transactional"
     ("kind", "on_driver"),
     [
         ("opaque", False),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in (("opaque", True), ("transactional", False))),
+        ("opaque", True),
+        pytest.param("transactional", False, marks=pytest.mark.full),
     ],
 )
 def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_dies(

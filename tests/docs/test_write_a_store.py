@@ -38,7 +38,6 @@ def run(folder: Path, file: str, **environment: str) -> tuple[set[str], set[str]
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_the_small_store_of_the_page_has_the_one_defect_that_the_page_says(postgresql_url, tmp_path):
     of_page = blocks(PAGE)
     store, table, contract = [

@@ -291,7 +291,6 @@ def test_the_page_is_used_below_a_path_of_another_application_with_a_token(brows
 
 
 @pytest.mark.redis
-@pytest.mark.full
 def test_of_a_thousand_states_one_is_found_and_its_details_are_in_view(browser, redis_url, tmp_path):
     for number in range(1000):
         made_of_one_batch(redis_url, f"state-{number:04d}", (KeyField("k", "string"),), (N,), {"a": number})

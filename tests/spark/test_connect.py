@@ -29,6 +29,9 @@ from test_keys_beside_spark import (  # noqa: F401
     test_an_expression_is_no_column_that_happens_to_have_its_name,
     test_what_cannot_be_kept_apart_is_refused_when_it_is_declared,
 )
+from test_replanned import (  # noqa: F401
+    test_all_states_of_a_topology_count_a_batch_anew_that_was_planned_anew,
+)
 from test_spark_stream import (  # noqa: F401
     test_every_key_is_right_after_several_batches,
 )
@@ -133,8 +136,11 @@ STEPS: dict[str, tuple[Any, dict[str, bool]]] = {
 @pytest.mark.parametrize("number", [1, pytest.param(len(STEPS), marks=pytest.mark.full)])
 def test_the_server_is_killed_at_a_step_and_replays_hold_other_rows(number, url, visits, tmp_path):
     """SIGKILL of JVM and workers, and of the client; another client starts the query on a new server."""
+    steps = random.sample([*STEPS.items()], number)
     with connect_server(tmp_path) as server:
-        for batch, (name, (step, fields)) in enumerate(random.sample([*STEPS.items()], number)):
+        visits.put("0", rows_of(0))
+        assert run_job(options_of(visits, url, server.url)).returncode == 0
+        for batch, (name, (step, fields)) in enumerate(steps, 1):
             visits.put(f"{batch}", rows_of(batch))
             folder = tmp_path / f"fault-{batch}"
             folder.mkdir()
@@ -145,7 +151,7 @@ def test_the_server_is_killed_at_a_step_and_replays_hold_other_rows(number, url,
             with suppress(errors.StateNotFoundError), open_reader(url, "visits") as reader:
                 ledger = reader.ledger()
                 counts = ledger.last_commit is not None and ledger.last_commit.batch_id == batch
-                assert counts == (name == "after the commit")
+                assert counts == (name == "after the commit"), name
             if name != "after the commit":  # then its rows count, and a replay brings them again
                 visits.put(f"{batch}", [*rows_of(batch)[5:], (f"new{batch}", 7)])
             server.start()
@@ -154,7 +160,6 @@ def test_the_server_is_killed_at_a_step_and_replays_hold_other_rows(number, url,
             assert contents(url) == visits.truth(), name
 
 
-@pytest.mark.full
 def test_the_worker_of_a_query_is_killed_and_the_query_starts_again_on_the_same_server(url, server, visits, tmp_path):
     for batch, (name, (step, fields)) in enumerate(itertools.islice(STEPS.items(), 2)):
         visits.put(f"{batch}", rows_of(batch))

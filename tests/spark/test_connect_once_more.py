@@ -20,7 +20,6 @@ from test_following import (  # noqa: F401
     orders,
     test_a_batch_that_was_rolled_back_is_taken_back,
     test_a_running_stream_follows_a_running_stream,
-    test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote,
     test_who_comes_too_late_is_told,
 )
 from test_keys_beside_spark import (  # noqa: F401
@@ -28,7 +27,6 @@ from test_keys_beside_spark import (  # noqa: F401
 )
 from test_replanned import (  # noqa: F401
     test_a_checkpoint_that_is_one_batch_older_loses_no_row,
-    test_all_states_of_a_topology_count_a_batch_anew_that_was_planned_anew,
 )
 from test_spark_offsets import (  # noqa: F401
     test_a_checkpoint_is_read_where_spark_puts_it,

@@ -191,7 +191,6 @@ def test_no_half_of_a_job_that_failed_runs_for_nobody(spark):
     loop.close()
 
 
-@pytest.mark.full
 def test_a_spark_that_does_not_answer_the_end_of_a_job_holds_up_nobody(spark, monkeypatch):
     go_on, is_asked = threading.Event(), threading.Event()
 

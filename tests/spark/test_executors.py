@@ -66,7 +66,6 @@ def test_an_executor_with_another_version_is_one_error_before_the_store_is_opene
 @pytest.mark.slow
 @pytest.mark.local_cluster
 @pytest.mark.redis
-@pytest.mark.full
 def test_an_executor_without_the_stores_driver_is_one_error_before_the_store_is_opened(visits, tmp_path, start_redis):
     server = start_redis()
     absent = tmp_path / "absent"

@@ -125,7 +125,6 @@ def test_a_stream_may_begin_with_what_comes(spark, url, orders, tmp_path):
     assert copy.catch_up() == {"IT": (3, 1)}
 
 
-@pytest.mark.full
 def test_many_keys_in_many_tasks_and_batches(spark, url, orders, tmp_path):
     orders.come(*((f"c{at}", at) for at in range(9000)))
     orders.count(spark, url)
@@ -138,7 +137,6 @@ def test_many_keys_in_many_tasks_and_batches(spark, url, orders, tmp_path):
     assert copy.rows == contents(url)
 
 
-@pytest.mark.full
 def test_a_batch_that_was_rolled_back_is_taken_back(spark, url, orders, tmp_path):
     orders.come(("DE", 1))
     orders.count(spark, url)

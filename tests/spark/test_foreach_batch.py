@@ -600,7 +600,7 @@ def parts_from(job: Any, of: int = 0) -> Function:
     return lambda rows, batch_id: (in_parts(lambda: job) if batch_id == of else job)(rows, batch_id)
 
 
-BOTH_WAYS = pytest.mark.parametrize("way", [a_part_and_dies, pytest.param(parts_from, marks=pytest.mark.full)])
+BOTH_WAYS = pytest.mark.parametrize("way", [a_part_and_dies, parts_from])
 
 
 @BOTH_WAYS

@@ -100,7 +100,7 @@ def dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("gap", "lag"), [pytest.param(10, 3, marks=pytest.mark.full), (7, 0)])
+@pytest.mark.parametrize(("gap", "lag"), [(10, 3), pytest.param(7, 0, marks=pytest.mark.full)])
 def test_sessions_are_those_of_brute_force(spark, url, monkeypatch, gap, lag):
     """Attempts fail in front of their commit, behind it and downstream; replays hold other rows; rows are late."""
     if lag == 0:  # executors purge and settle where they apply the state
@@ -284,19 +284,12 @@ def counted_here(spark, folder, config, lag):
 @pytest.mark.parametrize(
     ("window", "config", "late_here", "more"),
     [
-        pytest.param(
-            lambda: F.window("at", "30 seconds"),
-            TumblingDurationWindow.of("30 seconds"),
-            {1, 31},
-            0,
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
+        (lambda: F.window("at", "30 seconds"), TumblingDurationWindow.of("30 seconds"), {1, 31}, 0),
+        (
             lambda: F.window("at", "30 seconds", "10 seconds"),
             SlidingDurationWindow.of("30 seconds", "10 seconds"),
             {1, 31, 61, 79},
             20,
-            marks=pytest.mark.full,
         ),
         (lambda: F.session_window("at", "30 seconds"), SessionWindow.of("30 seconds"), {1, 31, 61, 79}, 30),
     ],

@@ -128,9 +128,7 @@ def test_a_transactional_attempt_that_had_written_nothing_knows_when_it_is_repea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "expected"), [pytest.param("non-transactional", None, marks=pytest.mark.full), ("opaque", 20)]
-)
+@pytest.mark.parametrize(("kind", "expected"), [("non-transactional", None), ("opaque", 20)])
 def test_a_task_that_spark_tries_again_by_itself_is_no_reason_to_count_wrongly(
     kind, expected, url, visits: Visits, tmp_path
 ):

@@ -52,7 +52,7 @@ class Gate:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is under way. AfterCommit a closed gate none begins."""
+        """Whether no batch is under way. None begins behind a closed gate."""
         with self._changed:
             return not self._inside
 

@@ -209,8 +209,8 @@ class Stream(Rows[PersistentAggregate], Startable):
         """The rows by windows of time, or of so many rows. See docs/windows.md.
 
         By time, ``config`` is ``TumblingDurationWindow.of("1 hour")``, ``SlidingDurationWindow.of(length, slide)`` or
-        ``SessionWindow.of(gap)``, with `WindowOptions`. A row whose first window has fired is late, see
-        `WindowedAggregate.lateStream`. Raises ConfigurationError.
+        ``SessionWindow.of(gap)``, with the options of docs/windows.md. A row whose first window has fired is
+        late, see `WindowedAggregate.lateStream`. Raises ConfigurationError.
 
         ``TumblingCountWindow.of(length)`` and ``SlidingCountWindow.of(length, slide)`` count a key's rows instead, and
         have one option, ``orderBy``: the columns that order the rows of one batch. Where they order them completely, a
@@ -221,7 +221,8 @@ class Stream(Rows[PersistentAggregate], Startable):
             check_names("a window by count has no option", options, ["orderBy"])
             order = options.get("orderBy", ())
             return CountedStream(self, config, (order,) if isinstance(order, str) else tuple(order))
-        check_names("a window by time has no option", options, WindowOptions.__annotations__)
+        if isinstance(config, DurationWindow | SessionWindow):
+            check_names("a window by time has no option", options, WindowOptions.__annotations__)
         return WindowedStream(self, windows_of(self.schema, config, **options))
 
     def tumblingWindow(self, length: Duration, **options: Unpack[WindowOptions]) -> WindowedStream:

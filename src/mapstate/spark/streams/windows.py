@@ -37,7 +37,7 @@ PANE_START = "pane_start"
 
 
 class WindowOptions(TypedDict, total=False):
-    """The options of windows by time, by keyword, each from 0 to 3,652,500 days.
+    """The options of windows by time, by keyword.
 
     A duration is text as Spark writes it, a timedelta, or, for times that are a ``bigint``, a number of their units.
     """
