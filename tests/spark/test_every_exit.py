@@ -179,7 +179,7 @@ def test_windows_and_watermarks_are_the_same_by_each_exit(found, zones):
 
 @pytest.mark.parametrize("zones", ZONES, ids=str)
 def test_rows_of_a_function_have_the_types_of_spark_that_no_state_has(found, zones):
-    assert found[zones]["types of rows"] == {
+    assert found(zones)["types of rows"] == {
         "days": "P1DT7384.000005S",
         "months": "-P14M",
         "years": ["P12M", None],
@@ -188,4 +188,4 @@ def test_rows_of_a_function_have_the_types_of_spark_that_no_state_has(found, zon
         "by_boolean": {"true": {"2026-01-02": "NaN"}},
         "by_text": {"a": [{"at": "9999-12-31T23:59:59.999999Z", "bytes": "00ff"}]},
     }
-    assert "take to_json of it" in found[zones]["variants"]
+    assert "take to_json of it" in found(zones)["variants"]
