@@ -25,7 +25,7 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.errors import LedgerError, MapStateError, StateNotFoundError
 from mapstate.operations.checkpoint import rewind
-from mapstate.protocol.tool_ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ways_back import rollback as rolled_back
 from mapstate.testing import Begins, Commits, Fail, FaultyBackend
 

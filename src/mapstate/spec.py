@@ -25,11 +25,11 @@ CHUNK_SIZE = 2000
 """Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
 
 _LONGEST = 10**10  # seconds; a server adds them to its clock, in milliseconds of 64 bits
-_SECONDS = (0.0, _LONGEST, " of seconds")
+_SECONDS = (_LONGEST, " of seconds")
 
 
 class StateOptions(TypedDict, total=False):
-    """The options of a state, by keyword; of numbers with their range, as `check_range` takes it."""
+    """The options of a state, by keyword; of most numbers with their range, as `check_range` takes it."""
 
     serializer: str
     """How records are written: "json" or "msgpack" in a store of bytes, "native" in a store with types of its own.
@@ -69,7 +69,7 @@ class StateOptions(TypedDict, total=False):
     """
     max_attempts: Annotated[int, (1,)]
     """Attempts at a batch in one foreachBatch call, at most."""
-    patience: Annotated[float | timedelta, _SECONDS]
+    patience: Annotated[float | timedelta, (0.0, *_SECONDS)]
     """Seconds for which a batch retries a store that does not answer, with growing pauses, before the query fails; 0
     means no retry. These retries do not count against ``max_attempts``. Not retried: the opening of the states, so that
     a wrong address fails at once, and the tasks of a non-transactional state.
@@ -124,7 +124,7 @@ class StateSpec:
             self._check(option, kind)
         _ = self.key_order  # raises if there is no such order
         if self.ttl is not None:
-            check_range("ttl", self.ttl, 0.001 if self.ttl else 0.0, *_SECONDS[1:])
+            check_range("ttl", self.ttl, 0.001 if self.ttl else 0.0, *_SECONDS)
         if self.ttl:
             self.backend.open(self.name or "unnamed", ttl=self.ttl)  # raises if the store has no such ttl
         if self.changes is not None and (self.type != "opaque" or self.ttl is not None):

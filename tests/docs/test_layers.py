@@ -41,7 +41,7 @@ LAYERS = [
     ("maps",),
     ("protocol.fences", "maps.pane_index", "maps.record_pass", "protocol.stored_ledger"),
     ("maps.change_log", "protocol.ledgers"),
-    ("protocol.tool_ledger",),
+    ("protocol.ledger",),
     ("backends",),
     ("spec",),
     ("reader",),
@@ -427,7 +427,7 @@ for call, package, extra in calls:
 def test_nothing_is_made_at_import():
     """No client, no thread, no file: a spec is all there is until a store is opened."""
     out = run(
-        "import threading, mapstate, mapstate.backends.memory, mapstate.backends.sqlite, mapstate.protocol.tool_ledger;"
+        "import threading, mapstate, mapstate.backends.memory, mapstate.backends.sqlite, mapstate.protocol.ledger;"
         "mapstate.opaque('sqlite:///x.db', 's');"
         "import os; print(threading.active_count(), os.path.exists('x.db'))"
     )

@@ -27,7 +27,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.checkpoint import rewind
-from mapstate.protocol.tool_ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 
 AVAILABLE = {"availableNow": True}
 

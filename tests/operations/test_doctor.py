@@ -21,7 +21,7 @@ from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import Checkup
 from mapstate.errors import StateNotFoundError, StoreAuthError
 from mapstate.operations.doctor import examine
-from mapstate.protocol import ledgers, tool_ledger
+from mapstate.protocol import ledger, ledgers
 from mapstate.protocol.ledger_record import Commit, PlanDigest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store
 from mapstate.schema import Field
@@ -121,7 +121,7 @@ def test_a_vacuum_that_was_killed_looks_orphaned_after_a_while(tmp_path, monkeyp
     url = f"memory://{tmp_path.name}"
     job = Job(url)
     job.batch(a=1)
-    monkeypatch.setattr(tool_ledger, "now", lambda: ago(7200))
+    monkeypatch.setattr(ledger, "now", lambda: ago(7200))
     job.ledger.operator.begin_vacuum()
     found = {one.subject: one for one in examine(url, "s")}["in flight"]
     assert (found.severity, "--take-over" in found.advice) == ("warning", True)

@@ -32,8 +32,8 @@ from mapstate.operations.drop import drop
 from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol import upkeep, ways_back
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.protocol.windows import NEVER, Input, fired_panes
 from mapstate.spark.driver.repeats import report_of
 

@@ -14,11 +14,11 @@ from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import IncompleteBatchError, ReplannedBatchError, RollbackError
 from mapstate.protocol import ways_back
 from mapstate.protocol.following import digest_of_files
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, encode_ledger, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.stored_ledger import decode_ledger
-from mapstate.protocol.tool_ledger import Ledger
 
 FILES = {"logOffset": 7, "source": "FileStreamSource[file:/in]", "newest": 17, "paths": ["file:/in/a"]}
 KAFKA = {"t": {"0": 10, "1": 20}}

@@ -25,10 +25,10 @@ from mapstate.maps import OpaqueMap
 from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine, recount
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.protocol.transitions import begin, commit
 from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
 from mapstate.protocol.upkeep import recount as recounted

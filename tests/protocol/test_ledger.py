@@ -28,10 +28,10 @@ from mapstate.errors import (
 )
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, OpenRequest, clock_txid, encode_ledger, now
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import LEDGER_KEY, decode_ledger, ledger_store, read_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 

@@ -21,9 +21,9 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
 from mapstate.protocol.ledgers import KnownLedger, Ledgers, commit_domains
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.testing import Begins, Commits, Fail, FaultyStore
 
 NAMES = ("by_user", "by_page")

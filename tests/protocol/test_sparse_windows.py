@@ -19,10 +19,10 @@ from mapstate.keys import is_index_key
 from mapstate.maps import pane_index
 from mapstate.maps.pane_index import PanePages
 from mapstate.protocol import ledger_record, stored_ledger, windows
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.sessions import last_panes
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.protocol.windows import (
     PaneChange,
     Panes,

@@ -22,8 +22,8 @@ from mapstate.keys import KeyCodec, is_index_key
 from mapstate.maps.map_state import replace_all
 from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.serialized import SerializedMap, writer_of
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.sessions import FIRST, LAST, pane_to_settle
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.reader import open_reader
 from mapstate.reader.state_reader import StateReader
 from mapstate.reader.windows import InputMark, Watermark, Window

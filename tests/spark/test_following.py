@@ -19,7 +19,7 @@ from mapstate.backends import resolve
 from mapstate.errors import ConfigurationError
 from mapstate.operations.checkpoint import rewind
 from mapstate.operations.vacuum import vacuum
-from mapstate.protocol.tool_ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 
 pytestmark = [pytest.mark.spark]
 

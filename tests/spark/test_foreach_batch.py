@@ -23,8 +23,8 @@ from spark_fixtures import AVAILABLE, Visits, contents, finish
 from mapstate import Count, Sum, newStream, non_transactional, opaque, open_reader, transactional
 from mapstate.errors import IncompleteBatchError, MissingBatchesError, StaleBatchError, StateSchemaError, UsageError
 from mapstate.operations.checkpoint import rewind
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.spark import StateUpdater, Topology, with_empty_batches
 from mapstate.spark.driver.batch import _calls_of
 

@@ -23,7 +23,7 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.errors import StateNotFoundError
 from mapstate.operations.checkpoint import rewind
-from mapstate.protocol.tool_ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 from mapstate.testing import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(900)]  # of many waits

@@ -29,7 +29,7 @@ from mapstate import (
     transactional,
 )
 from mapstate.backends import resolve
-from mapstate.protocol.tool_ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
 
 pytestmark = pytest.mark.spark

@@ -15,9 +15,9 @@ from visits_job import SCHEMA
 
 from mapstate import Count, Sum, Topology, newStream, non_transactional, opaque, transactional
 from mapstate.errors import ReplannedBatchError
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, read_ledger
-from mapstate.protocol.tool_ledger import Ledger
 
 pytestmark = pytest.mark.spark
 

@@ -41,7 +41,7 @@ from mapstate import (
     open_reader,
     transactional,
 )
-from mapstate.protocol.tool_ledger import Ledger
+from mapstate.protocol.ledger import Ledger
 from mapstate.testing import crash_between, wait_for
 
 pytestmark = pytest.mark.spark

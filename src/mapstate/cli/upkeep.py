@@ -23,8 +23,8 @@ from mapstate.operations.drop import drop as drop_state
 from mapstate.operations.vacuum import Vacuumed
 from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.protocol import ways_back
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.urls import LIKE_A_URL, quoted
 

@@ -9,8 +9,8 @@ from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import UsageError
 from mapstate.protocol import upkeep
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.windows import Time, number_of_caller, shown_time
 from mapstate.schema import number_of

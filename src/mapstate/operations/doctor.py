@@ -24,9 +24,9 @@ from mapstate.findings import Finding, Unreadable
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol import upkeep
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.reader.committed import CommittedReads

@@ -27,10 +27,10 @@ from mapstate.maps.pane_index import without_gone
 from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.maps.serialized import writer_of
 from mapstate.protocol.joint import has_last_batch
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
 
 _log = logging.getLogger("mapstate")

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from mapstate.backends import opened
 from mapstate.errors import StateSchemaError
 from mapstate.protocol.following import check_follower
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.plans import BatchPlan
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spec import StateSpec
 

@@ -20,10 +20,10 @@ from mapstate.errors import (
     StoreError,
     UsageError,
 )
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.plans import BatchPlan
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.spark.driver.access_interface import FUNCTION_PAGE
 from mapstate.spark.driver.followers import ledger_of

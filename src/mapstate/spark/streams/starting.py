@@ -11,8 +11,8 @@ from mapstate.backends import opened
 from mapstate.capabilities import Probes
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import check_first_offsets
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.spark.driver.access import access_of, is_connect
 from mapstate.spark.driver.job import Branch
 from mapstate.spark.driver.repeats import branches_of

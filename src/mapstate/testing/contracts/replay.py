@@ -13,8 +13,8 @@ from mapstate.backing_map import Backend
 from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.tool_ledger import Ledger
 from mapstate.reader import open_reader
 from mapstate.reader.capabilities import ScansFrom, ScansParts
 from mapstate.schema import StateType
