@@ -171,9 +171,9 @@ def test_doctor_ends_with_1_where_there_is_an_error_and_0_where_not(url, monkeyp
     messy(url)
     done = run("doctor", url, "s", "--replay-horizon", "12h")
     assert (done.exit_code, "integrity_check: ok" in done.stdout) == (0, True)
-    from mapstate.backends.sqlite import checkup as sqlite_checkup
+    from mapstate.backends.sqlite import operations as sqlite_operations
 
-    monkeypatch.setattr(sqlite_checkup, "_REMOTE", ("",))
+    monkeypatch.setattr(sqlite_operations, "_REMOTE", ("",))
     done = run("doctor", url, "s")
     assert done.exit_code == 1
     assert "expected: a local disk" in done.stdout

@@ -16,7 +16,7 @@ from states import Bare, Job
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.checkup import RedisFacts, judge
-from mapstate.backends.sqlite import checkup as sqlite_checkup
+from mapstate.backends.sqlite import operations as sqlite_operations
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import Checkup
 from mapstate.errors import StateNotFoundError, StoreAuthError
@@ -146,15 +146,15 @@ def test_a_sqlite_file_is_judged_by_how_and_where_it_is(tmp_path, monkeypatch):
     path.touch()
 
     def judged(synchronous: str = "full", journal: str = "wal", integrity: Any = ("ok",)) -> dict[str, str]:
-        return severities(sqlite_checkup.judge(str(path), synchronous, journal, list(integrity)))
+        return severities(sqlite_operations.judge(str(path), synchronous, journal, list(integrity)))
 
     assert judged("normal")["synchronous"] == "warning"
     assert judged(journal="delete")["journal mode"] == "warning"
     assert judged(integrity=["row 7 missing"])["integrity_check"] == "error"
-    monkeypatch.setattr(sqlite_checkup.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+    monkeypatch.setattr(sqlite_operations.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
     assert judged()["disk"] == "error"
     mounts = tmp_path / "mounts"
-    monkeypatch.setattr(sqlite_checkup, "_MOUNTS", mounts)
+    monkeypatch.setattr(sqlite_operations, "_MOUNTS", mounts)
     assert judged()["file system"] == "ok"
     mounts.write_text(f"/dev/sda / ext4 rw\nserver:/x {tmp_path} nfs4 rw\nserver:/y {tmp_path}/elsewhere ext4 rw\n")
     assert judged()["file system"] == "error"

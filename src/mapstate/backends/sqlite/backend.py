@@ -89,13 +89,13 @@ class SqliteBackend:
 
     def open_snapshot(self, state: str) -> SqliteStore:
         """See `Snapshots.open_snapshot`: one read transaction. While it is open, the WAL file only grows."""
-        from mapstate.backends.sqlite.snapshot import FrozenDatabase
+        from mapstate.backends.sqlite.operations import FrozenDatabase
 
         database = FrozenDatabase(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
         return SqliteStore(database, state, max_value_bytes=self.max_value_bytes)
 
     def states(self) -> Iterator[list[tuple[str, bytes]]]:
         """See `ListsStates.states`. One page, in the order of the names."""
-        from mapstate.backends.sqlite.listing import states_in
+        from mapstate.backends.sqlite.operations import states_in
 
         return states_in(Database(self.path, "*", timeout=self.timeout, synchronous=self.synchronous))

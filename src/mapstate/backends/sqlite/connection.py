@@ -13,10 +13,16 @@ from typing import TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
 
-from mapstate.backends.sqlite.problems import DRIVER_ERRORS, problem_of
+from mapstate.errors import MapStateError
 from mapstate.retry import Pauses
 
 T = TypeVar("T")
+
+DRIVER_ERRORS = (sqlite3.Error, OSError, UnicodeError)
+"""All that a transaction can raise by itself."""
+
+HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"
+"""Whether a file has the table of the reports, which older ones lack."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS mapstate_records (
@@ -91,8 +97,8 @@ class Database:
     def __init__(self, path: str, state: str, *, timeout: float, synchronous: str) -> None:
         self.path = path
         self.synchronous = synchronous
-        self._state = state
-        self._timeout = timeout
+        self.state = state
+        self.timeout = timeout
         self._idle: list[Connection] = []
         fork_gate.add(self)
 
@@ -108,7 +114,7 @@ class Database:
                 if db is None:
                     return None
                 if not db.has_tables:
-                    db.set_up(self.synchronous, self._timeout, create=create)
+                    db.set_up(self.synchronous, self.timeout, create=create)
                 db.execute(begin)
                 if not db.has_tables:
                     db.find_tables(create=create)
@@ -117,7 +123,7 @@ class Database:
                 self._idle.append(db)
                 db = None
             except DRIVER_ERRORS as error:
-                raise problem_of(error, path=self.path, state=self._state, timeout=self._timeout) from error
+                raise self.problem(error) from error
             finally:
                 if db is not None:
                     db.abandon()
@@ -126,9 +132,14 @@ class Database:
     def probe(self) -> None:
         """Raise what a write would, without one: of a file that is not there its directory is asked."""
         if identity_of(self.path) is None and not os.access(Path(self.path).parent, os.W_OK):
-            error = PermissionError("its directory cannot be written")
-            raise problem_of(error, path=self.path, state=self._state, timeout=self._timeout)
+            raise self.problem(PermissionError("its directory cannot be written"))
         self.transaction("BEGIN IMMEDIATE", lambda _: None)
+
+    def problem(self, error: Exception) -> MapStateError:
+        """Our error for one of SQLite's or of the operating system's."""
+        from mapstate.backends.sqlite.problems import problem_of
+
+        return problem_of(error, path=self.path, state=self.state, timeout=self.timeout)
 
     def close(self) -> None:
         """Close the idle connections. Closing twice is no error; a later call opens again."""
@@ -148,16 +159,20 @@ class Database:
             if idle.identity == now:
                 return idle
             idle.close()
-        db = sqlite3.connect(
-            f"file:{quote(os.fsencode(self.path))}?mode={'rwc' if create else 'rw'}",
+        db = self.connect("rwc" if create else "rw")
+        db.identity = now or identity_of(self.path)
+        return db
+
+    def connect(self, mode: str) -> Connection:
+        """A new connection, without a transaction."""
+        return sqlite3.connect(
+            f"file:{quote(os.fsencode(self.path))}?mode={mode}",
             uri=True,
-            timeout=self._timeout,
+            timeout=self.timeout,
             isolation_level=None,  # `transaction` begins them
             check_same_thread=False,  # one thread at a time uses it, but not always the same
             factory=Connection,
         )
-        db.identity = now or identity_of(self.path)
-        return db
 
     def _pop(self) -> Connection | None:
         try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mapstate.errors import (
     CorruptStoreError,
@@ -17,9 +15,6 @@ from mapstate.errors import (
     TooLargeError,
     cut,
 )
-
-DRIVER_ERRORS = (sqlite3.Error, OSError, UnicodeError)
-"""All that a transaction can raise by itself."""
 
 _LOCKED = (
     StoreUnavailableError,
@@ -68,18 +63,3 @@ def problem_of(error: Exception, *, path: str, state: str, timeout: float) -> Ma
         state=state,
         waited=code & 0xFF in _WAITED,
     )
-
-
-def in_order(after: Any, db: sqlite3.Connection, ask: str, values: Sequence[Any]) -> list[Any]:
-    """The page of keys behind ``after``, None for the first. Raises DatabaseError where the page ends before it.
-
-    A scan of such a file, which is damaged, would never end. SQLite compares the keys: the order is that of the file's
-    encoding.
-    """
-    keys = [key for (key,) in db.execute(ask, values)]
-    is_in_order = "SELECT ? IS NULL OR ? > ?"
-    if keys and (keys[-1] is None or not db.execute(is_in_order, (after, keys[-1], after)).fetchone()[0]):
-        problem = sqlite3.DatabaseError("its keys are out of order")
-        problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise problem
-    return keys

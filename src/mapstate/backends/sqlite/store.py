@@ -7,13 +7,9 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
-from mapstate.backends.sqlite.checkup import judge, verified
-from mapstate.backends.sqlite.connection import Connection, Database
-from mapstate.backends.sqlite.listing import ends_of_parts, not_listed
-from mapstate.backends.sqlite.problems import in_order
-from mapstate.backends.sqlite.removal import HAS_REPORTS, removed
+from mapstate.backends.sqlite.connection import HAS_REPORTS, Connection, Database
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import FencedError, TooLargeError, UsageError, shown
@@ -132,27 +128,22 @@ class SqliteStore:
         """See `ScansFrom.scan_from`. A cursor has the last key, and outlives every process."""
         if cursor and not cursor.startswith(_AFTER):
             raise UsageError(f"this is no cursor of a scan of state {self._state!r}. Nothing was read.")
-        return self._listed(page_size, cursor.removeprefix(_AFTER) if cursor else None, None)
+        from mapstate.backends.sqlite.operations import key_pages
+
+        pages = key_pages(self._database, self._state, page_size, cursor.removeprefix(_AFTER) if cursor else None)
+        return ((page, _AFTER + page[-1]) for page in pages)
 
     def scan_parts(self, most: int) -> list[str]:
         """See `ScansParts.scan_parts`: ranges of keys. SQLite walks through the rows once to find their ends."""
+        from mapstate.backends.sqlite.operations import ends_of_parts
+
         ends = self._database.transaction("BEGIN", lambda db: ends_of_parts(db, self._state, most)) or []
         return [json.dumps(part) for part in zip([None, *ends], [*ends, None], strict=True)]
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
-        return (page for page, _ in self._listed(page_size, *json.loads(part)))
+        from mapstate.backends.sqlite.operations import key_pages
 
-    def _listed(self, page_size: int, after: str | None, until: str | None) -> Iterator[tuple[list[str], str]]:
-        page: list[Any] = self._page(after, until, page_size)
-        foreign: list[str] = []
-        while page:
-            keys = [key for key in page if isinstance(key, str)]
-            if keys:
-                yield keys, _AFTER + keys[-1]
-            foreign += [repr(key) for key in page if not isinstance(key, str)]
-            page = self._page(page[-1], until, page_size)
-        if foreign:
-            raise not_listed(self._state, foreign)
+        return key_pages(self._database, self._state, page_size, *json.loads(part))
 
     def keep_report(self, report: bytes, most: int) -> None:
         state = self._state
@@ -165,8 +156,6 @@ class SqliteStore:
         self._database.transaction("BEGIN IMMEDIATE", keep)
 
     def reports(self) -> list[bytes]:
-        """See `Reports.reports`."""
-
         def newest_first(db: sqlite3.Connection) -> list[bytes]:
             if db.execute(HAS_REPORTS).fetchone() is None:
                 return []
@@ -177,10 +166,14 @@ class SqliteStore:
 
     def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: one transaction."""
+        from mapstate.backends.sqlite.operations import removed
+
         yield removed(self._database, self._state, token, lambda db: self._version(db) == expected)
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`. Reads the whole file."""
+        from mapstate.backends.sqlite.operations import judge, verified
+
         found = self._database.transaction("BEGIN", verified)
         return [] if found is None else list(judge(self._database.path, self._database.synchronous, *found))
 
@@ -262,13 +255,6 @@ class SqliteStore:
             )
         state, last = self._state, dict(zip(keys, values, strict=True))
         return [(state, key, last[key]) for key in sorted(last)]
-
-    def _page(self, after: str | None, until: str | None, page_size: int) -> list[str]:
-        bounds = [(" AND key > ?", after), (" AND key <= ?", until)]
-        where = "".join(text for text, bound in bounds if bound is not None)
-        values = (self._state, *(bound for _, bound in bounds if bound is not None), page_size)
-        ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
-        return self._database.transaction("BEGIN", lambda db: in_order(after, db, ask, values)) or []
 
 
 class _Writer:
