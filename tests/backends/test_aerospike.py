@@ -25,9 +25,9 @@ from mapstate.aggregators import CombinerAggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import resolve
 from mapstate.backends.aerospike import AerospikeBackend
-from mapstate.backends.aerospike.checkup import judge
-from mapstate.backends.aerospike.records import Records
-from mapstate.backends.aerospike.store import CLAIMS, AerospikeStore
+from mapstate.backends.aerospike.operations import judge
+from mapstate.backends.aerospike.records import CLAIMS, Records
+from mapstate.backends.aerospike.store import AerospikeStore
 from mapstate.backing_map import Backend, IBackingMap
 from mapstate.capabilities import (
     Checkup,

@@ -21,8 +21,8 @@ from typing import Any
 import aerospike
 
 from mapstate.backends.aerospike.connection import AerospikeAddress, Connection
-from mapstate.backends.aerospike.records import Records
-from mapstate.backends.aerospike.store import CLAIMS, AerospikeStore
+from mapstate.backends.aerospike.records import CLAIMS, Records
+from mapstate.backends.aerospike.store import AerospikeStore
 from mapstate.errors import ConfigurationError
 from mapstate.urls import (
     Address,
@@ -173,7 +173,7 @@ class AerospikeBackend:
 
         Where the URL has a set, the one state in it.
         """
-        from mapstate.backends.aerospike.listing import states_in
+        from mapstate.backends.aerospike.operations import states_in
 
         return states_in(self._connection("*"), self.namespace, self.set)
 

@@ -14,10 +14,8 @@ from typing import Any, Literal
 import aerospike
 from aerospike import exception as driver
 
-from mapstate.backends.aerospike.checkup import judge
 from mapstate.backends.aerospike.connection import Connection
-from mapstate.backends.aerospike.records import Records
-from mapstate.backends.aerospike.writer import Writer
+from mapstate.backends.aerospike.records import CLAIMS, LEDGER, Records, Writer
 from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken
 from mapstate.errors import ConfigurationError, CorruptRecordError, FencedError
@@ -26,12 +24,6 @@ from mapstate.keys import StoreKey
 
 _Version = tuple[bytes, str | None]
 """The ledger, and the cluster that it was read from."""
-
-CLAIMS = "mapstate.claims"
-"""The set of the claims of all states of a namespace."""
-
-LEDGER = "\\ledger"
-"""The user key of the ledger. No encoded key is equal to it."""
 
 _REPORTS = "\\reports"
 
@@ -189,6 +181,8 @@ class AerospikeStore:
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`: what one node says of the namespace."""
+        from mapstate.backends.aerospike.operations import judge
+
         connection = self._connection
         request = f"namespace/{self._records.namespace}"
         reply = connection.retrying(lambda: connection.client.info_random_node(request))

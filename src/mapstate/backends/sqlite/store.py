@@ -177,28 +177,6 @@ class SqliteStore:
         found = self._database.transaction("BEGIN", verified)
         return [] if found is None else list(judge(self._database.path, self._database.synchronous, *found))
 
-    def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """`multi_put`, if ``token`` is the fence."""
-        rows = self._rows(keys, values)
-        self._fenced(token, lambda db: _put(db, rows))
-
-    def rewrite_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        """See `Rewrites.multi_rewrite`, if ``token`` is the fence."""
-        check_lengths(keys, values, "values")
-        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-        rows = self._rows(list(kept), list(kept.values()))
-        gone = sorted(set(keys) - kept.keys())
-
-        def rewrite(db: sqlite3.Connection) -> None:
-            changed = [(record, state, key) for state, key, record in rows]
-            db.executemany("UPDATE mapstate_records SET record = ? WHERE state = ? AND key = ?", changed)
-            whole = len(gone) - len(gone) % _ROWS_AT_ONCE
-            for at in range(0, whole, _ROWS_AT_ONCE):
-                db.execute(_DELETE_MANY, (self._state, *gone[at : at + _ROWS_AT_ONCE]))
-            db.executemany(_DELETE, [(self._state, key) for key in gone[whole:]])
-
-        self._fenced(token, rewrite)
-
     def _fenced(self, token: FenceToken, write: Callable[[sqlite3.Connection], None]) -> None:
         """Call ``write`` if ``token`` is the fence, in one transaction. Raises FencedError."""
 
@@ -264,10 +242,25 @@ class _Writer:
         self.multi_get = store.multi_get
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        self._store.put_fenced(self._token, keys, values)
+        rows = self._store._rows(keys, values)
+        self._store._fenced(self._token, lambda db: _put(db, rows))
 
     def multi_rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        self._store.rewrite_fenced(self._token, keys, values)
+        check_lengths(keys, values, "values")
+        store, state = self._store, self._store._state
+        kept = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        rows = store._rows(list(kept), list(kept.values()))
+        gone = sorted(set(keys) - kept.keys())
+
+        def rewrite(db: sqlite3.Connection) -> None:
+            changed = [(record, state, key) for state, key, record in rows]
+            db.executemany("UPDATE mapstate_records SET record = ? WHERE state = ? AND key = ?", changed)
+            whole = len(gone) - len(gone) % _ROWS_AT_ONCE
+            for at in range(0, whole, _ROWS_AT_ONCE):
+                db.execute(_DELETE_MANY, (state, *gone[at : at + _ROWS_AT_ONCE]))
+            db.executemany(_DELETE, [(state, key) for key in gone[whole:]])
+
+        store._fenced(self._token, rewrite)
 
 
 def _put(db: sqlite3.Connection, rows: list[tuple[str, str, bytes]]) -> None:
