@@ -28,9 +28,9 @@ from servers import GivenRedis, RedisServer
 
 from mapstate.backends.redis import cluster_writer
 from mapstate.backends.redis.backend import RedisBackend
-from mapstate.backends.redis.cluster_backend import RedisClusterBackend
+from mapstate.backends.redis.cluster_store import RedisClusterBackend
+from mapstate.backends.redis.cluster_writer import GroupKeys, SlotGroup, by_slot_group
 from mapstate.backends.redis.layout import StringLayout
-from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group
 from mapstate.backends.redis.wire import PackedKeys, command
 from mapstate.spec import CHUNK_SIZE
 

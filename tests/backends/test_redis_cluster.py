@@ -23,7 +23,7 @@ from servers import RedisServer, free_port, wait_until
 from mapstate import opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisClusterBackend, RedisClusterStore
-from mapstate.backends.redis.slot_groups import by_slot_group
+from mapstate.backends.redis.cluster_writer import by_slot_group
 from mapstate.backends.redis.wire import command
 from mapstate.backing_map import Backend, IBackingMap
 from mapstate.capabilities import (

@@ -12,7 +12,7 @@ from redis.connection import Connection
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.backends.redis.slot_groups import by_slot_group
+from mapstate.backends.redis.cluster_writer import by_slot_group
 from mapstate.capabilities import FenceToken, SpreadFences
 from mapstate.errors import CorruptRecordError
 from mapstate.maps import OpaqueMap

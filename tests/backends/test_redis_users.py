@@ -16,7 +16,7 @@ from servers import GivenRedis
 from test_redis_shapes import KEYS, OPENING, commit, count
 
 from mapstate.backends import resolve
-from mapstate.backends.redis.slot_groups import by_slot_group
+from mapstate.backends.redis.cluster_writer import by_slot_group
 from mapstate.errors import CorruptRecordError, StoreAuthError
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap

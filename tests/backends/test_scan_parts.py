@@ -11,7 +11,7 @@ from servers import RedisServer, find_redis
 
 from mapstate.backends import resolve
 from mapstate.backends.redis.layout import StringLayout
-from mapstate.backends.redis.scan_parts import TablePart, cursor_at, place_of
+from mapstate.backends.redis.operations import TablePart, cursor_at, place_of
 from mapstate.errors import StoreUnavailableError
 
 pytestmark = pytest.mark.redis

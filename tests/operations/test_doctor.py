@@ -15,7 +15,7 @@ from states import Bare, Job
 
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
-from mapstate.backends.redis.checkup import RedisFacts, judge
+from mapstate.backends.redis.operations import RedisFacts, judge
 from mapstate.backends.sqlite import operations as sqlite_operations
 from mapstate.batch_report import BatchReport, encode_report
 from mapstate.capabilities import Checkup

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from mapstate import Collect, Count, newStream, opaque
 from mapstate.backends.redis import RedisClusterBackend
-from mapstate.backends.redis.slot_groups import by_slot_group
+from mapstate.backends.redis.cluster_writer import by_slot_group
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.keys import KeyCodec

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mapstate.backends.redis.backend import RedisBackend, RedisUnixBackend
+from mapstate.backends.redis.backend import RedisBackend, RedisSentinelBackend, RedisUnixBackend
 from mapstate.backends.redis.store import RedisStore
 
 if TYPE_CHECKING:
-    from mapstate.backends.redis.cluster_backend import RedisClusterBackend
-    from mapstate.backends.redis.cluster_store import RedisClusterStore
-    from mapstate.backends.redis.sentinel_backend import RedisSentinelBackend
+    from mapstate.backends.redis.cluster_store import RedisClusterBackend, RedisClusterStore
 
 __all__ = [
     "RedisBackend",
@@ -34,17 +32,11 @@ __all__ = [
     "RedisUnixBackend",
 ]
 
-_LATER = {
-    "RedisClusterBackend": "cluster_backend",
-    "RedisClusterStore": "cluster_store",
-    "RedisSentinelBackend": "sentinel_backend",
-}
-
 
 def __getattr__(name: str) -> Any:
-    """Import the classes for several servers at first use: a worker's first batch waits for its imports."""
-    if name not in _LATER:
+    """Import the classes for a cluster at first use: a worker's first batch waits for its imports."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from mapstate.backends.redis import cluster_store
 
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    return getattr(cluster_store, name)

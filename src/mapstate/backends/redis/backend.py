@@ -1,4 +1,4 @@
-"""The backends for one Redis server at an address or behind a socket, and what they share with sentinels."""
+"""The backends for one Redis server: at an address, behind a socket, or the primary that sentinels name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any, ClassVar
 
 from redis.connection import ConnectionPool
 
-from mapstate.backends.redis.connection import PooledSettings, Server, driver_module
+from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout, StringLayout
+from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.errors import ConfigurationError
 from mapstate.schema import KeyOrder
+from mapstate.urls import Address
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class OneServer(PooledSettings):
+class OneServer(RedisSettings):
     """The parameters that are the same wherever one server holds all of a state.
 
     ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed": many small hashes,
@@ -52,7 +54,7 @@ class OneServer(PooledSettings):
 
         Where the URL has ``records``, the one state that has them.
         """
-        from mapstate.backends.redis.listing import states_on_server, the_one_state
+        from mapstate.backends.redis.operations import states_on_server, the_one_state
 
         if self.records is not None:
             return the_one_state(Server(self, self.pool, "*"), self.records)
@@ -102,3 +104,31 @@ class RedisUnixBackend(OneServer):
         options = self.connection_options(asynchronous=asynchronous)
         socket = driver.UnixDomainSocketConnection
         return driver.ConnectionPool(connection_class=socket, path=self.path, db=self.db, **options)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisSentinelBackend(OneServer):
+    """A primary with replicas. Sentinels name it each time that a connection is made.
+
+    ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/db?parameter=value``, and ``rediss+sentinel://``
+    for TLS, to the sentinels too. User and password are those of the servers.
+
+    ``sentinel_login``  the sentinels ask for the same user and password
+    ``retries``         is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
+    """
+
+    sentinels: tuple[Address, ...] = ()
+    master: str = ""
+    sentinel_login: bool = False
+    retries: int = 20
+
+    KIND: ClassVar[str] = "sentinels"
+
+    def new_pool(self, node: Any = None, *, asynchronous: bool = False) -> Any:  # noqa: ARG002
+        driver = driver_module("sentinel", asynchronous=asynchronous)
+        options = self.connection_options(asynchronous=asynchronous)
+        tls = {"ssl": True, **self.tls_options()} if self.tls else {}
+        plain = {name: value for name, value in options.items() if name != "credential_provider"}
+        sentinel = driver.Sentinel(self.sentinels, sentinel_kwargs=(options if self.sentinel_login else plain) | tls)
+        pool = driver.SentinelConnectionPool
+        return pool(self.master, sentinel, db=self.db, socket_keepalive=True, **options, **tls)

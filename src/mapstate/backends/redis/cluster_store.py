@@ -1,4 +1,4 @@
-"""One state in a Redis cluster: its records in slot groups, each with a fence, and its ledger.
+"""The backend for a Redis cluster, and one state there: its records in slot groups, each with a fence, and its ledger.
 
 A state ``visits`` with 64 slot groups has these keys::
 
@@ -14,27 +14,28 @@ change instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
 
+from redis.connection import ConnectionPool
 from redis.crc import key_slot
 
-from mapstate.backends.redis.checkup import allowed, facts_of, judge, sampled
 from mapstate.backends.redis.cluster_map import ClusterLayout, ClusterMap, Reply, Request
-from mapstate.backends.redis.cluster_writer import ClusterWriter
+from mapstate.backends.redis.cluster_writer import ClusterWriter, GroupKeys, SlotGroup, by_slot_group, in_chunk_order
 from mapstate.backends.redis.layout import StringLayout, escaped, texts_of
-from mapstate.backends.redis.listing import digest_of, key_pages, torn, walked_nodes
 from mapstate.backends.redis.problems import another_layout
-from mapstate.backends.redis.removal import dropped
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
-from mapstate.backends.redis.slot_groups import GroupKeys, SlotGroup, by_slot_group, in_chunk_order
+from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.store import Version
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken
-from mapstate.errors import CorruptRecordError, StoreAuthError, cut
+from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, cut
 from mapstate.findings import Finding
 from mapstate.keys import contains_none
-from mapstate.urls import shown_address
+from mapstate.schema import KeyOrder
+from mapstate.urls import Address, shown_address
 
 
 class RedisClusterStore:
@@ -153,6 +154,8 @@ class RedisClusterStore:
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
         """See `ScansParts.scan_part`. Errors as of `scan`."""
+        from mapstate.backends.redis.listing import torn
+
         number, digest = part.split(" ")
         shape = self._cluster.shape()
         if _digest(shape) != digest:
@@ -160,6 +163,8 @@ class RedisClusterStore:
         return self._listed(shape, page_size, only=int(number))
 
     def _listed(self, shape: ClusterLayout, page_size: int, *, only: int | None = None) -> Iterator[list[str]]:
+        from mapstate.backends.redis.listing import key_pages, walked_nodes
+
         pattern, count = escaped(self._name) + b":{*}:*", b"%d" % page_size
         walk = walked_nodes(
             self._cluster, shape, lambda at: command(b"SCAN", at, b"MATCH", pattern, b"COUNT", count), only
@@ -177,6 +182,7 @@ class RedisClusterStore:
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: records by pages, through their fences; the fences; and the keys in the ledger's slot."""
+        from mapstate.backends.redis.operations import dropped
 
         def finish() -> bool:
             if self._cluster.ask([self._both()])[0].found[0] != expected[0]:
@@ -190,19 +196,22 @@ class RedisClusterStore:
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
-        found = []
+        from mapstate.backends.redis.operations import allowed, facts_of, judge, sampled
+
+        def tell(node: Address, asked: bytes) -> Any:
+            return allowed(lambda: self._cluster.ask_node(node, [asked]).found[0])
+
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
         asked = []
         for part in by_slot_group(sampled(self), len(self._groups)):
             group = self._groups[part.group]
             asked.append(Request(group.slot, tuple(group.layout.ttls(lambda part=part: part.keys))))  # type: ignore[misc]
         ttls = [ttl for reply in allowed(lambda: self._cluster.ask(asked)) or [] for ttl in reply.found]
+        found = []
         for node in self._cluster.shape().masters:
-            facts = facts_of(lambda asked, node=node: self._allowed(node, asked), [])  # type: ignore[misc]
-            facts = facts._replace(ledger_ttl=ledger_ttl, ttls=ttls)
-            found += [
-                one._replace(subject=f"{shown_address(node)} {one.subject}") for one in judge(facts, replay_horizon)
-            ]
+            facts = facts_of(partial(tell, node), [])._replace(ledger_ttl=ledger_ttl, ttls=ttls)
+            own = judge(facts, replay_horizon)
+            found += [one._replace(subject=f"{shown_address(node)} {one.subject}") for one in own]
         return found
 
     def close(self) -> None:
@@ -279,10 +288,53 @@ class RedisClusterStore:
         start = len(self._name) + 2
         return texts_of([key[key.index(b"}:", start) + 2 :] for key in found], unlisted)
 
-    def _allowed(self, node: tuple[str, int], asked: bytes) -> Any:
-        return allowed(lambda: self._cluster.ask_node(node, [asked]).found[0])
-
 
 def _digest(shape: ClusterLayout) -> str:
     """Equal for equal shapes, also in another process."""
+    from mapstate.backends.redis.listing import digest_of
+
     return digest_of(repr((shape.owners, shape.masters, sorted(shape.moving))).encode())
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisClusterBackend(RedisSettings):
+    """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
+
+    ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.
+
+    ``buckets``  the number of slot groups: at least some for each node, and so few that a chunk has many keys of each.
+                 Fixed when the state is made, and checked from then on
+    ``retries``  is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
+    """
+
+    nodes: tuple[Address, ...] = (("localhost", 6379),)
+    buckets: int = 64
+    retries: int = 20
+
+    KIND: ClassVar[str] = "cluster"
+    RECORDS: ClassVar[dict[str, Any]] = {"prefix": "", "buckets": 1}
+
+    chunk_size: ClassVar[int] = 10_000
+    """Each slot group has a share of a chunk. Takes 5/6 of the time of chunks of 2,000 (``bench/chunk_sizes.py``)."""
+
+    @property
+    def key_order(self) -> KeyOrder:
+        """See `Backend`: slot group after slot group."""
+        return self.buckets
+
+    def open_with(self, pool: Callable[..., ConnectionPool], state: str, ttl: float | None) -> RedisClusterStore:
+        if "{" in state or "}" in state:
+            raise ConfigurationError(f"{state!r} cannot name a state in a cluster: braces choose the slot there")
+        name = (self.prefix + state).encode()
+        expiry = self.expiry(state, ttl)
+        groups = [SlotGroup(name, number, state, self.max_value_bytes, expiry) for number in range(self.buckets)]
+        return RedisClusterStore(ClusterMap(self, self.nodes, pool, state), state, self.prefix, groups)
+
+    def states(self) -> Iterator[list[tuple[str, bytes]]]:
+        """See `ListsStates.states`: SCAN, one node after the other."""
+        from mapstate.backends.redis.operations import states_in_cluster
+
+        return states_in_cluster(ClusterMap(self, self.nodes, self.pool, "*"), self.prefix.encode())
+
+    def host_options(self, node: Address) -> dict[str, Any]:
+        return {"host": node[0], "port": node[1]}

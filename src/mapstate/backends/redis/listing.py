@@ -1,23 +1,18 @@
-"""Listings of a Redis, of one server or a cluster: the keys of a state, and the states, by their ledgers' names."""
+"""Walks through the keys of a Redis, of one server or a cluster."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import msgspec
-
 from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import Layout, escaped
-from mapstate.backends.redis.wire import INFO, command, incarnation_of
-from mapstate.distinct_keys import DistinctKeys
+from mapstate.backends.redis.layout import Layout
+from mapstate.backends.redis.wire import INFO, incarnation_of
 from mapstate.errors import CorruptRecordError, StoreUnavailableError, UsageError
 from mapstate.findings import MOST_NAMED
 
-_LEDGER = b"!ledger"
-_COUNT = 1000  # keys of the database that one request walks through: about a millisecond of the server's time
 _CURSOR = re.compile(r"(end|\d{1,20})-([0-9a-f]*)", re.ASCII)
 
 
@@ -30,15 +25,6 @@ class ScanPosition(NamedTuple):
 
 Walk = Iterator[tuple[list[Any], ScanPosition]]
 """The replies of SCAN or the like, without their cursors, each with the position after it."""
-
-
-class _Named(msgspec.Struct):
-    """The part of a ledger that names its state."""
-
-    state: str
-
-
-_decoder = msgspec.json.Decoder(_Named)
 
 
 def _passed(_: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:
@@ -142,85 +128,6 @@ def cursor_of(position: ScanPosition) -> str:
     return f"{'end' if position.at is None else position.at.decode()}-{position.server}"
 
 
-def once_each(where: Any, pages: Iterable[list[str]]) -> Iterator[list[str]]:
-    """The pages; raises StoreUnavailableError after them if a key came twice, as where the table has shrunk."""
-    listed, count = DistinctKeys(), 0
-    for page in pages:
-        listed.update(page)
-        count += len(page)
-        yield page
-    if len(listed) != count:
-        raise torn(where, "Redis moved its keys about and gave one twice")
-
-
 def digest_of(text: bytes | None) -> str:
     """A short name for an incarnation of a server, or for the shape of a cluster; empty where that is unknown."""
     return "" if text is None else blake2b(text, digest_size=8).hexdigest()
-
-
-Page = list[tuple[str, bytes]]
-
-
-def states_on_server(server: Server, prefix: bytes) -> Iterator[Page]:
-    """See `ListsStates.states`. Errors as of `walked`."""
-
-    def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = server.ask(command(b"MGET", *(prefix + name + _LEDGER for name in names)), 1)[0]
-        return found
-
-    return _states(walked(server, _scan_for(prefix, _LEDGER), ScanPosition()), prefix, _LEDGER, ledgers_of)
-
-
-def states_in_cluster(cluster: Any, prefix: bytes) -> Iterator[Page]:
-    """See `ListsStates.states`: one node after the other. Errors as of `walked_nodes`."""
-    from redis.crc import key_slot
-
-    from mapstate.backends.redis.cluster_map import Request
-
-    start, end = prefix + b"{", b"}" + _LEDGER
-
-    def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
-        # MGET replies nothing for a key of another type, where GET raises.
-        asked = [Request(key_slot(name), (command(b"MGET", start + name + end),)) for name in names]
-        return [reply.found[0][0] for reply in cluster.ask(asked)]
-
-    yield from _states(walked_nodes(cluster, cluster.shape(), _scan_for(start, end)), start, end, ledgers_of)
-
-
-def the_one_state(server: Server, records: str) -> Iterator[Page]:
-    """The state whose records have a name of their own (``records`` in the URL), which its ledger names."""
-    ledger = server.ask(command(b"GET", records.encode() + _LEDGER), 1)[0]
-    yield [] if ledger is None else [(_named(ledger) or records, ledger)]
-
-
-def _scan_for(start: bytes, end: bytes) -> Callable[[bytes], bytes]:
-    pattern = escaped(start) + b"*" + end
-    return lambda cursor: command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _COUNT)
-
-
-def _states(
-    walk: Walk, start: bytes, end: bytes, ledgers_of: Callable[[Sequence[bytes]], list[bytes | None]]
-) -> Iterator[Page]:
-    """The states of each page, without those under another prefix that begins with this one."""
-    seen = set[bytes]()
-    barred = {*b"{}"} if start.endswith(b"{") else set[int]()
-    for (found,), _ in walk:
-        names = [key[len(start) : -len(end)] for key in dict.fromkeys(found)]
-        new = [name for name in names if name not in seen and barred.isdisjoint(name)]
-        seen.update(new)
-        page = []
-        for name, ledger in zip(new, ledgers_of(new) if new else [], strict=True):
-            text = name.decode(errors="backslashreplace")
-            own = None if ledger is None else _named(ledger)
-            elsewhere = own is not None and own != text and text.endswith(own)
-            if ledger is not None and not elsewhere:
-                page.append((text, ledger))
-        yield page
-
-
-def _named(ledger: bytes) -> str | None:
-    """The state that a ledger names; None where it cannot be read."""
-    try:
-        return _decoder.decode(ledger).state
-    except (msgspec.MsgspecError, ValueError):
-        return None

@@ -166,14 +166,14 @@ class RedisStore:
 
     def scan_parts(self, most: int) -> list[str]:
         """See `ScansParts.scan_parts`: ranges of SCAN, or of hash shards. One part for a hash, or without INFO."""
-        from mapstate.backends.redis.scan_parts import parts_of
+        from mapstate.backends.redis.operations import parts_of
 
         return parts_of(self._server, self._layout, most)
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
         """See `ScansParts.scan_part`. Keeps 8 bytes per key. Errors as of `scan`."""
-        from mapstate.backends.redis.listing import key_pages, once_each
-        from mapstate.backends.redis.scan_parts import walked_part
+        from mapstate.backends.redis.listing import key_pages
+        from mapstate.backends.redis.operations import once_each, walked_part
 
         walk = walked_part(self._server, self._layout, part, page_size)
         pages = key_pages(walk, self._layout.scanned, self._state, page_size)
@@ -190,14 +190,14 @@ class RedisStore:
         return found
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
-        from mapstate.backends.redis.removal import dropped, removed_if
+        from mapstate.backends.redis.operations import dropped, removed_if
 
         names = (self._ledger, self._fence, self._claims, self._reports, self._kept_layout)
         return dropped(self, self._state, token, lambda: removed_if(self._server, names, expected[0]))
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. Says what the user may not ask for."""
-        from mapstate.backends.redis.checkup import check_server
+        from mapstate.backends.redis.operations import check_server
 
         return check_server(self, self._server, self._layout, self._ledger, replay_horizon)
 

@@ -1,23 +1,235 @@
-"""What a Redis server tells of itself and of one state, and findings about how it can lose acknowledged writes."""
+"""What only operators ask of a Redis: the list of states, a scan in parts, the removal of a state, a checkup."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import Layout
-from mapstate.backends.redis.wire import command
-from mapstate.capabilities import Scan
-from mapstate.errors import CorruptRecordError, StoreError, StoreFullError, StoreUnavailableError
-from mapstate.findings import Finding
+import msgspec
 
+from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.hash_layouts import PackedLayout
+from mapstate.backends.redis.layout import Layout, StringLayout, escaped
+from mapstate.backends.redis.listing import ScanPosition, Walk, digest_of, torn, walked, walked_nodes
+from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of
+from mapstate.capabilities import FenceToken, Scan, close_if_possible
+from mapstate.distinct_keys import DistinctKeys
+from mapstate.errors import CorruptRecordError, FencedError, StoreError, StoreFullError, StoreUnavailableError
+from mapstate.findings import Finding, Unreadable
+
+_LEDGER = b"!ledger"
+_COUNT = 1000  # keys of the database that one request walks through: about a millisecond of the server's time
+_REMOVED = 1000  # records on a page of a state that is dropped
 _PACKED_FORMS = (b"listpack", b"ziplist")
 _SAMPLE = 20  # records that a checkup looks at
 _LOOK = 10_000  # keys of the server that one request walks through to find them
+
+_BITS = 64
+_END = 1 << _BITS
+"""The place behind the last one."""
+
+_LEAST_KEYS = 5_000
+"""Keys of the database for each part, at least: a table of so many keys has far more slots than there are parts."""
+
+Page = list[tuple[str, bytes]]
+
+
+class _Named(msgspec.Struct):
+    """The part of a ledger that names its state."""
+
+    state: str
+
+
+_decoder = msgspec.json.Decoder(_Named)
+
+
+def states_on_server(server: Server, prefix: bytes) -> Iterator[Page]:
+    """See `ListsStates.states`. Errors as of `walked`."""
+
+    def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = server.ask(command(b"MGET", *(prefix + name + _LEDGER for name in names)), 1)[0]
+        return found
+
+    return _states(walked(server, _scan_for(prefix, _LEDGER), ScanPosition()), prefix, _LEDGER, ledgers_of)
+
+
+def states_in_cluster(cluster: Any, prefix: bytes) -> Iterator[Page]:
+    """See `ListsStates.states`: one node after the other. Errors as of `walked_nodes`."""
+    from redis.crc import key_slot
+
+    from mapstate.backends.redis.cluster_map import Request
+
+    start, end = prefix + b"{", b"}" + _LEDGER
+
+    def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
+        # MGET replies nothing for a key of another type, where GET raises.
+        asked = [Request(key_slot(name), (command(b"MGET", start + name + end),)) for name in names]
+        return [reply.found[0][0] for reply in cluster.ask(asked)]
+
+    yield from _states(walked_nodes(cluster, cluster.shape(), _scan_for(start, end)), start, end, ledgers_of)
+
+
+def the_one_state(server: Server, records: str) -> Iterator[Page]:
+    """The state whose records have a name of their own (``records`` in the URL), which its ledger names."""
+    ledger = server.ask(command(b"GET", records.encode() + _LEDGER), 1)[0]
+    yield [] if ledger is None else [(_named(ledger) or records, ledger)]
+
+
+def _scan_for(start: bytes, end: bytes) -> Callable[[bytes], bytes]:
+    pattern = escaped(start) + b"*" + end
+    return lambda cursor: command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _COUNT)
+
+
+def _states(
+    walk: Walk, start: bytes, end: bytes, ledgers_of: Callable[[Sequence[bytes]], list[bytes | None]]
+) -> Iterator[Page]:
+    """The states of each page, without those under another prefix that begins with this one."""
+    seen = set[bytes]()
+    barred = {*b"{}"} if start.endswith(b"{") else set[int]()
+    for (found,), _ in walk:
+        names = [key[len(start) : -len(end)] for key in dict.fromkeys(found)]
+        new = [name for name in names if name not in seen and barred.isdisjoint(name)]
+        seen.update(new)
+        page = []
+        for name, ledger in zip(new, ledgers_of(new) if new else [], strict=True):
+            text = name.decode(errors="backslashreplace")
+            own = None if ledger is None else _named(ledger)
+            elsewhere = own is not None and own != text and text.endswith(own)
+            if ledger is not None and not elsewhere:
+                page.append((text, ledger))
+        yield page
+
+
+def _named(ledger: bytes) -> str | None:
+    """The state that a ledger names; None where it cannot be read."""
+    try:
+        return _decoder.decode(ledger).state
+    except (msgspec.MsgspecError, ValueError):
+        return None
+
+
+def parts_of(server: Server, layout: Layout, most: int) -> list[str]:
+    """See `ScansParts.scan_parts`: ranges of SCAN, or of hash shards. One part for a hash, or without INFO."""
+    keys, *info = server.ask(command(b"DBSIZE") + INFO, 3, optional=2)
+    name = digest_of(incarnation_of(*info))
+    starts, end = [0], _END
+    if not name:
+        most = 1
+    if isinstance(layout, PackedLayout):
+        count, end = min(most, layout.shards), layout.shards
+        starts = [number * end // count for number in range(count)]
+    elif isinstance(layout, StringLayout):
+        bits = max(0, min(most, keys // _LEAST_KEYS).bit_length() - 1)
+        starts = [number << (_BITS - bits) for number in range(1 << bits)]
+    return [f"{start} {until} {name}" for start, until in zip(starts, [*starts[1:], end], strict=True)]
+
+
+def walked_part(server: Server, layout: Layout, part: str, page_size: int) -> Walk:
+    """Walk through a part. Errors as of `walked`, and StoreUnavailableError where keys of two parts are mixed."""
+    start, end, name = part.split(" ")
+    if isinstance(layout, PackedLayout):
+        until = int(end)
+        return walked(server, lambda at: layout.scan(at, page_size, until), ScanPosition(start.encode(), name or None))
+    if int(end) - int(start) == _END:
+        return walked(server, lambda at: layout.scan(at, page_size), ScanPosition(b"0", name or None))
+    table = TablePart(server, layout, int(end))
+    position = ScanPosition(cursor_at(int(start)), name)
+    return walked(server, lambda at: table.scan(at, page_size), position, table.step)
+
+
+def place_of(cursor: bytes) -> int:
+    """Where a cursor of SCAN is in the order of the slots."""
+    return int(f"{int(cursor):0{_BITS}b}"[::-1], 2)
+
+
+def cursor_at(place: int) -> bytes:
+    """The cursor of a place."""
+    return b"%d" % int(f"{place:0{_BITS}b}"[::-1], 2)
+
+
+class TablePart:
+    """The places below ``end`` of a server's hash table.
+
+    A cursor of SCAN is a slot of the table as a number with its bits reversed: slots come in the order of their
+    ``place``, the reversed bits. The place of a key never changes while its server runs, however the table grows or
+    shrinks, so a part is a range of places. SCAN does not stop at the end of a range. But it visits at most ten times
+    COUNT slots and one; and where COUNT is 1, it stops after the first slot with a key in it. Both hold since Redis 2.8
+    and are not documented: the cursors that come back tell whether they held.
+    """
+
+    def __init__(self, server: Server, layout: Layout, end: int) -> None:
+        self._server = server
+        self._layout = layout
+        self._end = end
+
+    def scan(self, cursor: bytes, page_size: int) -> bytes:
+        """SCAN that does not pass the end, if that can be told."""
+        return self._layout.scan(cursor, self._count(cursor, page_size))
+
+    def step(self, before: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:
+        """The next cursor, None at the end, and what was found of this part, after a `scan` from cursor to cursor.
+
+        Raises StoreUnavailableError where keys of this part and of the next one are mixed.
+        """
+        place = place_of(after) or _END
+        if place_of(before) < place < self._end:
+            return after, found
+        if place == self._end:
+            return None, found
+        if place < self._end or self._count(before, _END) > 1:
+            raise torn(self._server, "Redis moved its keys about")
+        return None, []  # the slots up to the end were empty: what was found is behind it
+
+    def _count(self, cursor: bytes, most: int) -> int:
+        slots = (self._end - place_of(cursor)) >> (_BITS - int(cursor).bit_length())  # or more
+        return max(1, min(most, (slots - 1) // 10))
+
+
+def once_each(where: Any, pages: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The pages; raises StoreUnavailableError after them if a key came twice, as where the table has shrunk."""
+    listed, count = DistinctKeys(), 0
+    for page in pages:
+        listed.update(page)
+        count += len(page)
+        yield page
+    if len(listed) != count:
+        raise torn(where, "Redis moved its keys about and gave one twice")
+
+
+def dropped(store: Any, state: str, token: FenceToken, finish: Callable[[], bool]) -> Iterator[int]:
+    """See `Drops.drop`: page by page of records under an open fence.
+
+    Then ``finish`` removes the other keys, and returns False where the ledger has changed.
+    """
+    writer: Any = store.writer(token)
+    foreign = Unreadable(state)
+    try:
+        for page in foreign.listed(store.scan(_REMOVED)):
+            keys, _ = foreign.read(store.multi_get, page)  # which raises for keys of another type
+            writer.multi_rewrite(keys, [None] * len(keys))
+            yield len(keys)
+    finally:
+        close_if_possible(writer)
+    if not finish():
+        raise FencedError(
+            f"the ledger of state {state!r} has changed: the removal with txid {token.txid} ends here. Run it again.",
+            state=state,
+            txid=token.txid,
+        )
+    if foreign.count:
+        raise foreign.error()
+
+
+def removed_if(server: Server, names: Sequence[bytes], ledger: bytes) -> bool:
+    """Remove the ``names`` in one transaction, if the first of them, the ledger's, is at ``ledger``."""
+    conn, replies = server.watched(names[0])
+    if replies[0] != ledger:
+        server.unwatch(conn)
+        return False
+    return server.tell(MULTI + command(b"DEL", *names) + EXEC, 3, conn)[-1] is not None
 
 
 class RedisFacts(NamedTuple):
