@@ -73,7 +73,6 @@ FOREIGN = {
 }
 # Still to do: names of a base class in another module, and files with more than one subject.
 PRIVATE_TO_DO = {
-    "mapstate.maps.non_transactional": {"_attempt"},
     "mapstate.maps.opaque": {"_attempt", "_txid"},
     "mapstate.maps.transactional": {"_attempt"},
 }

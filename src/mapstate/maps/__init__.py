@@ -1,12 +1,9 @@
 """Map states, which turn replays into exactly once, and wrappers for backing maps."""
 
-from mapstate.maps.cached import CachedMap
 from mapstate.maps.map_state import MapState, TransactionStatus
-from mapstate.maps.micro_batch import MicroBatchBackingMap
-from mapstate.maps.non_transactional import NonTransactionalMap
 from mapstate.maps.opaque import OpaqueMap
-from mapstate.maps.snapshottable import SnapshottableMap
-from mapstate.maps.transactional import TransactionalMap
+from mapstate.maps.transactional import NonTransactionalMap, TransactionalMap
+from mapstate.maps.wrappers import CachedMap, MicroBatchBackingMap, SnapshottableMap
 
 __all__ = [
     "CachedMap",

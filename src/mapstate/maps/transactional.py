@@ -1,4 +1,4 @@
-"""The map state that counts a batch once if a replay brings the same rows."""
+"""The map states that keep one value of a key: once if a replay brings the same rows, or at least once."""
 
 from __future__ import annotations
 
@@ -78,3 +78,25 @@ class TransactionalMap(MapState[V]):
         if view is None:
             return records
         return [None if record is None or not view.check_age(record[0]) else record for record in records]
+
+
+class NonTransactionalMap(MapState[V]):
+    """Keep bare values: the smallest and fastest. A repeated batch counts again for all keys that it had written."""
+
+    def __init__(self, backing: IBackingMap[Any, V]) -> None:
+        super().__init__()
+        self._backing = backing
+
+    def multi_get(self, keys: Sequence[Any]) -> list[V | None]:
+        """The latest values."""
+        return self._backing.multi_get(keys)
+
+    def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
+        self._attempt()
+        values = combine_all(self._backing.multi_get(keys), list(partials))
+        self._backing.multi_put(keys, values)
+        return values
+
+    def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:
+        self._attempt()
+        self._backing.multi_put(*last_of_each(keys, values))

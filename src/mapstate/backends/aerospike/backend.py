@@ -20,7 +20,7 @@ from typing import Any
 
 import aerospike
 
-from mapstate.backends.aerospike.connection import AerospikeAddress, Connection
+from mapstate.backends.aerospike.connection import Connection
 from mapstate.backends.aerospike.records import CLAIMS, Records
 from mapstate.backends.aerospike.store import AerospikeStore
 from mapstate.errors import ConfigurationError
@@ -178,7 +178,7 @@ class AerospikeBackend:
         return states_in(self._connection("*"), self.namespace, self.set)
 
     def _connection(self, state: str) -> Connection:
-        return Connection(AerospikeAddress(self.address, self.timeout, self.retries, self.client), state)
+        return Connection(self, state)
 
     def set_of(self, state: str) -> str:
         """The set of a state: the URL's, or else the one that has the state's name."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aerospike import exception as driver
@@ -15,22 +14,6 @@ from mapstate.keys import StoreKey
 from mapstate.retry import Retries, retried
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class AerospikeAddress:
-    """How a store reaches its cluster.
-
-    ``address``  for messages
-    ``timeout``  seconds for a request with the client's own repetitions
-    ``retries``  how often a request is retried, none begun later than two ``timeout`` after the first
-    ``client``   returns the client of this process, and connects it at first use
-    """
-
-    address: str
-    timeout: float
-    retries: int
-    client: Callable[[], Any]
 
 
 class BatchError(Exception):
@@ -44,9 +27,9 @@ class BatchError(Exception):
 
 
 class Connection:
-    """The client for the store of one state."""
+    """The client for the store of one state. ``access`` is the `AerospikeBackend`."""
 
-    def __init__(self, access: AerospikeAddress, state: str) -> None:
+    def __init__(self, access: Any, state: str) -> None:
         self._access = access
         self._state = state
         milliseconds = int(access.timeout * 1000)

@@ -28,14 +28,12 @@ pytest.register_assert_rewrite(
 )
 
 from mapstate.testing.contracts.backend import BackendContract  # noqa: E402  rewritten from here on
-from mapstate.testing.contracts.backing_map import BackingMapContract  # noqa: E402
+from mapstate.testing.contracts.backing_map import BackingMapContract, SideDoor  # noqa: E402
 from mapstate.testing.contracts.capabilities import CAPABILITIES, instead_of, needs  # noqa: E402
 from mapstate.testing.contracts.ledger import LedgerContract  # noqa: E402
 from mapstate.testing.contracts.map_state import MapStateContract  # noqa: E402
 from mapstate.testing.contracts.replay import ReplayContract  # noqa: E402
 from mapstate.testing.contracts.serializer import SerializerContract  # noqa: E402
-from mapstate.testing.contracts.side_door import SideDoor  # noqa: E402
-from mapstate.testing.contracts.store import StoreContract  # noqa: E402
 
 __all__ = [
     "CAPABILITIES",
@@ -50,3 +48,7 @@ __all__ = [
     "instead_of",
     "needs",
 ]
+
+
+class StoreContract(LedgerContract, MapStateContract, ReplayContract):
+    """The whole contract. Fixtures: ``backend``, ``side_door``, and ``unreachable`` for a store with outages."""

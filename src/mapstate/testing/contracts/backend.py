@@ -27,17 +27,18 @@ from mapstate.capabilities import (
     Scan,
     Snapshots,
     SpreadFences,
+    close_if_possible,
 )
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
 from mapstate.operations.states import list_states
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader import open_reader
 from mapstate.spec import opaque
-from mapstate.testing.contracts.backing_map import BackingMapContract
+from mapstate.testing.contracts.backing_map import BackingMapContract, SideDoor
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery
 from mapstate.testing.contracts.other_process import elsewhere, forked_after_use, put_and_get
-from mapstate.testing.contracts.side_door import SideDoor
+from mapstate.testing.faults import wait_for
 
 _PATIENCE = 10.0  # seconds that a store may take to drop what has expired
 
@@ -188,10 +189,8 @@ class BackendContract(BackingMapContract):
     ) -> None:
         store: Any = backend.open(self.state)
         store.multi_put(["a"], [self.a_record(1)])
-        close = getattr(store, "close", None)
-        if close is not None:
-            close()
-            close()  # closing twice is no error
+        close_if_possible(store)
+        close_if_possible(store)  # closing twice is no error
         assert other.multi_get(["a"]) == [self.a_record(1)]  # nor does it close others
         try:
             store.multi_put(["a"], [self.a_record(2)])
@@ -200,8 +199,7 @@ class BackendContract(BackingMapContract):
         else:
             assert side_door.read(self.state, "a") == self.a_record(2)
             assert store.multi_get(["a"]) == [self.a_record(2)]
-        if close is not None:
-            close()
+        close_if_possible(store)
 
     # The backend as a value
 
@@ -219,7 +217,7 @@ class BackendContract(BackingMapContract):
         store.multi_put(["a"], [self.a_record(1)])
         store.multi_get(["a"])
         assert pickle.dumps(backend) == before
-        getattr(store, "close", lambda: None)()
+        close_if_possible(store)
         assert pickle.dumps(backend) == before
 
     # Processes
@@ -283,11 +281,18 @@ class BackendContract(BackingMapContract):
 
     # Expiry
 
+    def _wait_until(self, are_gone: Callable[[], bool]) -> None:
+        wait_for(are_gone, "records that have expired to be gone", _PATIENCE + self.shortest_ttl)
+
     @needs("ttl")
     def test_records_expire(self, backend: Backend, opened: ExitStack, side_door: SideDoor) -> None:
         store = closing(opened, backend.open(self.state, ttl=self.shortest_ttl))
         store.multi_put(["a", "b"], [self.a_record(1), self.a_record(2)])
-        assert _within(_PATIENCE + self.shortest_ttl, lambda: store.multi_get(["a", "b"]) == [None, None])
+        wait_for(
+            lambda: store.multi_get(["a", "b"]) == [None, None],
+            "records that have expired",
+            _PATIENCE + self.shortest_ttl,
+        )
         assert side_door.read(self.state, "a") is None
 
     @needs("ttl", "guarded_writes", "conditional_writes")
@@ -298,7 +303,7 @@ class BackendContract(BackingMapContract):
         writer = self.writer_of(store, token)
         writer.multi_get(["a"])
         writer.multi_put(["a"], [self.a_record(1, 7)])
-        assert _within(_PATIENCE + self.shortest_ttl, lambda: store.multi_get(["a"]) == [None])
+        self._wait_until(lambda: store.multi_get(["a"]) == [None])
         assert store.load() is not None
         self.writer_of(store, token).multi_put(["b"], [self.a_record(2, 7)])  # the fence is there too
 
@@ -323,7 +328,9 @@ class BackendContract(BackingMapContract):
         store.multi_put(["stays"], [self.a_record(1)])
         brief = closing(opened, backend.open("brief", ttl=self.shortest_ttl))
         brief.multi_put(["goes"], [self.a_record(1)])
-        assert _within(_PATIENCE + self.shortest_ttl, lambda: brief.multi_get(["goes"]) == [None])
+        wait_for(
+            lambda: brief.multi_get(["goes"]) == [None], "records that have expired", _PATIENCE + self.shortest_ttl
+        )
         assert store.multi_get(["stays"]) == [self.a_record(1)]
 
     @instead_of("ttl")
@@ -418,13 +425,3 @@ class BackendContract(BackingMapContract):
     def test_who_lists_the_states_is_told_that_the_store_cannot(self, backend: Backend) -> None:
         with pytest.raises(UsageError, match="list its states"):
             list_states(backend)
-
-
-def _within(seconds: float, true: Any) -> bool:
-    """Whether the condition becomes true in this time."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True

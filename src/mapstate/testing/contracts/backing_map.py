@@ -6,7 +6,7 @@ import datetime as dt
 import math
 from contextlib import suppress
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import pytest
 
@@ -18,7 +18,6 @@ from mapstate.protocol.stored_ledger import LEDGER_KEY
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.testing.contracts.capabilities import Contract, needs
-from mapstate.testing.contracts.side_door import SideDoor
 
 VALUES: dict[str, list[Any]] = {
     "bigint": [0, 1, -1, 255, 256, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)],
@@ -52,6 +51,21 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and math.copysign(1, one) != math.copysign(1, other):
         return False
     return bool(one == other)
+
+
+class SideDoor(Protocol):
+    """Reads and writes stored records with the driver's own calls, past a store, which may be wrong in both directions.
+
+    ``key`` is the text that a store gets, ``record`` what it stores: bytes, or what a store of records takes.
+    """
+
+    def read(self, state: str, key: str) -> Any | None:
+        """Return the record as it is stored, None where there is none."""
+        ...
+
+    def write(self, state: str, key: str, record: Any) -> None:
+        """Store a record, as another program would."""
+        ...
 
 
 class BackingMapContract(Contract):

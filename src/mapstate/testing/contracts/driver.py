@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from mapstate.backing_map import IBackingMap
-from mapstate.capabilities import FenceToken
+from mapstate.capabilities import FenceToken, close_if_possible
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.ledgers import Ledgers
@@ -83,6 +83,18 @@ class CountingQuery:
         records = self._how.records_of(writer, self._kind, FIELDS)
         return RunningAttempt(self._ledgers, answers[0], writer, records, self._kind)
 
+    def attempt(self, batch_id: int) -> RunningAttempt:
+        """`begin` for a batch that does not count yet."""
+        attempt = self.begin(batch_id)
+        assert attempt is not None, f"batch {batch_id} counts already"
+        return attempt
+
+    def orphan(self, batch_id: int, counts: Mapping[str, int]) -> None:
+        """Write a batch that is not committed, as a driver that dies leaves it behind."""
+        attempt = self.attempt(batch_id)
+        attempt.add(counts)
+        attempt.end()
+
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
         """Run a whole batch."""
         attempt = self.begin(batch_id)
@@ -130,7 +142,7 @@ class RunningAttempt:
 
     def end(self) -> None:
         """Close the task's writer, as a task does however it ends."""
-        getattr(self._writer, "close", lambda: None)()
+        close_if_possible(self._writer)
 
 
 def _add_all(bases: list[Any], partials: list[Any]) -> list[Any]:

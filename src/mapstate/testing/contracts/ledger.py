@@ -10,17 +10,27 @@ from typing import Any
 import pytest
 
 from mapstate.backing_map import Backend
-from mapstate.capabilities import Claims, FenceToken, LedgerStore, ReadsAhead, Reports, Scan, SpreadFences, Swap
+from mapstate.capabilities import (
+    Claims,
+    FenceToken,
+    LedgerStore,
+    ReadsAhead,
+    Reports,
+    Scan,
+    SpreadFences,
+    Swap,
+    close_if_possible,
+)
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
 from mapstate.protocol.ledger_record import Attempt, Commit, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.testing.contracts.backend import BackendContract, at_once, closing, scanned
+from mapstate.testing.contracts.backing_map import SideDoor
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery, opening
 from mapstate.testing.contracts.other_process import elsewhere, put_fenced, swap_once
-from mapstate.testing.contracts.side_door import SideDoor
 from mapstate.testing.faults import Begins, Commits, Fail, FaultyStore
 
 OPEN = FenceToken(1, 7)
@@ -287,7 +297,7 @@ class LedgerContract(BackendContract):
         writer.multi_get(["read and left"])
         assert writer.multi_get([]) == []
         writer.multi_put([], [])
-        getattr(writer, "close", lambda: None)()
+        close_if_possible(writer)
         assert store.multi_get(["a", "2-9"]) == [self.a_record(1, 7), self.a_record(2, 7)]
 
     @needs("guarded_writes", "conditional_writes")
@@ -303,7 +313,7 @@ class LedgerContract(BackendContract):
         writer.multi_get(keys)
         writer.multi_put(keys, [self.a_record(at, 7) for at in range(1000)])
         assert writer.multi_get(keys[::-1]) == [self.a_record(at, 7) for at in reversed(range(1000))]
-        getattr(writer, "close", lambda: None)()
+        close_if_possible(writer)
 
     @needs("guarded_writes", "conditional_writes")
     def test_what_is_put_with_reads_under_way_is_there_when_the_writer_is_flushed(
@@ -326,7 +336,7 @@ class LedgerContract(BackendContract):
             *(self.a_record(at, 7) for at in range(3)),
             None,
         ]
-        getattr(writer, "close", lambda: None)()
+        close_if_possible(writer)
 
     @needs("fenced_writes", "conditional_writes")
     def test_a_put_with_reads_under_way_is_refused_at_the_latest_when_the_writer_is_flushed(
@@ -345,7 +355,7 @@ class LedgerContract(BackendContract):
 
         with pytest.raises(FencedError):
             put()
-        getattr(writer, "close", lambda: None)()
+        close_if_possible(writer)
         assert side_door.read(self.state, "a") is None
 
     @needs("guarded_writes", "conditional_writes")
@@ -417,7 +427,7 @@ class LedgerContract(BackendContract):
                 fenced.append(repr(error))
             finally:
                 started[at].set()
-                getattr(own, "close", lambda: None)()
+                close_if_possible(own)
 
         threads = [Thread(target=write, args=(at,)) for at in range(3)]
         for thread in threads:
@@ -612,7 +622,7 @@ class LedgerContract(BackendContract):
     def test_a_batch_opens_all_fences_and_its_commit_closes_them(self, store: Any) -> None:
         query = CountingQuery(store, self)
         for batch_id in range(2):
-            attempt: Any = query.begin(batch_id)
+            attempt = query.attempt(batch_id)
             token = attempt.attempt.token
             assert {one.token for one in store.fences()} == {token}
             attempt.commit()
@@ -664,8 +674,8 @@ class LedgerContract(BackendContract):
     def test_a_driver_begins_and_commits_and_the_next_one_goes_on(self, store: Any, other: Any) -> None:
         first, second = CountingQuery(store, self), CountingQuery(other, self)
         for batch_id in range(2):
-            self._committed(first, batch_id)
-        attempt: Any = second.begin(2)
+            first.attempt(batch_id).commit()
+        attempt = second.attempt(2)
         assert second.record.epoch == first.record.epoch + 1
         assert second.record.last_commit is not None
         assert second.record.last_commit.batch_id == 1
@@ -683,7 +693,7 @@ class LedgerContract(BackendContract):
         )
         query = CountingQuery(faulty, self)
         for batch_id in range(3):
-            self._committed(query, batch_id)
+            query.attempt(batch_id).commit()
         assert faulty.fired("begin")
         assert faulty.fired("commit")
         assert query.record.dead == ()
@@ -691,8 +701,8 @@ class LedgerContract(BackendContract):
     @needs("conditional_writes")
     def test_of_two_drivers_that_begin_at_once_the_later_one_commits(self, store: Any, other: Any) -> None:
         second = CountingQuery(other, self)
-        attempt: Any = CountingQuery(store, self).begin(0)
-        later: Any = second.begin(0)
+        attempt = CountingQuery(store, self).attempt(0)
+        later = second.attempt(0)
         with pytest.raises(FencedError):
             attempt.commit()
         later.commit()
@@ -702,7 +712,7 @@ class LedgerContract(BackendContract):
     def test_without_compare_and_set_the_ledger_is_a_record_that_no_reader_sees(self, store: Any) -> None:
         """Two drivers that open the state at the same moment may both succeed."""
         assert not isinstance(store, LedgerStore)
-        self._committed(CountingQuery(store, self), 0)
+        CountingQuery(store, self).attempt(0).commit()
         if isinstance(store, Scan):
             assert scanned(store) == []
 
@@ -715,10 +725,6 @@ class LedgerContract(BackendContract):
     def test_without_a_fence_a_late_write_goes_through(self, store: Any) -> None:
         """A vacuum is refused: an orphaned record of a late writer could count after it."""
         assert self.writer_of(store, OPEN) is store
-
-    def _committed(self, query: CountingQuery, batch_id: int) -> None:
-        attempt: Any = query.begin(batch_id)
-        attempt.commit()
 
 
 def _read_ahead(writer: Any, keys: list[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from mapstate.capabilities import FenceToken
+from mapstate.capabilities import FenceToken, close_if_possible
 from mapstate.errors import FencedError
 
 _SECONDS = 60
@@ -27,7 +27,7 @@ def _opened(work: Callable[..., Any], pickled: bytes, state: str, arguments: tup
     try:
         return work(store, *arguments)
     finally:
-        getattr(store, "close", lambda: None)()
+        close_if_possible(store)
 
 
 def put_and_get(store: Any, keys: list[str], records: list[Any], asked: list[str]) -> list[Any]:
@@ -83,7 +83,7 @@ def _child(store: Any, name: str, records: list[Any], writing: int) -> None:
     try:
         signal.alarm(_SECONDS // 2)
         said = pickle.dumps(_read_wrong(store, name, records))
-        getattr(store, "close", lambda: None)()
+        close_if_possible(store)
         os.write(writing, said)
     finally:
         os._exit(0)

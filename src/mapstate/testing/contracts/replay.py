@@ -18,10 +18,10 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.reader import open_reader
 from mapstate.reader.capabilities import ScansFrom, ScansParts
 from mapstate.schema import StateType
-from mapstate.testing.contracts.backend import BackendContract
+from mapstate.testing.contracts.backend import BackendContract, closing
+from mapstate.testing.contracts.backing_map import SideDoor
 from mapstate.testing.contracts.capabilities import instead_of, needs
 from mapstate.testing.contracts.driver import CountingQuery
-from mapstate.testing.contracts.side_door import SideDoor
 
 
 class ReplayContract(BackendContract):
@@ -46,8 +46,7 @@ class ReplayContract(BackendContract):
     def test_an_attempt_is_seen_by_nobody_until_it_is_committed(self, backend: Backend, store: Any) -> None:
         query = self.query(store)
         query.run(0, {"a": 1})
-        attempt = query.begin(1)
-        assert attempt is not None
+        attempt = query.attempt(1)
         attempt.add({"a": 10, "b": 10})
         assert self.seen(backend, "a", "b") == [1, None]
         attempt.commit()
@@ -55,10 +54,7 @@ class ReplayContract(BackendContract):
 
     def test_a_replay_that_omits_a_key_leaves_no_phantom(self, backend: Backend, store: Any, other: Any) -> None:
         self.query(store).run(0, {"a": 10, "b": 20})
-        attempt = self.query(store).begin(1)
-        assert attempt is not None
-        attempt.add({"a": 1, "new": 1})  # and the driver died
-        attempt.end()
+        self.query(store).orphan(1, {"a": 1, "new": 1})
         query = self.query(other)
         query.run(1, {"b": 1})
         assert self.seen(backend, "a", "b", "new") == [10, 21, None]
@@ -72,8 +68,7 @@ class ReplayContract(BackendContract):
         query = self.query(store)
         query.run(0, dict.fromkeys(keys, 1))
         for written in (0, 50, 99, 100):
-            attempt = query.begin(1)
-            assert attempt is not None
+            attempt = query.attempt(1)
             if written:
                 attempt.add(dict.fromkeys(keys[:written], 1000))
             attempt.end()
@@ -95,10 +90,7 @@ class ReplayContract(BackendContract):
     ) -> None:
         query = self.query(store, "transactional")
         query.run(0, {"a": 1, "b": 1})
-        attempt = query.begin(1)
-        assert attempt is not None
-        attempt.add({"a": 1})  # and the driver died
-        attempt.end()
+        query.orphan(1, {"a": 1})
         self.query(other, "transactional").run(1, {"a": 1, "b": 1})
         assert self.seen(backend, "a", "b") == [2, 2]
 
@@ -107,8 +99,7 @@ class ReplayContract(BackendContract):
         self, backend: Backend, store: Any, other: Any
     ) -> None:
         self.query(store).run(0, {"a": 1})
-        late = self.query(store).begin(1)
-        assert late is not None
+        late = self.query(store).attempt(1)
         self.query(other).run(1, {"a": 10})
         with pytest.raises((FencedError, StaleBatchError)):  # whichever it meets first
             late.add({"a": 1000})
@@ -117,8 +108,7 @@ class ReplayContract(BackendContract):
     @needs("guarded_writes", "conditional_writes")
     def test_what_a_late_task_writes_to_a_new_key_never_counts(self, backend: Backend, store: Any, other: Any) -> None:
         self.query(store).run(0, {"a": 1})
-        late = self.query(store).begin(1)
-        assert late is not None
+        late = self.query(store).attempt(1)
         query = self.query(other)
         query.run(1, {"a": 10})
         try:
@@ -134,8 +124,7 @@ class ReplayContract(BackendContract):
 
     @needs("conditional_writes")
     def test_a_driver_that_was_replaced_commits_nothing(self, backend: Backend, store: Any, other: Any) -> None:
-        attempt = self.query(store).begin(0)
-        assert attempt is not None
+        attempt = self.query(store).attempt(0)
         attempt.add({"a": 1})
         newer = self.query(other)
         newer.begin(0)
@@ -166,10 +155,7 @@ class ReplayContract(BackendContract):
     def test_a_reader_scans_what_counts(self, backend: Backend, store: Any) -> None:
         query = self.query(store)
         query.run(0, {f"k{at}": at for at in range(50)})
-        attempt = query.begin(1)
-        assert attempt is not None
-        attempt.add({"k0": 1000, "new": 1000})
-        attempt.end()
+        query.orphan(1, {"k0": 1000, "new": 1000})
         with open_reader(backend, self.state) as reader:
             assert dict(reader.scan(7)) == {(f"k{at}",): {"n": at} for at in range(50)}
 
@@ -223,10 +209,7 @@ class ReplayContract(BackendContract):
         query.run(0, {f"k{at}": at for at in range(50)})
         with open_reader(backend, self.state) as reader:
             assert reader.count_keys(7)[:2] == (50, 50)
-            lost = query.begin(1)
-            assert lost is not None
-            lost.add({"k0": 1000, "phantom": 1000})
-            lost.end()
+            query.orphan(1, {"k0": 1000, "phantom": 1000})
             assert reader.count_keys(7)[:2] == (50, 50)
             self.query(other).run(1, {"k0": 1, "new": 1})
             assert reader.count_keys(7)[:2] == (51, 51)
@@ -286,10 +269,7 @@ class ReplayContract(BackendContract):
     ) -> None:
         query = self.query(store)
         query.run(0, {"a": 1, "b": 1, "odd": 1, "late": 1})
-        dead = query.begin(1)
-        assert dead is not None
-        dead.add({"a": 1000, "new": 1000})
-        dead.end()
+        query.orphan(1, {"a": 1000, "new": 1000})
         query.run(1, {"b": 1})
         strange = {"odd": self.odd_record("the word null"), "late": self.a_record(5, txid=10**9)}
         for key, record in strange.items():
@@ -305,10 +285,7 @@ class ReplayContract(BackendContract):
     def test_a_vacuum_changes_nothing_that_a_reader_sees(self, backend: Backend, store: Any) -> None:
         query = self.query(store)
         query.run(0, {"a": 1, "b": 1})
-        dead = query.begin(1)
-        assert dead is not None
-        dead.add({"a": 1000, "new": 1000})
-        dead.end()
+        query.orphan(1, {"a": 1000, "new": 1000})
         query.run(1, {"b": 1})
         assert query.record.dead
         vacuum(backend, self.state)
@@ -330,17 +307,14 @@ class ReplayContract(BackendContract):
         """A random story: replays with other rows, new drivers, crashes at every step."""
         chance = random.Random(seed)
         wanted: dict[str, int] = {}
-        store: Any = backend.open(self.state)
-        if hasattr(store, "close"):
-            opened.callback(store.close)
+        store = closing(opened, backend.open(self.state))
         query = self.query(store)
         batch_id = 0
         for _ in range(30):
             if chance.random() < 0.2:
                 query = self.query(store)
             counts = {key: chance.randint(1, 9) for key in chance.sample("abcdef", chance.randint(0, 4))}
-            attempt = query.begin(batch_id)
-            assert attempt is not None
+            attempt = query.attempt(batch_id)
             chunks = [dict(list(counts.items())[:2]), dict(list(counts.items())[2:])]
             dies_after = chance.choice([0, 1, 2, 3, 3, 3])
             for chunk in chunks[:dies_after]:

@@ -1,4 +1,4 @@
-"""A cache in front of any backing map."""
+"""Wrappers: a cache and bounded calls for any backing map, and the one value of an ungrouped aggregate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from cachetools import LRUCache
 
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.errors import UsageError
+from mapstate.keys import GLOBAL_KEY
+from mapstate.maps.map_state import MapState, Updater
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,3 +56,53 @@ class CachedMap(Generic[K, V]):
     def clear(self) -> None:
         """Remove all entries from the cache."""
         self._entries.clear()
+
+
+class MicroBatchBackingMap(Generic[K, V]):
+    """Split calls of ``backing`` into parts of at most ``max_keys`` keys, in order, up to the first error."""
+
+    def __init__(self, backing: IBackingMap[K, V], max_keys: int) -> None:
+        if max_keys < 1:
+            raise UsageError(f"max_keys is the size of a call, at least 1, not {max_keys}")
+        self._backing = backing
+        self._max_keys = max_keys
+
+    def multi_get(self, keys: Sequence[K]) -> list[V | None]:
+        out: list[V | None] = []
+        for at in range(0, len(keys), self._max_keys):
+            out += self._backing.multi_get(keys[at : at + self._max_keys])
+        return out
+
+    def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
+        check_lengths(keys, values, "values")
+        for at in range(0, len(keys), self._max_keys):
+            self._backing.multi_put(keys[at : at + self._max_keys], values[at : at + self._max_keys])
+
+
+class SnapshottableMap(Generic[V]):
+    """One value on top of a map state, as Trident's Snapshottable.
+
+    ``key`` is the value's key, by default that of an ungrouped aggregate.
+    """
+
+    def __init__(self, state: MapState[V], key: Any = GLOBAL_KEY) -> None:
+        self._state = state
+        self._keys = [key]
+
+    def begin_commit(self, txid: int) -> None:
+        self._state.begin_commit(txid)
+
+    def commit(self, txid: int) -> None:
+        self._state.commit(txid)
+
+    def get(self) -> V | None:
+        """The value, None if absent."""
+        return self._state.multi_get(self._keys)[0]
+
+    def update(self, updater: Updater[V]) -> V | None:
+        """Apply ``updater`` to the value, and return the new value."""
+        return self._state.multi_update(self._keys, [updater])[0]
+
+    def set(self, value: V | None) -> None:
+        """Set the value."""
+        self._state.multi_put(self._keys, [value])
