@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -85,6 +86,23 @@ def boolean(text: str) -> bool:
     if value is None:
         raise ValueError("neither true nor false")
     return value
+
+
+_CONVERT: Parameters = {"str": str, "int": int, "float": float, "bool": boolean}
+
+
+def parameters_of(kind: Any, without: Collection[str]) -> Parameters:
+    """The parameters of a backend's URL: its fields, but for those that the URL has elsewhere."""
+    return {one.name: _CONVERT[one.type.removesuffix(" | None")] for one in fields(kind) if one.name not in without}
+
+
+def changed_parameters(backend: Any, known: Parameters) -> dict[str, Any]:
+    """The parameters that are not at their default."""
+    return {
+        one.name: getattr(backend, one.name)
+        for one in fields(backend)
+        if one.name in known and getattr(backend, one.name) != one.default
+    }
 
 
 def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:

@@ -15,48 +15,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import aerospike
 
+from mapstate import urls
 from mapstate.backends.aerospike.connection import Connection
 from mapstate.backends.aerospike.records import CLAIMS, Records
 from mapstate.backends.aerospike.store import AerospikeStore
 from mapstate.errors import ConfigurationError
-from mapstate.urls import (
-    Address,
-    Parameters,
-    Url,
-    boolean,
-    check_password,
-    parameters_in,
-    secret_of,
-    shown_address,
-    shown_login,
-    shown_parameters,
-    unreadable,
-)
+from mapstate.urls import Address, Url
 
 _LONGEST_TTL = 10 * 365 * 86_400
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,31}")
 _SET = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _BIN = re.compile(r"[A-Za-z0-9_-]{1,15}")
 _EXAMPLE = "aerospike://user:password@host:3000,other:3000/namespace/set"
-_PARAMETERS: Parameters = {
-    "bin": str,
-    "batch_size": int,
-    "timeout": float,
-    "connect_timeout": float,
-    "retries": int,
-    "claim_ttl": int,
-    "use_services_alternate": boolean,
-    "tls_name": str,
-    "tls_cafile": str,
-    "tls_certfile": str,
-    "tls_keyfile": str,
-    "password_env": str,
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,7 +88,7 @@ class AerospikeBackend:
         ):
             if not fits:
                 raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        check_password(self.password, self.password_env)
+        urls.check_password(self.password, self.password_env)
         if (self.username is None) != (self.password is None and self.password_env is None):
             raise ConfigurationError(
                 "a user and a password go together: aerospike://user:password@host:3000/namespace, or "
@@ -131,8 +106,8 @@ class AerospikeBackend:
             parts = None  # raised below, where the error has no context that holds the URL
         namespace, _, set_name = ("" if parts is None else parts.path.strip("/")).partition("/")
         if parts is None or parts.scheme != "aerospike" or not namespace:
-            raise unreadable(_EXAMPLE)
-        given = parameters_in(parts.scheme, parts.query, _PARAMETERS)
+            raise urls.unreadable(_EXAMPLE)
+        given = urls.parameters_in(parts.scheme, parts.query, _PARAMETERS)
         password = parts.password
         if password is None and parts.username is not None and "password_env" not in given:
             password = ""  # a user whose password is empty
@@ -146,15 +121,14 @@ class AerospikeBackend:
         )
 
     def __repr__(self) -> str:
-        default = {one.name: one.default for one in fields(self)}
-        changed = {name: getattr(self, name) for name in _PARAMETERS if getattr(self, name) != default[name]}
-        login = shown_login(self.username, self.password)
-        return f"AerospikeBackend('aerospike://{login}{self.address}{shown_parameters(changed)}')"
+        changed = urls.changed_parameters(self, _PARAMETERS)
+        login = urls.shown_login(self.username, self.password)
+        return f"AerospikeBackend('aerospike://{login}{self.address}{urls.shown_parameters(changed)}')"
 
     @property
     def address(self) -> str:
         """Hosts, namespace and set, for messages."""
-        hosts = ",".join(map(shown_address, self.hosts))
+        hosts = ",".join(map(urls.shown_address, self.hosts))
         return f"{hosts}/{self.namespace}{'/' if self.set else ''}{self.set or ''}"
 
     def open(self, state: str, *, ttl: float | None = None) -> AerospikeStore:
@@ -213,7 +187,7 @@ class AerospikeBackend:
             "send_bool_as": aerospike.AS_BOOL,
         }
         if self.username is not None:
-            config |= {"user": self.username, "password": secret_of(self.password, self.password_env)}
+            config |= {"user": self.username, "password": urls.secret_of(self.password, self.password_env)}
         if self.tls_cafile is not None:
             files = {"cafile": self.tls_cafile, "certfile": self.tls_certfile, "keyfile": self.tls_keyfile}
             config["tls"] = {"enable": True} | {name: file for name, file in files.items() if file is not None}
@@ -221,3 +195,4 @@ class AerospikeBackend:
 
 
 _clients: dict[tuple[int, AerospikeBackend], Any] = {}
+_PARAMETERS = urls.parameters_of(AerospikeBackend, ("hosts", "namespace", "set", "username", "password"))

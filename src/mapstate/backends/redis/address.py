@@ -5,22 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from mapstate import urls
 from mapstate.errors import ConfigurationError
-from mapstate.urls import (
-    Parameters,
-    Url,
-    boolean,
-    check_password,
-    parameters_in,
-    shown_address,
-    shown_login,
-    shown_parameters,
-    unreadable,
-)
+from mapstate.urls import Parameters, Url, shown_address
 
 _SHORTEST, _LONGEST = 0.001, 86_400  # seconds that a socket waits
 _MOST = 2**31 - 1
@@ -28,7 +18,6 @@ MOST_HASHES = 10**9
 MOST_SLOT_GROUPS = 1024
 _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
 _LOGIN = {"username", "password", "tls"}
-_CONVERT: Parameters = {"str": str, "int": int, "float": float, "bool": boolean}
 
 
 class Place(NamedTuple):
@@ -113,8 +102,7 @@ PLACES = {
 
 def parameters_of(kind: Any) -> Parameters:
     """The parameters of a backend's URL: its fields, but for login and address."""
-    given = _LOGIN | PLACES[kind.KIND].given
-    return {one.name: _CONVERT[one.type.removesuffix(" | None")] for one in fields(kind) if one.name not in given}
+    return urls.parameters_of(kind, _LOGIN | PLACES[kind.KIND].given)
 
 
 def fields_in(kind: Any, url: str) -> dict[str, Any]:
@@ -126,9 +114,9 @@ def fields_in(kind: Any, url: str) -> dict[str, Any]:
         if parts.scheme in place.schemes:
             read = parts, place.read(parts)
     if read is None:
-        raise unreadable(place.example, ", with numbers for port and db")
+        raise urls.unreadable(place.example, ", with numbers for port and db")
     parts, given = read
-    given |= parameters_in(parts.scheme, parts.query, parameters_of(kind))
+    given |= urls.parameters_in(parts.scheme, parts.query, parameters_of(kind))
     tls = parts.scheme.startswith("rediss")
     return {"username": parts.username or None, "password": parts.password, "tls": tls, **given}
 
@@ -136,15 +124,12 @@ def fields_in(kind: Any, url: str) -> dict[str, Any]:
 def shown(one: Any) -> str:
     """The URL of a backend, with the password masked."""
     place = PLACES[one.KIND]
-    login = shown_login(one.username, one.password)
-    return f"{place.schemes[one.tls]}://{login}{place.shown(one)}{shown_parameters(_changed(one))}"
+    login = urls.shown_login(one.username, one.password)
+    return f"{place.schemes[one.tls]}://{login}{place.shown(one)}{urls.shown_parameters(_changed(one))}"
 
 
 def _changed(one: Any) -> dict[str, Any]:
-    """The parameters that are not at their default."""
-    defaults = {field.name: field.default for field in fields(one)}
-    given = {name: getattr(one, name) for name in parameters_of(one)}
-    return {name: value for name, value in given.items() if value != defaults[name]}
+    return urls.changed_parameters(one, parameters_of(one))
 
 
 def check(one: Any) -> None:
@@ -152,7 +137,7 @@ def check(one: Any) -> None:
     for name, fits, expected in _rules(one):
         if not fits:
             raise ConfigurationError(f"{name} is {expected}, not {getattr(one, name)!r}")
-    check_password(one.password, one.password_env)
+    urls.check_password(one.password, one.password_env)
     if one.username and one.password is None and one.password_env is None:
         raise ConfigurationError(
             "there is a user but no password: a password alone is written redis://:password@host, and a user "

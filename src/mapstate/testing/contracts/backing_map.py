@@ -36,6 +36,19 @@ VALUES: dict[str, list[Any]] = {
 }
 """Values at the edges of what a state can hold, by the name of their type."""
 
+ODD_RECORDS = {
+    "nothing": b"",
+    "NUL": b"before\0after",
+    "NUL at the end": b"before\0",
+    "every byte": bytes(range(256)),
+    "line breaks": b"\r\n$-1\r\n",
+    "the word null": b"null",
+    "a zero": b"0",
+    "no UTF-8": b"\xff\xfe",
+    "a number": b"12",
+}
+"""Contents that a store may get wrong, by name."""
+
 _TEXTS = ("a", "A", "a ", " a", "aa", "a|b", "a:b", "a/b", "a.b", "*", "?", "%", "_", "[a]", "'", '"', "`", "\\", "--")
 _ODD_TEXTS = ("é", "e\u0301", "\U0001f600", "日本", "\u202eabc", "\xa0", "a\0b", "a\nb", "", "null", "None", "0", "1e3")
 
@@ -93,18 +106,8 @@ class BackingMapContract(Contract):
         return b"[%d,%d,null]" % (txid, number)
 
     def odd_record(self, kind: str) -> Any:
-        """A record with contents that a store may get wrong."""
-        return {
-            "nothing": b"",
-            "NUL": b"before\0after",
-            "NUL at the end": b"before\0",
-            "every byte": bytes(range(256)),
-            "line breaks": b"\r\n$-1\r\n",
-            "the word null": b"null",
-            "a zero": b"0",
-            "no UTF-8": b"\xff\xfe",
-            "a number": b"12",
-        }[kind]
+        """A record with contents that a store may get wrong, one of `ODD_RECORDS`."""
+        return ODD_RECORDS[kind]
 
     def big_record(self, size: int) -> Any:
         """A record that the store counts as ``size`` bytes."""
@@ -216,20 +219,7 @@ class BackingMapContract(Contract):
         assert store.multi_get(keys) == records
         assert [side_door.read(self.state, key) for key in keys] == records
 
-    @pytest.mark.parametrize(
-        "kind",
-        [
-            "nothing",
-            "NUL",
-            "NUL at the end",
-            "every byte",
-            "line breaks",
-            "the word null",
-            "a zero",
-            "no UTF-8",
-            "a number",
-        ],
-    )
+    @pytest.mark.parametrize("kind", list(ODD_RECORDS))
     def test_an_odd_record_comes_back_unchanged(self, store: Any, side_door: SideDoor, kind: str) -> None:
         record = self.odd_record(kind)
         store.multi_put(["before", "odd", "after"], [self.a_record(1), record, self.a_record(2)])

@@ -42,6 +42,11 @@ NO_LONGER = [LATER, FenceToken(2, 7), FenceToken(2, 8), CLOSED]
 class LedgerContract(BackendContract):
     """A driver's hold on a state. Fixtures as for `BackendContract`, whose tests it inherits."""
 
+    @pytest.fixture
+    def another(self, backend: Backend, opened: ExitStack) -> Any:
+        """Another state of the store."""
+        return closing(opened, backend.open(f"{self.state}2"))
+
     # Compare-and-set
 
     @needs("conditional_writes")
@@ -112,8 +117,7 @@ class LedgerContract(BackendContract):
             assert scanned(store) == ["a"]
 
     @needs("conditional_writes")
-    def test_ledgers_of_two_states_do_not_mix(self, store: Any, backend: Backend, opened: ExitStack) -> None:
-        another = closing(opened, backend.open(f"{self.state}2"))
+    def test_ledgers_of_two_states_do_not_mix(self, another: Any, store: Any) -> None:
         version = self.move(store, OPEN)
         assert another.load() is None
         assert another.swap(b"another", None, LATER) is not None
@@ -150,9 +154,8 @@ class LedgerContract(BackendContract):
 
     @needs("joint_ledgers")
     def test_ledgers_of_several_states_change_together_with_their_fences(
-        self, store: Any, other: Any, backend: Backend, opened: ExitStack, side_door: SideDoor
+        self, another: Any, store: Any, other: Any, side_door: SideDoor
     ) -> None:
-        another = closing(opened, backend.open(f"{self.state}2"))
         assert store.commit_domain() == other.commit_domain() == another.commit_domain()
         hash(store.commit_domain())
         self.move(another, LATER)
@@ -461,8 +464,7 @@ class LedgerContract(BackendContract):
         assert store.multi_get(["a"]) == [self.a_record(1, 7)]
 
     @needs("fenced_writes", "conditional_writes")
-    def test_states_have_a_fence_each(self, store: Any, backend: Backend, opened: ExitStack) -> None:
-        another = closing(opened, backend.open(f"{self.state}2"))
+    def test_states_have_a_fence_each(self, another: Any, store: Any) -> None:
         self.move(store, OPEN)
         with pytest.raises(FencedError):
             self.writer_of(another, OPEN).multi_put(["a"], [self.a_record(1, 7)])
@@ -503,9 +505,8 @@ class LedgerContract(BackendContract):
 
     @needs("drops", "conditional_writes")
     def test_a_state_that_is_dropped_leaves_nothing_and_no_other_state_is_touched(
-        self, backend: Backend, store: Any, side_door: SideDoor, opened: ExitStack
+        self, another: Any, backend: Backend, store: Any, side_door: SideDoor
     ) -> None:
-        another = closing(opened, backend.open(f"{self.state}2"))
         keys = [f"key {at}" for at in range(2500)]
         for one in (store, another):
             one.multi_put(keys, [self.a_record(at) for at in range(len(keys))])
@@ -640,8 +641,7 @@ class LedgerContract(BackendContract):
         assert store.claim(7, 0, "you") == "me"
 
     @needs("claims")
-    def test_claims_of_two_states_do_not_mix(self, store: Any, backend: Backend, opened: ExitStack) -> None:
-        another = closing(opened, backend.open(f"{self.state}2"))
+    def test_claims_of_two_states_do_not_mix(self, another: Any, store: Any) -> None:
         assert store.claim(7, 0, "me") == "me"
         assert another.claim(7, 0, "you") == "you"
         if isinstance(another, LedgerStore):
