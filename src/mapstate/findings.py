@@ -32,6 +32,11 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
+def not_listed(state: str, keys: list[str], problem: str) -> CorruptRecordError:
+    """The error that ends a listing of a state with ``keys`` that are none of its keys."""
+    return CorruptRecordError(f"state {state!r}: {problem}", state=state, keys=keys[:MOST_NAMED], count=len(keys))
+
+
 class Unreadable:
     """The keys that a pass over all records cannot read: the first ten, and the count of all.
 

@@ -7,6 +7,7 @@ the driver looks it up; executors get the pickled backend. No package can take o
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -80,6 +81,15 @@ def check_state_name(name: str) -> str:
             f"{shown} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
         )
     return name
+
+
+def state_in(ledger: bytes) -> str | None:
+    """The state that a stored ledger names; None where it cannot be read."""
+    try:
+        state = json.loads(ledger)["state"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return state if isinstance(state, str) else None
 
 
 @contextmanager

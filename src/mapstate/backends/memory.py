@@ -73,14 +73,12 @@ class MemoryStore:
             return self._set(record, fence) if self._version() == expected else None
 
     def commit_domain(self) -> str:
-        """See `JointLedgers.commit_domain`: this process."""
         return "memory"
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[int] | None:
         with ExitStack() as locks:
-            for one in sorted(
-                swaps, key=lambda one: id(one.store)
-            ):  # in one order, so that two callers do not deadlock
+            # In one order, so that two callers do not deadlock.
+            for one in sorted(swaps, key=lambda one: id(one.store)):
                 locks.enter_context(one.store._lock)
             if any(one.store._version() != one.expected for one in swaps):
                 return None
@@ -118,12 +116,8 @@ class MemoryStore:
         yield count
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
-        """See `Checkup.checkup`."""
-        found, advice = (
-            "the state lives in this process alone, and dies with it",
-            "Take sqlite:// or redis:// to keep it.",
-        )
-        return [Finding("warning", "persistence", found, "a store that outlives the job", advice)]
+        found, expected = "the state lives in this process alone, and dies with it", "a store that outlives the job"
+        return [Finding("warning", "persistence", found, expected, "Take sqlite:// or redis:// to keep it.")]
 
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """`multi_put`, if ``token`` is the fence."""

@@ -107,13 +107,13 @@ class _GonePanes:
     """The keys whose windows are all gone, under one ledger. A purge may have removed some of them already."""
 
     def __init__(self, ledger: LedgerRecord, committed: WindowCommit | None) -> None:
-        self._windows = ledger.windows
+        self._windows = windows_of_ledger(ledger)
         self._committed = committed
         self._codec = KeyCodec(ledger.keys[:1])
         self._known: dict[str, bool] = {}
 
     def __contains__(self, key: StoreKey) -> bool:
-        if self._windows is None or is_index_key(key):
+        if is_index_key(key):
             return False
         pane, _ = pane_of(key)
         if pane not in self._known:
@@ -121,8 +121,6 @@ class _GonePanes:
         return self._known[pane]
 
     def _is_gone(self, pane: str) -> bool:
-        if self._windows is None:
-            return False
         try:
             (time,) = self._codec.decode(pane)
         except KeyEncodingError:
@@ -225,14 +223,10 @@ class PaneIndex:
             values: list[Any] = []
             for pane, head, base in zip(panes, heads, self._state.multi_get(heads), strict=True):
                 full, *rests = base or (0,)
-                for chunk in _chunks([*rests, *self.new[pane]]):
-                    if chunk.is_full:
-                        keys.append(f"{head}|{full}")
-                        values.append(chunk.rests)
-                        full += 1
-                    else:
-                        keys.append(head)
-                        values.append([full, *chunk.rests])
+                for chunk, is_full in _chunks([*rests, *self.new[pane]]):
+                    keys.append(f"{head}|{full}" if is_full else head)
+                    values.append(chunk if is_full else [full, *chunk])
+                    full += is_full
             self._state.multi_combine(keys, values, replace_all)
 
 
@@ -315,22 +309,17 @@ def _page_key(level: int, start: int) -> str:
     return f"{INDEX}@{level}|{start}"
 
 
-class _Chunk(NamedTuple):
-    rests: list[str]
-    is_full: bool
-
-
-def _chunks(rests: list[str]) -> Iterator[_Chunk]:
-    """Full chunks, and what is left; the last one is not full, and may be empty."""
+def _chunks(rests: list[str]) -> Iterator[tuple[list[str], bool]]:
+    """Chunks, each with whether it is full; only the last one is not, and it may be empty."""
     chunk: list[str] = []
     size = 0
     for rest in rests:
         chunk.append(rest)
         size += len(rest)
         if len(chunk) == CHUNK_KEYS or size >= CHUNK_TEXT:
-            yield _Chunk(chunk, is_full=True)
+            yield chunk, True
             chunk, size = [], 0
-    yield _Chunk(chunk, is_full=False)
+    yield chunk, False
 
 
 def _head(pane: str, partition: int) -> str:

@@ -19,7 +19,9 @@ def crash_between(checkpoint: str | Path) -> int:
     already (``offsets/N+1``: the query died or failed in it) nothing is taken back, because Spark would go on
     with that one and never bring the last one again. Raises UsageError.
     """
-    place = _local(checkpoint)
+    place = local_path(checkpoint)
+    if place is None:
+        raise UsageError(f"{checkpoint!r} is not on this machine's disk, and only there a crash can be made")
     committed, planned = _batches(place / "commits"), _batches(place / "offsets")
     if not committed:
         raise UsageError(f"no batch has ended in the checkpoint {str(place)!r}: is it the right directory?")
@@ -38,10 +40,3 @@ def crash_between(checkpoint: str | Path) -> int:
 def _batches(log: Path) -> list[int]:
     """The batch ids in one of Spark's logs, ascending."""
     return sorted(int(path.name) for path in log.iterdir() if path.name.isdigit()) if log.is_dir() else []
-
-
-def _local(checkpoint: str | Path) -> Path:
-    place = local_path(checkpoint)
-    if place is None:
-        raise UsageError(f"{checkpoint!r} is not on this machine's disk, and only there a crash can be made")
-    return place

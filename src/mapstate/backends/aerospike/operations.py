@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
 from aerospike import exception as driver
 
+from mapstate.backends import state_in
 from mapstate.backends.aerospike.connection import Connection
 from mapstate.backends.aerospike.records import CLAIMS, LEDGER
 from mapstate.findings import Finding
@@ -20,7 +20,7 @@ def states_in(connection: Connection, namespace: str, name_of_set: str | None) -
     for one in sets:
         ledger = _ledger(connection, namespace, one)
         if ledger is not None:
-            page.append((one if name_of_set is None else _named(ledger) or one, ledger))
+            page.append((one if name_of_set is None else state_in(ledger) or one, ledger))
     yield page
 
 
@@ -42,15 +42,6 @@ def _ledger(connection: Connection, namespace: str, name_of_set: str) -> bytes |
         return bytes(ledger) if isinstance(ledger, bytes | bytearray) else None
 
     return connection.retrying(get)
-
-
-def _named(ledger: bytes) -> str | None:
-    """The state that a ledger names; None where it cannot be read."""
-    try:
-        state = json.loads(ledger)["state"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return state if isinstance(state, str) else None
 
 
 def judge(namespace: str, *, claims_expire: bool) -> Iterator[Finding]:

@@ -18,8 +18,8 @@ from mapstate.backends.aerospike.connection import Connection
 from mapstate.backends.aerospike.records import CLAIMS, LEDGER, Records, Writer
 from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken
-from mapstate.errors import ConfigurationError, CorruptRecordError, FencedError
-from mapstate.findings import MOST_NAMED, Finding, Unreadable
+from mapstate.errors import ConfigurationError, FencedError
+from mapstate.findings import Finding, Unreadable, not_listed
 from mapstate.keys import StoreKey
 
 _Version = tuple[bytes, str | None]
@@ -96,11 +96,8 @@ class AerospikeStore:
         connection, records = self._connection, self._records
         place = (records.namespace, CLAIMS, f"{records.set_name}/{txid}/{partition}")
         ttl = self._claim_ttl or aerospike.TTL_NEVER_EXPIRE
-        policy = connection.policy | {
-            "key": aerospike.POLICY_KEY_SEND,
-            "ttl": ttl,
-            "exists": aerospike.POLICY_EXISTS_CREATE,
-        }
+        policy = connection.policy | {"key": aerospike.POLICY_KEY_SEND, "ttl": ttl}
+        policy["exists"] = aerospike.POLICY_EXISTS_CREATE
 
         def create_or_read() -> str:
             while True:
@@ -146,13 +143,11 @@ class AerospikeStore:
             if query.is_done():
                 break
         if unlisted:
-            raise CorruptRecordError(
-                f"state {self._state!r}: the set {records.set_name!r} has a record without a user key, {unlisted[0]}: "
-                "something else writes there, without POLICY_KEY_SEND. It cannot be listed, and was left as it is.",
-                state=self._state,
-                keys=unlisted[:MOST_NAMED],
-                count=len(unlisted),
+            problem = (
+                f"the set {records.set_name!r} has a record without a user key, {unlisted[0]}: something else writes"
             )
+            more = "there, without POLICY_KEY_SEND. It cannot be listed, and was left as it is."
+            raise not_listed(self._state, unlisted, f"{problem} {more}")
 
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`: a read and a write."""

@@ -14,6 +14,7 @@ change instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -22,8 +23,8 @@ from redis.connection import ConnectionPool
 from redis.crc import key_slot
 
 from mapstate.backends.redis.cluster_map import ClusterLayout, ClusterMap, Reply, Request
-from mapstate.backends.redis.cluster_writer import ClusterWriter, GroupKeys, SlotGroup, by_slot_group, in_chunk_order
-from mapstate.backends.redis.layout import StringLayout, escaped, texts_of
+from mapstate.backends.redis.cluster_writer import ClusterWriter, SlotGroup, by_slot_group, in_chunk_order, to_groups
+from mapstate.backends.redis.layout import escaped, texts_of
 from mapstate.backends.redis.problems import another_layout
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
 from mapstate.backends.redis.settings import RedisSettings
@@ -67,11 +68,9 @@ class RedisClusterStore:
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """See `IBackingMap.multi_put`: without a fence, and no retry where a reply is lost."""
         check_lengths(keys, values, "values")
-        asked = []
-        for part in by_slot_group(keys, len(self._groups)):
-            group = self._groups[part.group]
-            asked.append(Request(group.slot, group.put(part.keys, part.of(values))))
-        self._cluster.ask(asked, repeat=False)
+        parts = by_slot_group(keys, len(self._groups))
+        puts = to_groups(self._groups, parts, lambda group, part: group.put(part.keys, part.of(values)))
+        self._cluster.ask(puts, repeat=False)
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """See `LedgerReads.multi_get_with_ledger`: three round trips, because replies of nodes have no order.
@@ -202,10 +201,8 @@ class RedisClusterStore:
             return allowed(lambda: self._cluster.ask_node(node, [asked]).found[0])
 
         ledger_ttl = allowed(lambda: self._at_ledger(command(b"PTTL", self._ledger))[0])
-        asked = []
-        for part in by_slot_group(sampled(self), len(self._groups)):
-            group = self._groups[part.group]
-            asked.append(Request(group.slot, tuple(group.layout.ttls(lambda part=part: part.keys))))  # type: ignore[misc]
+        parts = by_slot_group(sampled(self), len(self._groups))
+        asked = to_groups(self._groups, parts, lambda group, part: tuple(group.layout.ttls(lambda: part.keys)))
         ttls = [ttl for reply in allowed(lambda: self._cluster.ask(asked)) or [] for ttl in reply.found]
         found = []
         for node in self._cluster.shape().masters:
@@ -221,12 +218,8 @@ class RedisClusterStore:
 
     def _records(self, keys: Sequence[str]) -> list[bytes | None]:
         parts = by_slot_group(keys, len(self._groups))
-        asked = self._requests(parts, lambda layout, keys: layout.get(layout.pack(keys)))
+        asked = to_groups(self._groups, parts, lambda group, part: (group.layout.get(group.layout.pack(part.keys)),))
         return in_chunk_order(parts, [reply.found[0] for reply in self._cluster.ask(asked)], len(keys))
-
-    def _requests(self, parts: list[GroupKeys], pack: Callable[[StringLayout, list[str]], bytes]) -> list[Request]:
-        groups = self._groups
-        return [Request(groups[one.group].slot, (pack(groups[one.group].layout, one.keys),)) for one in parts]
 
     def _with_types_checked(
         self, keys: Sequence[str], records: Sequence[bytes | None], more: list[Request]
@@ -237,22 +230,18 @@ class RedisClusterStore:
         """
         groups = self._groups
         parts = by_slot_group([key for key, one in zip(keys, records, strict=True) if one is None], len(groups))
-        exist = self._requests(parts, lambda layout, keys: layout.exist(layout.pack(keys)))
-        replies = self._asked_if_allowed([*more, *exist])
+        exist = to_groups(groups, parts, lambda group, part: (group.layout.exist(group.layout.pack(part.keys)),))
+        replies: list[Reply] | None = None
+        with suppress(StoreAuthError):
+            replies = self._cluster.ask([*more, *exist])
         if replies is None:
-            return self._cluster.ask(more) if more else []
+            return self._cluster.ask(more)
         for part, reply in zip(parts, replies[len(more) :], strict=True):
             if reply.found[0]:
                 group = groups[part.group]
                 (types,) = self._cluster.ask([Request(group.slot, tuple(group.layout.types(part.keys)))])
                 group.layout.check_types(part.keys, types.found)
         return replies[: len(more)]
-
-    def _asked_if_allowed(self, requests: Sequence[Request]) -> list[Reply] | None:
-        try:
-            return self._cluster.ask(requests)
-        except StoreAuthError:
-            return None
 
     def _both(self) -> Request:
         return Request(self._slot, (command(b"GET", self._ledger), command(b"GET", self._count)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import compress, repeat
 from operator import is_
@@ -82,6 +82,13 @@ def by_slot_group(keys: Sequence[str], groups: int) -> list[GroupKeys]:
     for at, number in enumerate(numbers):
         places[number % groups].append(at)
     return [GroupKeys(group, own, list(map(keys.__getitem__, own))) for group, own in enumerate(places) if own]
+
+
+def to_groups(
+    groups: Sequence[SlotGroup], parts: Iterable[GroupKeys], pack: Callable[[SlotGroup, GroupKeys], tuple[bytes, ...]]
+) -> list[Request]:
+    """The requests of a chunk: the commands that ``pack`` returns for each part."""
+    return [Request(groups[part.group].slot, pack(groups[part.group], part)) for part in parts]
 
 
 def in_chunk_order(parts: Iterable[GroupKeys], answers: Iterable[Sequence[T]], count: int) -> list[T | None]:
@@ -202,11 +209,8 @@ class ClusterWriter:
         return _Chunk(list(keys), parts, [self._groups[part.group].layout.pack(part.keys) for part in parts])
 
     def _gets(self, chunk: _Chunk) -> list[Request]:
-        out = []
-        for part, packed in zip(chunk.parts, chunk.packed, strict=True):
-            group = self._groups[part.group]
-            out.append(Request(group.slot, group.fenced_get(packed)))
-        return out
+        packed = iter(chunk.packed)
+        return to_groups(self._groups, chunk.parts, lambda group, _: group.fenced_get(next(packed)))
 
     def _write(self, parts: list[GroupKeys], packed: list[bytes], *, wait: bool = True) -> None:
         """Send to all nodes, after the put before is done."""

@@ -58,7 +58,6 @@ class HashLayout(_Fields):
         self._name = name
 
     def get(self, keys: PackedKeys) -> bytes:
-        """HMGET."""
         return self._packed(b"HMGET", len(keys), keys.joined)
 
     def _put(self, keys: PackedKeys, pairs: bytes) -> bytes:
@@ -76,7 +75,6 @@ class HashLayout(_Fields):
         return texts_of(found[::2], unlisted)
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  the hash expires as a whole
-        """PTTL of the hash."""
         return [command(b"PTTL", self._name)]
 
     def _packed(self, name: bytes, words: int, packed: bytes) -> bytes:
@@ -119,7 +117,6 @@ class PackedLayout(_Fields):
         return fields_of([self._name % number for number in range(start, end)], start, page_size, last)
 
     def scanned(self, found: list[bytes], unlisted: list[str]) -> list[str]:
-        """All of them."""
         return texts_of(found, unlisted)
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:  # noqa: ARG002  found by their names

@@ -174,7 +174,6 @@ class StringLayout(Layout):
         self._expiry = expiry
 
     def get(self, keys: PackedKeys) -> bytes:
-        """MGET."""
         return b"*%d\r\n$4\r\nMGET%b\r\n" % (len(keys) + 1, keys.joined)
 
     def put(self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None = None) -> tuple[bytes, int]:
@@ -195,11 +194,9 @@ class StringLayout(Layout):
         return put, replies
 
     def exist(self, keys: PackedKeys) -> bytes:
-        """EXISTS."""
         return b"*%d\r\n$6\r\nEXISTS%b\r\n" % (len(keys) + 1, keys.joined)
 
     def types(self, keys: Sequence[str]) -> list[bytes]:
-        """TYPE of each."""
         return [command(b"TYPE", self._head + text) for text in self.encoded(keys)]
 
     def rewrite(self, keys: Sequence[str], values: Sequence[bytes | None]) -> tuple[bytes, int]:
@@ -226,7 +223,6 @@ class StringLayout(Layout):
         return [text for text in texts if text not in self._reserved] if self._reserved else texts
 
     def ttls(self, some: Callable[[], Iterable[str]]) -> list[bytes]:
-        """PTTL of each."""
         return [command(b"PTTL", self._head + key.encode()) for key in some()]
 
     def _put_expiring(

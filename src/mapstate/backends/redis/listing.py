@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.wire import INFO, incarnation_of
-from mapstate.errors import CorruptRecordError, StoreUnavailableError, UsageError
-from mapstate.findings import MOST_NAMED
+from mapstate.errors import StoreUnavailableError, UsageError
+from mapstate.findings import not_listed
 
 _CURSOR = re.compile(r"(end|\d{1,20})-([0-9a-f]*)", re.ASCII)
 
@@ -101,14 +101,9 @@ def key_pages(
             yield page, position
             page = []
     if unlisted:
-        raise CorruptRecordError(
-            f"state {state!r}: the Redis key {unlisted[0]} is no key of this state: not UTF-8, or of another type. "
-            "Something else writes under this state's name. It was left as it is. Delete it, or restore what was "
-            "there.",
-            state=state,
-            keys=unlisted[:MOST_NAMED],
-            count=len(unlisted),
-        )
+        problem = f"the Redis key {unlisted[0]} is no key of this state: not UTF-8, or of another type. Something else"
+        more = "writes under this state's name. It was left as it is. Delete it, or restore what was there."
+        raise not_listed(state, unlisted, f"{problem} {more}")
 
 
 def key_pages_from(

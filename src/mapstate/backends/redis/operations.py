@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import msgspec
-
+from mapstate.backends import state_in
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.hash_layouts import PackedLayout
 from mapstate.backends.redis.layout import Layout, StringLayout, escaped
@@ -35,15 +34,6 @@ _LEAST_KEYS = 5_000
 """Keys of the database for each part, at least: a table of so many keys has far more slots than there are parts."""
 
 Page = list[tuple[str, bytes]]
-
-
-class _Named(msgspec.Struct):
-    """The part of a ledger that names its state."""
-
-    state: str
-
-
-_decoder = msgspec.json.Decoder(_Named)
 
 
 def states_on_server(server: Server, prefix: bytes) -> Iterator[Page]:
@@ -75,7 +65,7 @@ def states_in_cluster(cluster: Any, prefix: bytes) -> Iterator[Page]:
 def the_one_state(server: Server, records: str) -> Iterator[Page]:
     """The state whose records have a name of their own (``records`` in the URL), which its ledger names."""
     ledger = server.ask(command(b"GET", records.encode() + _LEDGER), 1)[0]
-    yield [] if ledger is None else [(_named(ledger) or records, ledger)]
+    yield [] if ledger is None else [(state_in(ledger) or records, ledger)]
 
 
 def _scan_for(start: bytes, end: bytes) -> Callable[[bytes], bytes]:
@@ -96,19 +86,11 @@ def _states(
         page = []
         for name, ledger in zip(new, ledgers_of(new) if new else [], strict=True):
             text = name.decode(errors="backslashreplace")
-            own = None if ledger is None else _named(ledger)
+            own = None if ledger is None else state_in(ledger)
             elsewhere = own is not None and own != text and text.endswith(own)
             if ledger is not None and not elsewhere:
                 page.append((text, ledger))
         yield page
-
-
-def _named(ledger: bytes) -> str | None:
-    """The state that a ledger names; None where it cannot be read."""
-    try:
-        return _decoder.decode(ledger).state
-    except (msgspec.MsgspecError, ValueError):
-        return None
 
 
 def parts_of(server: Server, layout: Layout, most: int) -> list[str]:

@@ -84,14 +84,16 @@ class SqliteBackend:
                 "SQLite has no expiry, so sqlite:// has no ttl: leave it out, or take a store that drops records by "
                 "itself"
             )
-        database = Database(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
-        return SqliteStore(database, state, max_value_bytes=self.max_value_bytes)
+        return self._opened(Database, state)
 
     def open_snapshot(self, state: str) -> SqliteStore:
         """See `Snapshots.open_snapshot`: one read transaction. While it is open, the WAL file only grows."""
         from mapstate.backends.sqlite.operations import FrozenDatabase
 
-        database = FrozenDatabase(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
+        return self._opened(FrozenDatabase, state)
+
+    def _opened(self, kind: type[Database], state: str) -> SqliteStore:
+        database = kind(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
         return SqliteStore(database, state, max_value_bytes=self.max_value_bytes)
 
     def states(self) -> Iterator[list[tuple[str, bytes]]]:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from mapstate.backends.sqlite.connection import DRIVER_ERRORS, HAS_REPORTS, Connection, Database, fork_gate, identity_of
 from mapstate.capabilities import FenceToken
-from mapstate.errors import CorruptRecordError, FencedError, UsageError
-from mapstate.findings import MOST_NAMED, Finding
+from mapstate.errors import FencedError, UsageError
+from mapstate.findings import Finding, not_listed
 
 T = TypeVar("T")
 
@@ -43,13 +43,8 @@ def key_pages(
         foreign += [repr(key) for key in page if not isinstance(key, str)]
         after = page[-1]
     if foreign:
-        raise CorruptRecordError(
-            f"state {state!r}: the row with the key {foreign[0][:100]} is no record, its key is no text: something "
-            "else writes into this table. It was left as it is. Delete it.",
-            state=state,
-            keys=foreign[:MOST_NAMED],
-            count=len(foreign),
-        )
+        problem = f"the row with the key {foreign[0][:100]} is no record, its key is no text: something else writes"
+        raise not_listed(state, foreign, f"{problem} into this table. It was left as it is. Delete it.")
 
 
 def _page(database: Database, state: str, page_size: int, after: Any, until: str | None) -> list[Any]:

@@ -12,23 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from mapstate import capabilities
 from mapstate.backing_map import Backend, IBackingMap
-from mapstate.capabilities import (
-    Claims,
-    Drops,
-    FencedWrites,
-    FenceToken,
-    JointLedgers,
-    LedgerReads,
-    LedgerStore,
-    ListsStates,
-    Reports,
-    Rewrites,
-    Scan,
-    Snapshots,
-    SpreadFences,
-    close_if_possible,
-)
+from mapstate.capabilities import FenceToken, close_if_possible
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
 from mapstate.operations.states import list_states
 from mapstate.protocol.stored_ledger import record_pages
@@ -86,7 +72,7 @@ class BackendContract(BackingMapContract):
         found = store.load()
         version = store.swap(f"ledger {secrets.token_hex(8)}".encode(), None if found is None else found[1], fence)
         assert version is not None, "nobody else changes it here"
-        if isinstance(store, SpreadFences):
+        if isinstance(store, capabilities.SpreadFences):
             moved = store.move_fences([one.token for one in store.fences()], fence)
             assert [one.token for one in moved] == [fence] * len(moved), "nobody else moves them here"
         return version
@@ -124,25 +110,26 @@ class BackendContract(BackingMapContract):
         assert isinstance(backend, Backend)
         assert isinstance(store, IBackingMap)
         for name, protocol in (
-            ("conditional_writes", LedgerStore),
-            ("claims", Claims),
-            ("fenced_writes", FencedWrites),
-            ("joint_ledgers", JointLedgers),
-            ("drops", Drops),
-            ("ledger_reads", LedgerReads),
-            ("reports", Reports),
-            ("scan", Scan),
+            ("conditional_writes", capabilities.LedgerStore),
+            ("claims", capabilities.Claims),
+            ("fenced_writes", capabilities.FencedWrites),
+            ("joint_ledgers", capabilities.JointLedgers),
+            ("drops", capabilities.Drops),
+            ("ledger_reads", capabilities.LedgerReads),
+            ("reports", capabilities.Reports),
+            ("scan", capabilities.Scan),
         ):
             assert isinstance(store, protocol) == (name not in lacking), f"{name}: {protocol.__name__}"
-        assert isinstance(store, SpreadFences) == ("fence_with_ledger" in lacking and "fenced_writes" not in lacking)
-        assert isinstance(backend, ListsStates) == ("states" not in lacking)
-        assert isinstance(backend, Snapshots) == ("snapshots" not in lacking)
+        has_fences_apart = "fence_with_ledger" in lacking and "fenced_writes" not in lacking
+        assert isinstance(store, capabilities.SpreadFences) == has_fences_apart
+        assert isinstance(backend, capabilities.ListsStates) == ("states" not in lacking)
+        assert isinstance(backend, capabilities.Snapshots) == ("snapshots" not in lacking)
         assert backend.shared_between_processes == ("shared_between_processes" not in lacking)
         assert hasattr(store, self.writes_through) == ("guarded_writes" not in lacking)
-        if isinstance(store, FencedWrites):
+        if isinstance(store, capabilities.FencedWrites):
             writer = store.writer(FenceToken(1, 1))
             assert isinstance(writer, IBackingMap)
-            assert isinstance(writer, Rewrites) == ("rewrites" not in lacking)
+            assert isinstance(writer, capabilities.Rewrites) == ("rewrites" not in lacking)
 
     # Live instances
 
@@ -349,9 +336,9 @@ class BackendContract(BackingMapContract):
         store.multi_put(keys, [self.a_record(1)] * len(keys))
         for name in (f"{self.state}2", self.state[:-1]):
             closing(opened, backend.open(name)).multi_put(["no"], [self.a_record(1)])
-        if isinstance(store, LedgerStore):
+        if isinstance(store, capabilities.LedgerStore):
             assert store.swap(b"{}", None, FenceToken(1, 1)) is not None
-        if isinstance(store, Claims):
+        if isinstance(store, capabilities.Claims):
             store.claim(1, 0, "me")
         assert scanned(store, page_size) == sorted(keys)
         assert all(store.scan(page_size)), "no page is empty"
@@ -388,9 +375,9 @@ class BackendContract(BackingMapContract):
             one = closing(opened, backend.open(name))
             assert one.swap(ledger, None, FenceToken(1, 1)) is not None
             one.multi_put(["a", "b"], [self.a_record(1, 1), self.a_record(2, 1)])
-            if isinstance(one, Claims):
+            if isinstance(one, capabilities.Claims):
                 one.claim(1, 0, "me")
-            if isinstance(one, Reports):
+            if isinstance(one, capabilities.Reports):
                 one.keep_report(b"{}", 10)
         closing(opened, backend.open("no-ledger")).multi_put(["a"], [self.a_record(1)])
         assert sorted(state for page in backend.states() for state in page) == sorted(ledgers.items())

@@ -123,7 +123,7 @@ class RunningAttempt:
 
         def add_all(bases: list[Any], partials: list[Any]) -> list[Any]:
             self._new_keys += bases.count(None)
-            return _add_all(bases, partials)
+            return [partial if base is None else base + partial for base, partial in zip(bases, partials, strict=True)]
 
         self._map.multi_combine(list(counts), list(counts.values()), add_all)
 
@@ -143,7 +143,3 @@ class RunningAttempt:
     def end(self) -> None:
         """Close the task's writer, as a task does however it ends."""
         close_if_possible(self._writer)
-
-
-def _add_all(bases: list[Any], partials: list[Any]) -> list[Any]:
-    return [partial if base is None else base + partial for base, partial in zip(bases, partials, strict=True)]

@@ -9,18 +9,9 @@ from typing import Any
 
 import pytest
 
+from mapstate import capabilities
 from mapstate.backing_map import Backend
-from mapstate.capabilities import (
-    Claims,
-    FenceToken,
-    LedgerStore,
-    ReadsAhead,
-    Reports,
-    Scan,
-    SpreadFences,
-    Swap,
-    close_if_possible,
-)
+from mapstate.capabilities import FenceToken, Swap, close_if_possible
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
 from mapstate.protocol.ledger_record import Attempt, Commit, now
@@ -113,7 +104,7 @@ class LedgerContract(BackendContract):
         store.multi_put(["a"], [self.a_record(1)])
         self.move(store, OPEN)
         assert store.multi_get(["a", "ledger", "fence", ""])[0] == self.a_record(1)
-        if isinstance(store, Scan):
+        if isinstance(store, capabilities.Scan):
             assert scanned(store) == ["a"]
 
     @needs("conditional_writes")
@@ -511,19 +502,19 @@ class LedgerContract(BackendContract):
         for one in (store, another):
             one.multi_put(keys, [self.a_record(at) for at in range(len(keys))])
             self.move(one, OPEN)
-            if isinstance(one, Claims):
+            if isinstance(one, capabilities.Claims):
                 one.claim(7, 0, "somebody")
-            if isinstance(one, Reports):
+            if isinstance(one, capabilities.Reports):
                 one.keep_report(b"report", 10)
         assert drop(backend, self.state, force=True).records == len(keys)
         assert store.load() is None
         assert [side_door.read(self.state, key) for key in keys[:3]] == [None] * 3
         assert store.multi_get(keys) == [None] * len(keys)
-        if isinstance(store, Scan):
+        if isinstance(store, capabilities.Scan):
             assert scanned(store) == []
-        if isinstance(store, Reports):
+        if isinstance(store, capabilities.Reports):
             assert (store.reports(), another.reports()) == ([], [b"report"])
-        if isinstance(store, SpreadFences):
+        if isinstance(store, capabilities.SpreadFences):
             assert {one.token for one in store.fences()} == {None}
         assert another.multi_get(keys[:2]) == [self.a_record(0), self.a_record(1)]
         assert another.load() is not None
@@ -644,7 +635,7 @@ class LedgerContract(BackendContract):
     def test_claims_of_two_states_do_not_mix(self, another: Any, store: Any) -> None:
         assert store.claim(7, 0, "me") == "me"
         assert another.claim(7, 0, "you") == "you"
-        if isinstance(another, LedgerStore):
+        if isinstance(another, capabilities.LedgerStore):
             self.move(another, OPEN)
         assert store.claim(7, 0, "you") == "me"
 
@@ -711,15 +702,15 @@ class LedgerContract(BackendContract):
     @instead_of("conditional_writes")
     def test_without_compare_and_set_the_ledger_is_a_record_that_no_reader_sees(self, store: Any) -> None:
         """Two drivers that open the state at the same moment may both succeed."""
-        assert not isinstance(store, LedgerStore)
+        assert not isinstance(store, capabilities.LedgerStore)
         CountingQuery(store, self).attempt(0).commit()
-        if isinstance(store, Scan):
+        if isinstance(store, capabilities.Scan):
             assert scanned(store) == []
 
     @instead_of("claims")
     def test_without_claims_a_task_writes_at_once(self, store: Any) -> None:
         """A task that is tried twice with other rows can mix both tries in one attempt."""
-        assert not isinstance(store, Claims)
+        assert not isinstance(store, capabilities.Claims)
 
     @instead_of("guarded_writes")
     def test_without_a_fence_a_late_write_goes_through(self, store: Any) -> None:
@@ -728,10 +719,10 @@ class LedgerContract(BackendContract):
 
 
 def _read_ahead(writer: Any, keys: list[str]) -> None:
-    if isinstance(writer, ReadsAhead):
+    if isinstance(writer, capabilities.ReadsAhead):
         writer.read_ahead(keys)
 
 
 def _flush(writer: Any) -> None:
-    if isinstance(writer, ReadsAhead):
+    if isinstance(writer, capabilities.ReadsAhead):
         writer.flush()
