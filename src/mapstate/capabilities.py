@@ -5,6 +5,7 @@ mapstate checks once, when it opens the store. docs/guarantees.md lists the guar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -283,6 +284,15 @@ class ListsStates(Protocol):
         have written them.
         """
         ...
+
+
+def state_in(ledger: bytes) -> str | None:
+    """The state that a stored ledger names; None where it cannot be read."""
+    try:
+        state = json.loads(ledger)["state"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return state if isinstance(state, str) else None
 
 
 @runtime_checkable

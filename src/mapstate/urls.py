@@ -61,14 +61,9 @@ class Url(NamedTuple):
                 raise ValueError("not a host")
             urlsplit(f"//{host[1]}")  # refuses characters that normalize to a delimiter
             hosts.append((host[1].strip("[]").lower(), None if host[2] is None else int(host[2])))
-        return cls(
-            scheme.lower(),
-            None if login is None else unquote(user),
-            unquote(password) if colon else None,
-            tuple(hosts),
-            unquote(path),
-            query or "",
-        )
+        username = None if login is None else unquote(user)
+        secret = unquote(password) if colon else None
+        return cls(scheme.lower(), username, secret, tuple(hosts), unquote(path), query or "")
 
 
 def unreadable(example: str, more: str = "") -> ConfigurationError:
@@ -96,15 +91,6 @@ def parameters_of(kind: Any, without: Collection[str]) -> Parameters:
     return {one.name: _CONVERT[one.type.removesuffix(" | None")] for one in fields(kind) if one.name not in without}
 
 
-def changed_parameters(backend: Any, known: Parameters) -> dict[str, Any]:
-    """The parameters that are not at their default."""
-    return {
-        one.name: getattr(backend, one.name)
-        for one in fields(backend)
-        if one.name in known and getattr(backend, one.name) != one.default
-    }
-
-
 def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
     """The parameters of a URL, each of its type. Raises ConfigurationError for those that the scheme does not have."""
     given = dict(parse_qsl(query, keep_blank_values=True))
@@ -119,9 +105,11 @@ def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
     return values
 
 
-def shown_parameters(values: Mapping[str, Any]) -> str:
-    """The parameters as the end of a URL, its question mark included; empty where there are none."""
-    query = "&".join(f"{name}={quote(str(value))}" for name, value in values.items())
+def shown_parameters(backend: Any, known: Parameters) -> str:
+    """A backend's parameters that are not at their default, as the end of a URL with its question mark; or nothing."""
+    given = [(one.name, getattr(backend, one.name)) for one in fields(backend) if one.name in known]
+    defaults = {one.name: one.default for one in fields(backend)}
+    query = "&".join(f"{name}={quote(str(value))}" for name, value in given if value != defaults[name])
     return f"?{query}" if query else ""
 
 
@@ -141,11 +129,6 @@ def check_password(password: str | None, password_env: str | None) -> None:
     """Raises ConfigurationError unless a password comes from one place at most."""
     if password_env is not None and password is not None:
         raise ConfigurationError("there is a password and a password_env: leave one of them out")
-
-
-def secret_of(password: str | None, password_env: str | None) -> str | None:
-    """The password, wherever it comes from. Raises ConfigurationError as `password_in`."""
-    return password if password_env is None else password_in(password_env)
 
 
 def password_in(variable: str) -> str:

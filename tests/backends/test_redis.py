@@ -32,7 +32,7 @@ from servers import CuttingProxy, Forwarder, GivenRedis, TlsFront, free_port, wa
 
 from mapstate import opaque, open_reader
 from mapstate.backends import resolve
-from mapstate.backends.redis import RedisBackend, RedisStore, settings
+from mapstate.backends.redis import RedisBackend, RedisStore, connection
 from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     ConfigurationError,
@@ -1048,7 +1048,7 @@ def test_threads_that_make_their_pools_at_once_do_not_disturb_each_other():
         sys.setswitchinterval(before)
         for own in owners:
             for one in own:
-                settings._pools.pop((os.getpid(), one.reached, None), None)
+                connection._pools.pop((os.getpid(), one.reached, None), None)
 
 
 def test_a_store_that_was_closed_can_be_used_again_and_disturbs_no_other(store, redis_url):

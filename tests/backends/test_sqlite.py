@@ -777,7 +777,7 @@ def test_a_ledger_that_is_locked_is_an_error_after_the_timeout_and_not_after_eig
         attempt = ledger.begin(0)
         tries = []
         monkeypatch.setattr(
-            "mapstate.backends.sqlite.problems.problem_of",
+            "mapstate.backends.sqlite.connection.problem_of",
             lambda error, **facts: tries.append(error) or problem_of(error, **facts),
         )
         with locked(path):

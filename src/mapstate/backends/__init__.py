@@ -7,7 +7,6 @@ the driver looks it up; executors get the pickled backend. No package can take o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,17 +27,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MOST_PAGES = 10  # of states that are listed to find like names: a server may have millions of keys
 
 _BUILT_IN = {
-    "aerospike": "mapstate.backends.aerospike:AerospikeBackend",
-    "memory": "mapstate.backends.memory:MemoryBackend",
-    "sqlite": "mapstate.backends.sqlite:SqliteBackend",
-    "redis": "mapstate.backends.redis:RedisBackend",
-    "rediss": "mapstate.backends.redis:RedisBackend",
-    "unix": "mapstate.backends.redis:RedisUnixBackend",
-    "redis+unix": "mapstate.backends.redis:RedisUnixBackend",
-    "redis+sentinel": "mapstate.backends.redis:RedisSentinelBackend",
-    "rediss+sentinel": "mapstate.backends.redis:RedisSentinelBackend",
-    "redis+cluster": "mapstate.backends.redis:RedisClusterBackend",
-    "rediss+cluster": "mapstate.backends.redis:RedisClusterBackend",
+    "aerospike": "aerospike:AerospikeBackend",
+    "memory": "memory:MemoryBackend",
+    "sqlite": "sqlite:SqliteBackend",
+    **dict.fromkeys(("redis", "rediss"), "redis:RedisBackend"),
+    **dict.fromkeys(("unix", "redis+unix"), "redis:RedisUnixBackend"),
+    **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "redis:RedisSentinelBackend"),
+    **dict.fromkeys(("redis+cluster", "rediss+cluster"), "redis:RedisClusterBackend"),
 }
 
 
@@ -66,11 +61,11 @@ def resolve(backend_or_url: Backend | str) -> Backend:
 def _built_in(scheme: str) -> Any:
     module, _, name = _BUILT_IN[scheme].partition(":")
     try:
-        return getattr(import_module(module), name).from_url
+        return getattr(import_module(f"{__name__}.{module}"), name).from_url
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mapstate"):
             raise
-        raise missing_driver(f"{scheme}://", error, extra=module.rpartition(".")[2]) from error
+        raise missing_driver(f"{scheme}://", error, extra=module) from error
 
 
 def check_state_name(name: str) -> str:
@@ -81,15 +76,6 @@ def check_state_name(name: str) -> str:
             f"{shown} cannot name a state: up to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
         )
     return name
-
-
-def state_in(ledger: bytes) -> str | None:
-    """The state that a stored ledger names; None where it cannot be read."""
-    try:
-        state = json.loads(ledger)["state"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return state if isinstance(state, str) else None
 
 
 @contextmanager

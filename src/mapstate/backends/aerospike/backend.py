@@ -121,9 +121,8 @@ class AerospikeBackend:
         )
 
     def __repr__(self) -> str:
-        changed = urls.changed_parameters(self, _PARAMETERS)
         login = urls.shown_login(self.username, self.password)
-        return f"AerospikeBackend('aerospike://{login}{self.address}{urls.shown_parameters(changed)}')"
+        return f"AerospikeBackend('aerospike://{login}{self.address}{urls.shown_parameters(self, _PARAMETERS)}')"
 
     @property
     def address(self) -> str:
@@ -187,7 +186,8 @@ class AerospikeBackend:
             "send_bool_as": aerospike.AS_BOOL,
         }
         if self.username is not None:
-            config |= {"user": self.username, "password": urls.secret_of(self.password, self.password_env)}
+            password = self.password if self.password_env is None else urls.password_in(self.password_env)
+            config |= {"user": self.username, "password": password}
         if self.tls_cafile is not None:
             files = {"cafile": self.tls_cafile, "certfile": self.tls_certfile, "keyfile": self.tls_keyfile}
             config["tls"] = {"enable": True} | {name: file for name, file in files.items() if file is not None}

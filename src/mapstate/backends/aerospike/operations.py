@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from aerospike import exception as driver
 
-from mapstate.backends import state_in
 from mapstate.backends.aerospike.connection import Connection
 from mapstate.backends.aerospike.records import CLAIMS, LEDGER
+from mapstate.capabilities import state_in
 from mapstate.findings import Finding
 
 

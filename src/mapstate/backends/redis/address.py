@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import fields
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -100,6 +102,7 @@ PLACES = {
 """By `RedisSettings.KIND`."""
 
 
+@cache
 def parameters_of(kind: Any) -> Parameters:
     """The parameters of a backend's URL: its fields, but for login and address."""
     return urls.parameters_of(kind, _LOGIN | PLACES[kind.KIND].given)
@@ -125,11 +128,8 @@ def shown(one: Any) -> str:
     """The URL of a backend, with the password masked."""
     place = PLACES[one.KIND]
     login = urls.shown_login(one.username, one.password)
-    return f"{place.schemes[one.tls]}://{login}{place.shown(one)}{urls.shown_parameters(_changed(one))}"
-
-
-def _changed(one: Any) -> dict[str, Any]:
-    return urls.changed_parameters(one, parameters_of(one))
+    parameters = urls.shown_parameters(one, parameters_of(one.__class__))
+    return f"{place.schemes[one.tls]}://{login}{place.shown(one)}{parameters}"
 
 
 def check(one: Any) -> None:
@@ -143,7 +143,8 @@ def check(one: Any) -> None:
             "there is a user but no password: a password alone is written redis://:password@host, and a user "
             "without one redis://user:@host; one in an environment variable is redis://user@host?password_env=NAME"
         )
-    if not one.tls and any(name.startswith("ssl_") for name in _changed(one)):
+    ssl = [field for field in fields(one) if field.name.startswith("ssl_")]
+    if not one.tls and any(getattr(one, field.name) != field.default for field in ssl):
         raise ConfigurationError("ssl_ parameters do nothing on redis://; the scheme with TLS is rediss://")
 
 

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis import exceptions as driver
 
+from mapstate.backends.redis.settings import new_pool
 from mapstate.event_loop import wait_for
 
 T = TypeVar("T")
 
 
 class AsyncPools:
-    """A backend for one async reader: its connections belong to the reader's event loop, and to nobody else.
-
-    ``make``       makes the pool of redis.asyncio for an address, None where the backend has one server
-    ``open_with``  opens a state with the connections of a function
-    """
+    """A backend for one async reader: its connections belong to the reader's event loop, and to nobody else."""
 
     shared_between_processes = True
 
-    def __init__(self, make: Callable[[Any], Any], open_with: Callable[[Any, str, float | None], Any]) -> None:
-        self._make = make
-        self._open_with = open_with
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
         self._pools: dict[Any, AsyncPool] = {}
 
     def open(self, state: str, *, ttl: float | None = None) -> Any:
-        return self._open_with(self._pool_to, state, ttl)
+        return self._backend.open_with(self._pool_to, state, ttl)
 
     def _pool_to(self, address: Any = None) -> AsyncPool:
         pool = self._pools.get(address)
         if pool is None:
-            pool = self._pools[address] = AsyncPool(self._make(address))
+            pool = self._pools[address] = AsyncPool(new_pool(self._backend, address, asynchronous=True))
         return pool
 
 

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 from redis.connection import ConnectionPool
 
-from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.connection import PooledSettings, Server
 from mapstate.backends.redis.layout import Layout, StringLayout
-from mapstate.backends.redis.settings import RedisSettings, driver_module
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.errors import ConfigurationError
 from mapstate.schema import KeyOrder
@@ -18,7 +17,7 @@ from mapstate.urls import Address
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class OneServer(RedisSettings):
+class OneServer(PooledSettings):
     """The parameters that are the same wherever one server holds all of a state.
 
     ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed": many small hashes,
@@ -54,11 +53,9 @@ class OneServer(RedisSettings):
 
         Where the URL has ``records``, the one state that has them.
         """
-        from mapstate.backends.redis.operations import states_on_server, the_one_state
+        from mapstate.backends.redis.operations import states_on_server
 
-        if self.records is not None:
-            return the_one_state(Server(self, self.pool, "*"), self.records)
-        return states_on_server(Server(self, self.pool, "*"), self.prefix.encode())
+        return states_on_server(Server(self, self.pool, "*"), self.prefix.encode(), self.records)
 
     def _layout_of(self, state: str, name: bytes, expiry: bytes | None) -> tuple[Layout, bytes]:
         """The layout of a state's records, and the text by which the state notes it."""
@@ -87,9 +84,6 @@ class RedisBackend(OneServer):
 
     KIND: ClassVar[str] = "server"
 
-    def host_options(self, node: Any) -> dict[str, Any]:  # noqa: ARG002  there is one server
-        return {"host": self.host, "port": self.port, "db": self.db}
-
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class RedisUnixBackend(OneServer):
@@ -98,12 +92,6 @@ class RedisUnixBackend(OneServer):
     path: str = ""
 
     KIND: ClassVar[str] = "socket"
-
-    def new_pool(self, node: Any = None, *, asynchronous: bool = False) -> Any:  # noqa: ARG002
-        driver = driver_module("connection", asynchronous=asynchronous)
-        options = self.connection_options(asynchronous=asynchronous)
-        socket = driver.UnixDomainSocketConnection
-        return driver.ConnectionPool(connection_class=socket, path=self.path, db=self.db, **options)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -123,12 +111,3 @@ class RedisSentinelBackend(OneServer):
     retries: int = 20
 
     KIND: ClassVar[str] = "sentinels"
-
-    def new_pool(self, node: Any = None, *, asynchronous: bool = False) -> Any:  # noqa: ARG002
-        driver = driver_module("sentinel", asynchronous=asynchronous)
-        options = self.connection_options(asynchronous=asynchronous)
-        tls = {"ssl": True, **self.tls_options()} if self.tls else {}
-        plain = {name: value for name, value in options.items() if name != "credential_provider"}
-        sentinel = driver.Sentinel(self.sentinels, sentinel_kwargs=(options if self.sentinel_login else plain) | tls)
-        pool = driver.SentinelConnectionPool
-        return pool(self.master, sentinel, db=self.db, socket_keepalive=True, **options, **tls)

@@ -24,10 +24,10 @@ from redis.crc import key_slot
 
 from mapstate.backends.redis.cluster_map import ClusterLayout, ClusterMap, Reply, Request
 from mapstate.backends.redis.cluster_writer import ClusterWriter, SlotGroup, by_slot_group, in_chunk_order, to_groups
+from mapstate.backends.redis.connection import PooledSettings
 from mapstate.backends.redis.layout import escaped, texts_of
 from mapstate.backends.redis.problems import another_layout
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
-from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.store import Version
 from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
@@ -286,7 +286,7 @@ def _digest(shape: ClusterLayout) -> str:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class RedisClusterBackend(RedisSettings):
+class RedisClusterBackend(PooledSettings):
     """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
 
     ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.
@@ -324,6 +324,3 @@ class RedisClusterBackend(RedisSettings):
         from mapstate.backends.redis.operations import states_in_cluster
 
         return states_in_cluster(ClusterMap(self, self.nodes, self.pool, "*"), self.prefix.encode())
-
-    def host_options(self, node: Address) -> dict[str, Any]:
-        return {"host": node[0], "port": node[1]}

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mapstate.backends import state_in
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.hash_layouts import PackedLayout
 from mapstate.backends.redis.layout import Layout, StringLayout, escaped
 from mapstate.backends.redis.listing import ScanPosition, Walk, digest_of, torn, walked, walked_nodes
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of
-from mapstate.capabilities import FenceToken, Scan, close_if_possible
+from mapstate.capabilities import FenceToken, Scan, close_if_possible, state_in
 from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import CorruptRecordError, FencedError, StoreError, StoreFullError, StoreUnavailableError
 from mapstate.findings import Finding, Unreadable
@@ -36,14 +35,21 @@ _LEAST_KEYS = 5_000
 Page = list[tuple[str, bytes]]
 
 
-def states_on_server(server: Server, prefix: bytes) -> Iterator[Page]:
-    """See `ListsStates.states`. Errors as of `walked`."""
+def states_on_server(server: Server, prefix: bytes, records: str | None) -> Iterator[Page]:
+    """See `ListsStates.states`. Errors as of `walked`.
+
+    Where ``records`` have a name of their own, only the state that has them, which its ledger names.
+    """
 
     def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = server.ask(command(b"MGET", *(prefix + name + _LEDGER for name in names)), 1)[0]
         return found
 
-    return _states(walked(server, _scan_for(prefix, _LEDGER), ScanPosition()), prefix, _LEDGER, ledgers_of)
+    if records is None:
+        yield from _states(walked(server, _scan_for(prefix, _LEDGER), ScanPosition()), prefix, _LEDGER, ledgers_of)
+    else:
+        ledger = server.ask(command(b"GET", records.encode() + _LEDGER), 1)[0]
+        yield [] if ledger is None else [(state_in(ledger) or records, ledger)]
 
 
 def states_in_cluster(cluster: Any, prefix: bytes) -> Iterator[Page]:
@@ -60,12 +66,6 @@ def states_in_cluster(cluster: Any, prefix: bytes) -> Iterator[Page]:
         return [reply.found[0][0] for reply in cluster.ask(asked)]
 
     yield from _states(walked_nodes(cluster, cluster.shape(), _scan_for(start, end)), start, end, ledgers_of)
-
-
-def the_one_state(server: Server, records: str) -> Iterator[Page]:
-    """The state whose records have a name of their own (``records`` in the URL), which its ledger names."""
-    ledger = server.ask(command(b"GET", records.encode() + _LEDGER), 1)[0]
-    yield [] if ledger is None else [(state_in(ledger) or records, ledger)]
 
 
 def _scan_for(start: bytes, end: bytes) -> Callable[[bytes], bytes]:

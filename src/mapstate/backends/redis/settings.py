@@ -1,11 +1,9 @@
-"""The parameters of every Redis backend: login, TLS, timeouts, retries; and the pools of connections that they make."""
+"""The parameters of every Redis backend: login, TLS, timeouts, retries; and the pools of connections made with them."""
 
 from __future__ import annotations
 
 import math
-import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import import_module
@@ -13,15 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
 from redis.credentials import UsernamePasswordCredentialProvider
 
-from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 
 _LONGEST_TTL = 1e10
-_MOST_CONNECTIONS = 2**31
-"""The limit of a pool, which is none: it holds as many connections as calls run at one time."""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -115,77 +109,47 @@ class RedisSettings:
             raise ConfigurationError(f"{state!r} cannot name a state in Redis: ':' and '!' end the name there")
         return None if ttl is None else b"%d" % math.ceil(ttl * 1000)
 
-    def open(self, state: str, *, ttl: float | None = None) -> Any:
-        """See `Backend.open`. Makes no connection."""
-        return self.open_with(self.pool, state, ttl)
 
-    def on_event_loop(self) -> Backend:
-        from mapstate.backends.redis.async_pools import AsyncPools
+def new_pool(backend: Any, node: Any = None, *, asynchronous: bool = False) -> Any:
+    """A pool of redis-py or ``redis.asyncio`` for a backend, in a cluster to ``node``. Raises ConfigurationError."""
 
-        return AsyncPools(lambda node: self.new_pool(node, asynchronous=True), self.open_with)
+    def module(name: str) -> Any:  # of redis.asyncio only an async reader imports any
+        return import_module(f"redis.asyncio.{name}" if asynchronous else f"redis.{name}")
 
-    def open_with(self, pool: Callable[..., ConnectionPool], state: str, ttl: float | None) -> Any:
-        """`open`, with the connections that ``pool`` returns; for a cluster, those to a node."""
-        raise NotImplementedError
-
-    def pool(self, node: Any = None) -> ConnectionPool:
-        """The connections of this process, of a cluster to ``node``. Where `reached` is equal, they are shared."""
-        pid = os.getpid()
-        pool = _pools.get((pid, self.reached, node))
-        if pool is None:
-            for known in list(_pools):  # a copy: other threads add theirs meanwhile
-                if known[0] != pid:
-                    _pools.pop(known, None)  # closes this process's copies, not the parent's connections
-            pool = _pools.setdefault((pid, self.reached, node), self.new_pool(node))
-        return pool
-
-    def new_pool(self, node: Any = None, *, asynchronous: bool = False) -> Any:
-        """A pool of redis-py, or one of ``redis.asyncio``."""
-        driver = driver_module("connection", asynchronous=asynchronous)
-        return driver.ConnectionPool(
-            connection_class=driver.SSLConnection if self.tls else driver.Connection,
-            socket_keepalive=True,
-            **self.host_options(node),
-            **self.connection_options(asynchronous=asynchronous),
-            **self.tls_options(),
-        )
-
-    def host_options(self, node: Any) -> dict[str, Any]:
-        """Options of redis-py for the address."""
-        raise NotImplementedError
-
-    def connection_options(self, *, asynchronous: bool = False) -> dict[str, Any]:
-        """Options of redis-py for a connection, without the address. Raises ConfigurationError."""
-        retry = driver_module("retry", asynchronous=asynchronous).Retry
-        options: dict[str, Any] = {
-            "max_connections": _MOST_CONNECTIONS,
-            "socket_timeout": self.socket_timeout,
-            "socket_connect_timeout": self.socket_connect_timeout,
-            "protocol": 2,  # RESP 3 pushes messages between replies
-            "retry": retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
-        }
-        if self.username or self.secret:  # a provider, because some pools show a password in their repr
-            options["credential_provider"] = UsernamePasswordCredentialProvider(self.username, self.secret)
-        return options
-
-    def tls_options(self) -> dict[str, Any]:
-        """Options of redis-py for TLS; none where it is off."""
-        if not self.tls:
-            return {}
-        options = {name: getattr(self, name) for name in self.__getstate__() if name.startswith("ssl_")}
-        options["ssl_check_hostname"] &= self.ssl_cert_reqs != "none"
-        for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-            if options[name] is not None and not Path(options[name]).is_file():
-                raise ConfigurationError(
-                    f"{name}: there is no file {options[name]!r} on {socket.gethostname()}; each machine that "
-                    "connects needs it"
-                )
-        return options
+    options: dict[str, Any] = {
+        "max_connections": 2**31,  # as many as calls run at one time
+        "socket_timeout": backend.socket_timeout,
+        "socket_connect_timeout": backend.socket_connect_timeout,
+        "protocol": 2,  # RESP 3 pushes messages between replies
+        "retry": module("retry").Retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
+    }
+    login = {}
+    if backend.username or backend.secret:  # a provider, because some pools show a password in their repr
+        login["credential_provider"] = UsernamePasswordCredentialProvider(backend.username, backend.secret)
+    connection = module("connection")
+    if backend.KIND == "socket":
+        kind = connection.UnixDomainSocketConnection
+        return connection.ConnectionPool(connection_class=kind, path=backend.path, db=backend.db, **options, **login)
+    tls = _tls_options(backend) if backend.tls else {}
+    if backend.KIND == "sentinels":
+        tls |= {"ssl": True} if backend.tls else {}
+        own = options | tls | (login if backend.sentinel_login else {})
+        sentinel = module("sentinel").Sentinel(backend.sentinels, sentinel_kwargs=own)
+        options |= {"db": backend.db, "socket_keepalive": True}
+        return module("sentinel").SentinelConnectionPool(backend.master, sentinel, **options, **login, **tls)
+    host, port = (backend.host, backend.port) if node is None else node
+    options |= {"host": host, "port": port, "socket_keepalive": True} | ({"db": backend.db} if node is None else {})
+    kind = connection.SSLConnection if backend.tls else connection.Connection
+    return connection.ConnectionPool(connection_class=kind, **options, **login, **tls)
 
 
-_pools: dict[tuple[int, RedisSettings, Any], ConnectionPool] = {}
-
-
-def driver_module(name: str, *, asynchronous: bool) -> Any:
-    """A module of redis-py, or its twin of ``redis.asyncio``, which only an async reader imports."""
-    return import_module(f"redis.asyncio.{name}" if asynchronous else f"redis.{name}")
+def _tls_options(backend: Any) -> dict[str, Any]:
+    options = {name: getattr(backend, name) for name in backend.__getstate__() if name.startswith("ssl_")}
+    options["ssl_check_hostname"] &= backend.ssl_cert_reqs != "none"
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if options[name] is not None and not Path(options[name]).is_file():
+            raise ConfigurationError(
+                f"{name}: there is no file {options[name]!r} on {socket.gethostname()}; each machine that connects "
+                "needs it"
+            )
+    return options

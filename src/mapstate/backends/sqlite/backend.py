@@ -84,16 +84,14 @@ class SqliteBackend:
                 "SQLite has no expiry, so sqlite:// has no ttl: leave it out, or take a store that drops records by "
                 "itself"
             )
-        return self._opened(Database, state)
+        database = Database(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
+        return SqliteStore(database, state, max_value_bytes=self.max_value_bytes)
 
     def open_snapshot(self, state: str) -> SqliteStore:
         """See `Snapshots.open_snapshot`: one read transaction. While it is open, the WAL file only grows."""
         from mapstate.backends.sqlite.operations import FrozenDatabase
 
-        return self._opened(FrozenDatabase, state)
-
-    def _opened(self, kind: type[Database], state: str) -> SqliteStore:
-        database = kind(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
+        database = FrozenDatabase(self.path, state, timeout=self.timeout, synchronous=self.synchronous)
         return SqliteStore(database, state, max_value_bytes=self.max_value_bytes)
 
     def states(self) -> Iterator[list[tuple[str, bytes]]]:

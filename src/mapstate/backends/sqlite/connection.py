@@ -13,16 +13,11 @@ from typing import TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
 
+from mapstate.backends.sqlite.problems import DRIVER_ERRORS, problem_of
 from mapstate.errors import MapStateError
 from mapstate.retry import Pauses
 
 T = TypeVar("T")
-
-DRIVER_ERRORS = (sqlite3.Error, OSError, UnicodeError)
-"""All that a transaction can raise by itself."""
-
-HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"
-"""Whether a file has the table of the reports, which older ones lack."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS mapstate_records (
@@ -137,8 +132,6 @@ class Database:
 
     def problem(self, error: Exception) -> MapStateError:
         """Our error for one of SQLite's or of the operating system's."""
-        from mapstate.backends.sqlite.problems import problem_of
-
         return problem_of(error, path=self.path, state=self.state, timeout=self.timeout)
 
     def close(self) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mapstate.backends.sqlite.connection import DRIVER_ERRORS, HAS_REPORTS, Connection, Database, fork_gate, identity_of
+from mapstate.backends.sqlite.connection import Connection, Database, fork_gate, identity_of
+from mapstate.backends.sqlite.problems import DRIVER_ERRORS
 from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError, UsageError
-from mapstate.findings import Finding, not_listed
+from mapstate.findings import Finding
 
 T = TypeVar("T")
 
+_HAS_REPORTS = "SELECT 1 FROM sqlite_master WHERE name = 'mapstate_reports'"  # which older files lack
 _MOUNTS = Path("/proc/mounts")
 _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse")
 
@@ -28,46 +30,19 @@ def states_in(database: Database) -> Iterator[list[tuple[str, bytes]]]:
         database.close()
 
 
-def key_pages(
-    database: Database, state: str, page_size: int, after: str | None = None, until: str | None = None
-) -> Iterator[list[str]]:
-    """Pages of the keys of a state in their order, behind ``after`` and up to ``until``, None for no such bound.
-
-    Raises CorruptRecordError at the end for keys that are no text.
-    """
-    foreign: list[str] = []
-    while page := _page(database, state, page_size, after, until):
-        keys = [key for key in page if isinstance(key, str)]
-        if keys:
-            yield keys
-        foreign += [repr(key) for key in page if not isinstance(key, str)]
-        after = page[-1]
-    if foreign:
-        problem = f"the row with the key {foreign[0][:100]} is no record, its key is no text: something else writes"
-        raise not_listed(state, foreign, f"{problem} into this table. It was left as it is. Delete it.")
-
-
-def _page(database: Database, state: str, page_size: int, after: Any, until: str | None) -> list[Any]:
-    """The page of keys behind ``after``. Raises CorruptStoreError where it ends before that.
+def in_order(after: Any, db: Connection, ask: str, values: Sequence[Any]) -> list[Any]:
+    """The page of keys behind ``after``, None for the first. Raises DatabaseError where the page ends before it.
 
     A scan of such a file, which is damaged, would never end. SQLite compares the keys: the order is that of the file's
     encoding.
     """
-    bounds = [(" AND key > ?", after), (" AND key <= ?", until)]
-    where = "".join(text for text, bound in bounds if bound is not None)
-    values = (state, *(bound for _, bound in bounds if bound is not None), page_size)
-    ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
-
-    def in_order(db: Connection) -> list[Any]:
-        keys = [key for (key,) in db.execute(ask, values)]
-        is_in_order = "SELECT ? IS NULL OR ? > ?"
-        if keys and (keys[-1] is None or not db.execute(is_in_order, (after, keys[-1], after)).fetchone()[0]):
-            problem = sqlite3.DatabaseError("its keys are out of order")
-            problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise problem
-        return keys
-
-    return database.transaction("BEGIN", in_order) or []
+    keys = [key for (key,) in db.execute(ask, values)]
+    is_in_order = "SELECT ? IS NULL OR ? > ?"
+    if keys and (keys[-1] is None or not db.execute(is_in_order, (after, keys[-1], after)).fetchone()[0]):
+        problem = sqlite3.DatabaseError("its keys are out of order")
+        problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise problem
+    return keys
 
 
 def ends_of_parts(db: Connection, state: str, most: int) -> list[str]:
@@ -85,6 +60,14 @@ def ends_of_parts(db: Connection, state: str, most: int) -> list[str]:
     return ends
 
 
+def reports_of(db: Connection, state: str) -> list[bytes]:
+    """The batch reports, newest first."""
+    if db.execute(_HAS_REPORTS).fetchone() is None:
+        return []
+    ask = "SELECT report FROM mapstate_reports WHERE state = ? ORDER BY number DESC"
+    return [report for (report,) in db.execute(ask, (state,))]
+
+
 def removed(database: Database, state: str, token: FenceToken, is_expected: Callable[[Connection], bool]) -> int:
     """Remove all of a state if its ledger is the expected one, and return the number of records. Raises FencedError."""
 
@@ -93,7 +76,7 @@ def removed(database: Database, state: str, token: FenceToken, is_expected: Call
             return None
         count: int = db.execute("DELETE FROM mapstate_records WHERE state = ?", (state,)).rowcount
         db.execute("DELETE FROM mapstate_claims WHERE state = ?", (state,))
-        if db.execute(HAS_REPORTS).fetchone() is not None:
+        if db.execute(_HAS_REPORTS).fetchone() is not None:
             db.execute("DELETE FROM mapstate_reports WHERE state = ?", (state,))
         db.execute("DELETE FROM mapstate_ledgers WHERE state = ?", (state,))
         return count

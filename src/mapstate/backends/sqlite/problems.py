@@ -16,6 +16,9 @@ from mapstate.errors import (
     cut,
 )
 
+DRIVER_ERRORS = (sqlite3.Error, OSError, UnicodeError)
+"""All that a transaction can raise by itself."""
+
 _LOCKED = (
     StoreUnavailableError,
     "was locked for more than TIMEOUT by another writer, of any state in it, by a backup or a sqlite3 shell: see fuser",

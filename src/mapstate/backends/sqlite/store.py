@@ -7,13 +7,13 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
-from mapstate.backends.sqlite.connection import HAS_REPORTS, Connection, Database
+from mapstate.backends.sqlite.connection import Connection, Database
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import FencedError, TooLargeError, UsageError, shown
-from mapstate.findings import Finding
+from mapstate.findings import Finding, not_listed
 
 _Version = tuple[bytes, "tuple[int, int] | None"]
 """The ledger, and the identity of the file that it was read from."""
@@ -128,9 +128,7 @@ class SqliteStore:
         """See `ScansFrom.scan_from`. A cursor has the last key, and outlives every process."""
         if cursor and not cursor.startswith(_AFTER):
             raise UsageError(f"this is no cursor of a scan of state {self._state!r}. Nothing was read.")
-        from mapstate.backends.sqlite.operations import key_pages
-
-        pages = key_pages(self._database, self._state, page_size, cursor.removeprefix(_AFTER) if cursor else None)
+        pages = self._listed(page_size, cursor.removeprefix(_AFTER) if cursor else None)
         return ((page, _AFTER + page[-1]) for page in pages)
 
     def scan_parts(self, most: int) -> list[str]:
@@ -141,9 +139,28 @@ class SqliteStore:
         return [json.dumps(part) for part in zip([None, *ends], [*ends, None], strict=True)]
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
-        from mapstate.backends.sqlite.operations import key_pages
+        return self._listed(page_size, *json.loads(part))
 
-        return key_pages(self._database, self._state, page_size, *json.loads(part))
+    def _listed(self, page_size: int, after: Any, until: str | None = None) -> Iterator[list[str]]:
+        """Pages of keys in their order. Raises CorruptRecordError at the end for keys that are no text."""
+        foreign: list[str] = []
+        while page := self._page(after, until, page_size):
+            if keys := [key for key in page if isinstance(key, str)]:
+                yield keys
+            foreign += [repr(key) for key in page if not isinstance(key, str)]
+            after = page[-1]
+        if foreign:
+            problem = f"the row with the key {foreign[0][:100]} is no record, its key is no text: something else writes"
+            raise not_listed(self._state, foreign, f"{problem} into this table. It was left as it is. Delete it.")
+
+    def _page(self, after: Any, until: str | None, page_size: int) -> list[Any]:
+        from mapstate.backends.sqlite.operations import in_order
+
+        bounds = [(" AND key > ?", after), (" AND key <= ?", until)]
+        where = "".join(text for text, bound in bounds if bound is not None)
+        values = (self._state, *(bound for _, bound in bounds if bound is not None), page_size)
+        ask = f"SELECT key FROM mapstate_records WHERE state = ?{where} ORDER BY key LIMIT ?"  # noqa: S608  fixed text
+        return self._database.transaction("BEGIN", lambda db: in_order(after, db, ask, values)) or []
 
     def keep_report(self, report: bytes, most: int) -> None:
         state = self._state
@@ -156,13 +173,9 @@ class SqliteStore:
         self._database.transaction("BEGIN IMMEDIATE", keep)
 
     def reports(self) -> list[bytes]:
-        def newest_first(db: sqlite3.Connection) -> list[bytes]:
-            if db.execute(HAS_REPORTS).fetchone() is None:
-                return []
-            ask = "SELECT report FROM mapstate_reports WHERE state = ? ORDER BY number DESC"
-            return [report for (report,) in db.execute(ask, (self._state,))]
+        from mapstate.backends.sqlite.operations import reports_of
 
-        return self._database.transaction("BEGIN", newest_first) or []
+        return self._database.transaction("BEGIN", lambda db: reports_of(db, self._state)) or []
 
     def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: one transaction."""
