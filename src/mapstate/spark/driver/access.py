@@ -12,8 +12,15 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.errors import UsageError
-from mapstate.spark.driver.access_interface import FILTER, FUNCTION_PAGE, Access, QueryRun, SourceLog, check_by_hand
-from mapstate.spark.driver.increments import check_plan
+from mapstate.spark.driver.access_interface import (
+    FILTER,
+    FUNCTION_PAGE,
+    Access,
+    QueryRun,
+    SourceLog,
+    check_by_hand,
+    check_plan,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

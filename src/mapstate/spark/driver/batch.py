@@ -29,9 +29,8 @@ from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.access_interface import Access, QueryRun, has_ended
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
-from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames
-from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
@@ -142,7 +141,9 @@ class BatchDriver:
             stores = [state.open() for state in self._states]
             for branch in self._plan.branches:
                 others = [entry.function for entry in self._plan.after_commit if entry.branch is branch]
-                check_followers(branch, [*branch.downstream, *branch.fired, *others], run.query_id, batch_id, plan)
+                functions = [*branch.downstream, *branch.fired, *others]
+                if any(isinstance(function, Follower) for function in functions):
+                    repeats.check_followers(branch, functions, run.query_id, batch_id, plan)
             requests = [state.open_request(run.query_id) for state in self._states]
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
