@@ -20,12 +20,11 @@ MODULES = {
 # From the bottom up. A module imports only from layers below its own, or from its own.
 LAYERS = [
     ("errors", "version"),
-    ("waiting",),
     ("drpc", "retry", "urls"),
     ("findings",),
     ("schema",),
     ("sketches",),
-    ("keys", "distinct_keys", "protocol.windows", "backing_map"),
+    ("keys", "protocol.windows", "backing_map"),
     ("capabilities", "event_loop", "protocol.changes", "protocol.records", "windows"),
     ("protocol.sessions",),
     ("protocol.ledger_record",),

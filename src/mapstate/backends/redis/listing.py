@@ -12,9 +12,8 @@ import msgspec
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout, escaped
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
-from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import CorruptRecordError, StoreUnavailableError, UsageError
-from mapstate.findings import MOST_NAMED
+from mapstate.findings import MOST_NAMED, DistinctKeys
 
 _LEDGER = b"!ledger"
 _COUNT = 1000  # keys of the database that one request walks through: about a millisecond of the server's time
