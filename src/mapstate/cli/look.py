@@ -17,22 +17,9 @@ from rich.live import Live
 
 from mapstate.backends import missing_file
 from mapstate.batch_report import BatchReport
+from mapstate.cli import show
 from mapstate.cli.arguments import Place, State, StoreUrl, Url, seconds, split_place, store_url, time_of
-from mapstate.cli.show import (
-    Output,
-    console,
-    emit,
-    keys_held,
-    print_row,
-    progress,
-    say,
-    schema_of,
-    show_findings,
-    show_ledger,
-    show_reports,
-    table_of,
-    title_of,
-)
+from mapstate.cli.show import Output, progress, say
 from mapstate.errors import CorruptRecordError, MissingKeysError, StoreError, UsageError, cut
 from mapstate.keys import Key
 from mapstate.operations.doctor import examine
@@ -68,7 +55,7 @@ def _listed(state: ListedState) -> list[str]:
         return [state.name, "cannot be read", *[""] * 5]
     last, held = ledger.last_commit, ledger.keys_held()
     batch = ["no batch", ""] if last is None else [f"batch {last.batch_id}", last.at]
-    return [state.name, ledger.type, *schema_of(ledger), *batch, "unknown" if held is None else str(held)]
+    return [state.name, ledger.type, *show.schema_of(ledger), *batch, "unknown" if held is None else str(held)]
 
 
 def _json_listed(state: ListedState) -> dict[str, object]:
@@ -85,13 +72,13 @@ def ledger(out: Output, *, url: Url = None, state: State) -> None:
     with open_reader(store_url(url), state) as reader:
         record, reports = reader.ledger(), _reports(reader)
 
-    def show() -> None:
-        show_ledger(record)
+    def print_both() -> None:
+        show.print_ledger(record)
         if reports is not None:
-            console().print()
-            show_reports(reports)
+            show.console().print()
+            show.print_reports(reports)
 
-    out.answer({"ledger": record, "keys_held": record.keys_held(), "reports": reports}, show)
+    out.answer({"ledger": record, "keys_held": record.keys_held(), "reports": reports}, print_both)
 
 
 def _reports(reader: StateReader) -> list[BatchReport] | None:
@@ -117,14 +104,14 @@ def doctor(
 ) -> None:
     """Examines the state and its store for trouble; exit code 1 for an error."""
     place, horizon = store_url(url), seconds(replay_horizon)
-    with progress("reading records", keys_held(place, state)) as update:
+    with progress("reading records", show.keys_held(place, state)) as update:
         findings = examine(
             *(place, state),
             replay_horizon=horizon,
             count_keys=count_keys,
             on_page=lambda keys: update(keys, f"{keys} keys read"),
         )
-    out.answer([finding._asdict() for finding in findings], lambda: show_findings(findings))
+    out.answer([finding._asdict() for finding in findings], lambda: show.print_findings(findings))
     out.has_failed = any(finding.severity == "error" for finding in findings)
 
 
@@ -188,7 +175,11 @@ def watch(
     All values of one look are of one batch. Without a KEY, it takes the first keys that the store lists.
     """
     url, state, texts = split_place(place)
-    with suppress(KeyboardInterrupt), open_reader(url, state) as reader, _shown(state, as_json=out.as_json) as show:
+    with (
+        suppress(KeyboardInterrupt),
+        open_reader(url, state) as reader,
+        _shown(state, as_json=out.as_json) as print_it,
+    ):
         named = typed_keys(texts, reader.ledger().keys) if texts else None
         keys, listed_at = named or [], None
         for look in itertools.count(1):
@@ -199,7 +190,7 @@ def watch(
                     break
                 keys, listed_at = _first_keys(reader, limit), ledger.contents()
                 values, ledger = reader.multi_get_as_of(keys)
-            show(ledger, list(zip(keys, values, strict=True)))
+            print_it(ledger, list(zip(keys, values, strict=True)))
             if look == count:
                 return
             time.sleep(max(0.0, began + interval - time.monotonic()))
@@ -218,25 +209,25 @@ def _first_keys(reader: StateReader, limit: int) -> list[Key]:
 @contextmanager
 def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
     """A function that shows a look: as JSON, as a live table, or as lines of text."""
-    to = console()
+    to = show.console()
     if as_json:
-        yield lambda ledger, rows: emit(
+        yield lambda ledger, rows: show.emit(
             {"state": state, **json_state(ledger), "is_exact": True}
             | {"rows": JsonRows(ledger.keys, ledger.fields).rows(rows)}
         )
     elif to.is_terminal:
         with Live(console=to, auto_refresh=False) as live:
             yield lambda ledger, rows: live.update(
-                Group(title_of(_title(state, ledger)), table_of(ledger, rows)), refresh=True
+                Group(show.title_of(_title(state, ledger)), show.table_of(ledger, rows)), refresh=True
             )
     else:
         yield lambda ledger, rows: _print_lines(_title(state, ledger), JsonRows(ledger.keys, ledger.fields), rows)
 
 
 def _print_lines(title: str, shown: JsonRows, rows: list[tuple[Key, dict[str, Any] | None]]) -> None:
-    print_row([f"# {title}"])
+    show.print_row([f"# {title}"])
     for key, value in rows:
-        print_row(shown.cells(key, value, absent="null"))
+        show.print_row(shown.cells(key, value, absent="null"))
 
 
 def _title(state: str, ledger: LedgerRecord) -> str:

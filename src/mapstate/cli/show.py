@@ -63,7 +63,7 @@ class Output:
 
     def listing(self, noun: str, documents: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Print one JSON document, or a table and how many rows it has."""
-        self.answer(documents, lambda: _show_table(columns, rows))
+        self.answer(documents, lambda: _print_table(columns, rows))
         if not self.as_json:
             say(f"{len(rows)} {noun}")
 
@@ -73,7 +73,7 @@ class Output:
             for row in JsonRows(ledger.keys, ledger.fields).rows(rows):
                 emit(row)
         elif present := [(key, value) for key, value in rows if value is not None]:
-            _show_rows(ledger, present)
+            _print_rows(ledger, present)
 
     def note(self, text: str) -> None:
         """Print one line beside the answer."""
@@ -166,7 +166,7 @@ def keys_held(url: str, state: str) -> Callable[[], int | None]:
     return held
 
 
-def show_ledger(ledger: LedgerRecord) -> None:
+def print_ledger(ledger: LedgerRecord) -> None:
     """Print the ledger, one line per subject."""
     keys, fields = schema_of(ledger)
     lines = [
@@ -200,7 +200,7 @@ def schema_of(ledger: LedgerRecord) -> tuple[str, str]:
     return f"({keys})", ", ".join(f"{field.name}={field.aggregator}" for field in ledger.fields)
 
 
-def show_reports(reports: list[BatchReport]) -> None:
+def print_reports(reports: list[BatchReport]) -> None:
     """Print a table, newest first."""
     if not reports:
         console().print("no batch reports are kept")
@@ -216,7 +216,7 @@ def show_reports(reports: list[BatchReport]) -> None:
     console().print(table)
 
 
-def _show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table, or lines with tabs where there is no terminal."""
     to = console()
     if not to.is_terminal:
@@ -229,7 +229,7 @@ def _show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     to.print(table)
 
 
-def _show_rows(ledger: LedgerRecord, rows: Rows) -> None:
+def _print_rows(ledger: LedgerRecord, rows: Rows) -> None:
     """Print keys and their values as a table, or as lines with tabs where there is no terminal."""
     to = console()
     if to.is_terminal:
@@ -264,7 +264,7 @@ def print_row(parts: Iterable[Any]) -> None:
     typer.echo("\t".join(_shown(text_of(part)) for part in parts))
 
 
-def show_findings(findings: Iterable[Finding]) -> None:
+def print_findings(findings: Iterable[Finding]) -> None:
     """Print one paragraph per finding."""
     to = console()
     for finding in findings:

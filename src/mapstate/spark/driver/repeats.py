@@ -11,19 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mapstate import errors
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.errors import (
-    FencedError,
-    IncompleteBatchError,
-    MapStateError,
-    MissingBatchesError,
-    StaleBatchError,
-    StateSchemaError,
-    StoreError,
-    UsageError,
-)
+from mapstate.errors import StaleBatchError, UsageError
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
@@ -216,8 +208,8 @@ def _check_complete(state: StateDriver, done: AlreadyCommitted, missing: int) ->
         _log.warning("state %s: the new values of batch %d %s", state.spec.state, done.batch_id, lost)
 
 
-def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> IncompleteBatchError:
-    return IncompleteBatchError(
+def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> errors.IncompleteBatchError:
+    return errors.IncompleteBatchError(
         f"state {state.spec.state!r}: {lost}. A state that follows this one would be wrong without them; it got "
         "nothing. Restore both stores and the checkpoint from one moment, or begin both states anew under other names.",
         state=state.spec.state,
@@ -276,10 +268,10 @@ def in_parts(stream: str, of: int, *, is_taken_back: bool) -> UsageError:
     )
 
 
-def left_out(error: MissingBatchesError) -> MissingBatchesError:
+def left_out(error: errors.MissingBatchesError) -> errors.MissingBatchesError:
     """The error of a run whose function has made no call for batches."""
     due, found = error.facts["expected"], error.facts["found"]
-    return MissingBatchesError(
+    return errors.MissingBatchesError(
         f"the foreachBatch function did not call state {error.facts['state']!r} for batches {due} to {found - 1}, and "
         f"calls it for batch {found}. Nothing was written. Call it for every batch, as with_empty_batches does, and "
         f"rewind the checkpoint, or start once with on_gap='accept'. {FUNCTION_PAGE}",
@@ -287,10 +279,10 @@ def left_out(error: MissingBatchesError) -> MissingBatchesError:
     )
 
 
-def swallowed(error: MissingBatchesError, name: str) -> MissingBatchesError:
+def swallowed(error: errors.MissingBatchesError, name: str) -> errors.MissingBatchesError:
     """The error of a run whose function went on after a call that raised the error ``name``."""
     due, found = error.facts["expected"], error.facts["found"]
-    return MissingBatchesError(
+    return errors.MissingBatchesError(
         f"the call of state {error.facts['state']!r} for batch {due} failed ({name}), the foreachBatch function went "
         f"on, and Spark brings batch {found}. Nothing was written. Let the function raise the error, and rewind the "
         f"checkpoint (mapstate rewind). {FUNCTION_PAGE}",
@@ -304,11 +296,11 @@ def give_up(ledgers: Ledgers, error: BaseException) -> None:
     Not where the store itself is the trouble: it would be waited for once more. A fence that moved because a store was
     emptied or put back is no second driver: then that is raised instead.
     """
-    if isinstance(error, FencedError):
-        with suppress(StoreError):  # that somebody else took over stays the error
+    if isinstance(error, errors.FencedError):
+        with suppress(errors.StoreError):  # that somebody else took over stays the error
             ledgers.say_what_fenced()
-    elif isinstance(error, Exception) and not isinstance(error, StoreError):
-        with suppress(MapStateError):
+    elif isinstance(error, Exception) and not isinstance(error, errors.StoreError):
+        with suppress(errors.MapStateError):
             ledgers.give_up()
 
 
@@ -340,7 +332,7 @@ def _check_fields(follower: Branch, ledger: LedgerRecord | None, query_id: str) 
     added = ", ".join(field.name for field in follower.job.fields if field.name not in known)
     is_reset = ledger.owner != query_id and follower.job.spec.on_new_owner == "reset"
     if added and not is_reset:
-        raise StateSchemaError(
+        raise errors.StateSchemaError(
             f"state {ledger.state!r} follows the new values of another state and has batches already, so {added} would "
             "lack all that the first state holds. Nothing was written. Begin a second state of another name, over a "
             "first state that begins anew, too.",

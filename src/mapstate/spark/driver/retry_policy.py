@@ -18,20 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from mapstate.errors import (
-    CorruptRecordError,
-    DataError,
-    IncompleteBatchError,
-    StaleBatchError,
-    StoreRestartedError,
-    StoreUnavailableError,
-)
+from mapstate import errors
 from mapstate.retry import Patience
 from mapstate.spark.driver.executors import environment_error
 from mapstate.spark.executor.error_text import mapstate_error
 from mapstate.spec import StateSpec
 
-LOST_ATTEMPT_ERRORS = (IncompleteBatchError, StaleBatchError, StoreRestartedError)
+LOST_ATTEMPT_ERRORS = (errors.IncompleteBatchError, errors.StaleBatchError, errors.StoreRestartedError)
 """Attempts that were lost by no row of theirs: no batch is set aside for them."""
 
 
@@ -61,15 +54,15 @@ def cause_of(error: Exception) -> Cause:
     )
 
     error = mapstate_error(error)
-    if isinstance(error, (CorruptRecordError, AnalysisException)):
+    if isinstance(error, (errors.CorruptRecordError, AnalysisException)):
         return Cause.FINAL
     if isinstance(error, (PySparkAttributeError, PySparkTypeError, PySparkValueError)):
         return Cause.FINAL  # of the plan, on the driver
-    if isinstance(error, StoreUnavailableError):
+    if isinstance(error, errors.StoreUnavailableError):
         return Cause.UNAVAILABLE_STORE
     if isinstance(error, LOST_ATTEMPT_ERRORS):
         return Cause.LOST_ATTEMPT
-    if isinstance(error, DataError):
+    if isinstance(error, errors.DataError):
         return Cause.DATA
     if isinstance(error, (PySparkException, Py4JError)):
         return Cause.LOST_ATTEMPT
@@ -119,7 +112,7 @@ class RetryPolicy:
                 if self.requests.is_over:
                     raise error
                 self._attempts.wait(error)  # type: ignore[arg-type]
-            except StoreUnavailableError:
+            except errors.StoreUnavailableError:
                 self._note(error)
                 raise
             self._waits += 1
