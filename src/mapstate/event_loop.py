@@ -20,14 +20,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import greenlet
 
-from mapstate.retry import pause_by
+from mapstate.waiting import pause_by
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def on_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what ``function`` returns, which waits by `wait_for` and `mapstate.retry.pause`.
+    """Return what ``function`` returns, which waits by `wait_for` and `mapstate.waiting.pause`.
 
     Cancelling the task raises CancelledError in the function, where it waits.
     """

@@ -1,4 +1,4 @@
-"""Retries: growing pauses between the tries of one request, how a pause waits, and when a caller gives up."""
+"""Retries: growing pauses between the tries of one request, and the bounds at which a caller gives up."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import TypeVar
 
 from mapstate.errors import MapStateError, StoreUnavailableError
+from mapstate.waiting import pause
 
 T = TypeVar("T")
 
 _log = logging.getLogger("mapstate")
-
-
-def _block(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-pause_by: ContextVar[Callable[[float], object]] = ContextVar("pause_by", default=_block)
-"""What `pause` calls: it blocks the thread, or lets an event loop go on. `mapstate.event_loop` sets it."""
-
-
-def pause(seconds: float) -> None:
-    """Wait for so many seconds."""
-    pause_by.get()(seconds)
 
 
 class Pauses:

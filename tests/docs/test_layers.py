@@ -20,6 +20,7 @@ MODULES = {
 # From the bottom up. A module imports only from layers below its own, or from its own.
 LAYERS = [
     ("errors", "version"),
+    ("waiting",),
     ("drpc", "retry", "urls"),
     ("findings",),
     ("schema",),

@@ -35,8 +35,8 @@ from mapstate.protocol.stored_ledger import (
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.reader.reports import BatchReports, read_reports
-from mapstate.retry import pause
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.waiting import pause
 
 T = TypeVar("T")
 
