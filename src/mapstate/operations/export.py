@@ -148,7 +148,8 @@ def _collect(
     rows = part.count()
     is_one_batch = start.is_whole and _same_values(start.ledger, last)
     missing = 0 if expected is None or not is_one_batch else max(0, expected - rows)
-    return Exported(rows, resumed, is_one_batch, start.ledger, last, missing, *unreadable), _columns(ledger)
+    columns = list(starmap(Column, types_of(ledger.keys, results_of(ledger.fields, {})).items()))
+    return Exported(rows, resumed, is_one_batch, start.ledger, last, missing, *unreadable), columns
 
 
 def _read_all(
@@ -180,10 +181,6 @@ def _same_values(before: LedgerRecord, after: LedgerRecord) -> bool:
     """Whether all that was read between the two ledgers is as of one batch."""
     at_work = before.type != "opaque" and (before.in_flight is not None or after.in_flight is not None)
     return not at_work and before.contents() == after.contents()
-
-
-def _columns(ledger: LedgerRecord) -> list[Column]:
-    return list(starmap(Column, types_of(ledger.keys, results_of(ledger.fields, {})).items()))
 
 
 def _check_replaceable(path: Path) -> None:
@@ -250,16 +247,11 @@ class _Source:
         if isinstance(store, Scan):
 
             def scan(page_size: int) -> Iterator[list[StoreKey]]:
-                return self._left(store.scan(page_size))
+                pages = store.scan(page_size)
+                return filter(None, map(self._part.not_yet, pages) if self.skip else pages)
 
             methods["scan"] = staticmethod(scan)
         return type("RemainingKeys", (), methods)()
-
-    def _left(self, pages: Iterator[list[StoreKey]]) -> Iterator[list[StoreKey]]:
-        for page in pages:
-            left = self._part.not_yet(page) if self.skip else page
-            if left:
-                yield left
 
 
 class _Start(NamedTuple):
