@@ -25,7 +25,7 @@ LAYERS = [
     ("findings",),
     ("schema",),
     ("sketches",),
-    ("keys", "distinct_keys", "protocol.windows", "backing_map"),
+    ("keys", "protocol.windows", "backing_map"),
     ("capabilities", "event_loop", "protocol.changes", "protocol.records", "windows"),
     ("protocol.sessions",),
     ("protocol.ledger_record",),

@@ -44,7 +44,7 @@ import re, sys
 from pathlib import Path
 import mapstate
 from mapstate import errors
-from mapstate.cli.help import _PAGES, text_of
+from mapstate.cli.commands import _PAGES, text_of
 
 package = Path(mapstate.__file__).parent
 assert package.is_relative_to(sys.argv[1]) and _PAGES.is_relative_to(package), _PAGES

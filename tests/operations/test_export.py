@@ -24,7 +24,7 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.sqlite import SqliteBackend
 from mapstate.cli.commands import app
-from mapstate.cli.files import FORMATS
+from mapstate.cli.export import FORMATS
 from mapstate.errors import (
     StoreAuthError,
     StoreError,
@@ -374,7 +374,7 @@ def test_a_killed_export_leaves_no_file_and_the_next_one_goes_on(url, tmp_path):
     code = (
         "import sys, time\n"
         "from mapstate.operations.export import export\n"
-        "from mapstate.cli.files import FORMATS\n"
+        "from mapstate.cli.export import FORMATS\n"
         "def page(keys):\n"
         "    time.sleep(0.15)\n"  # so that pages are kept long before the last one is read
         "    print(keys, flush=True)\n"
@@ -408,7 +408,7 @@ def test_an_interrupted_command_says_where_to_go_on(url, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mapstate.cli.copy.export_state", ended)
+        patch.setattr("mapstate.cli.export.export_state", ended)
         done = run("export", url, "s", "--to", to)
     assert done.exit_code == 130
     assert done.stderr.startswith(f"mapstate: what was read is in {to}.part. Export again to go on, or delete it.\n")

@@ -22,7 +22,7 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
-from mapstate.cli.files import FORMATS
+from mapstate.cli.export import FORMATS
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, UsageError
 from mapstate.keys import is_index_key
 from mapstate.operations.advance import advance

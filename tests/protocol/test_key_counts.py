@@ -19,8 +19,8 @@ from states import Job, messy
 
 from mapstate import open_reader
 from mapstate.backends import memory, resolve
-from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import CorruptRecordError, MissingKeysError, RollbackError, UsageError
+from mapstate.findings import DistinctKeys
 from mapstate.maps import OpaqueMap
 from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine, recount

@@ -1,18 +1,24 @@
-"""The arguments that commands share, and what they name: a store, a state, keys, a span of time."""
+"""What commands share: their arguments, what these name (a store, a state, keys, a time), and the end of a command."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mapstate.backends import check_state_name
+from mapstate.cli.show import AskingOutput, Output
 from mapstate.errors import MapStateError, UsageError
 from mapstate.operations.states import state_names
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.forms import typed_keys
 from mapstate.urls import LIKE_A_URL, quoted
 
 _URL_VARIABLE = "MAPSTATE_URL"
@@ -68,8 +74,35 @@ Topologies = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")]
+_AS_JSON = Annotated[bool, typer.Option("--json", help="for a program")]
+_YES = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+
+
+def with_output(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that prints by an `Output`: it has --json behind its own options, and --yes if it asks.
+
+    Its exit code is 1 where the `Output` has failed. Other commands stay as they are.
+    """
+    whole = signature(function, eval_str=True)
+    first, *own = whole.parameters.values()
+    options: dict[str, Any] = {"as_json": _AS_JSON}
+    if first.annotation is AskingOutput:
+        options = {"yes": _YES, **options}
+    elif first.annotation is not Output:
+        return function
+    own += [Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in options.items()]
+
+    @wraps(function)
+    def run(*, as_json: bool, yes: bool = False, **arguments: Any) -> None:
+        out = first.annotation(as_json=as_json, yes=yes)
+        function(out, **arguments)
+        if out.has_failed:
+            raise typer.Exit(1)
+
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+    run.__signature__ = whole.replace(parameters=own)  # type: ignore[attr-defined]
+    return run
 
 
 def store_url(url: list[str] | None) -> str:
@@ -121,3 +154,8 @@ def seconds(text: str) -> float:
     if parts is None:
         raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {quoted(text)}")
     return float(parts[1]) * _UNITS[parts[2]]
+
+
+def time_of(record: LedgerRecord, text: str | None) -> Any:
+    """A time of a state with windows. Raises UsageError."""
+    return None if text is None else typed_keys([text], record.keys[:1])[0][0]

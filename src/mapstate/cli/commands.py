@@ -1,4 +1,4 @@
-"""The `mapstate` command: its commands, in the order of its help, and how they fail.
+"""The `mapstate` command: its commands, in the order of its help, how they fail, and help, which prints pages.
 
 They parse and print; operations do the work. An error of mapstate prints one message, never a URL, and ends with 2.
 """
@@ -6,27 +6,31 @@ They parse and print; operations do the work. An error of mapstate prints one me
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from mapstate.cli.copy import export
-from mapstate.cli.help import explain
-from mapstate.cli.look import doctor, get, ledger, ls
-from mapstate.cli.serve import serve
+from mapstate import errors
+from mapstate.cli.arguments import with_output
+from mapstate.cli.export import export
+from mapstate.cli.look import doctor, get, ledger, ls, serve, watch, windows
 from mapstate.cli.show import say
 from mapstate.cli.topologies import activate, deactivate, kill, monitor, rebalance, topologies
-from mapstate.cli.upkeep import adopt, drop, recount, rewind, rollback, vacuum
-from mapstate.cli.watch import watch
-from mapstate.cli.windows import advance, windows
+from mapstate.cli.upkeep import adopt, advance, drop, recount, rewind, rollback, vacuum
 from mapstate.errors import MapStateError
 from mapstate.urls import LIKE_A_URL
 from mapstate.version import VERSION
 
 _ArgumentError: Any = typer.BadParameter.__base__  # click's UsageError; whose click it is depends on typer's version
+_PACKAGE = Path(errors.__file__).parent
+_PAGES = next(folder for folder in (_PACKAGE / "pages", _PACKAGE.parents[1] / "docs") if folder.is_dir())
 
 
 class CommandGroup(TyperGroup):
@@ -114,10 +118,38 @@ def _options(
     """The options in front of the command."""
 
 
+def explain(topic: Annotated[str, typer.Argument(metavar="ERROR|PAGE", show_default=False)] = "cli") -> None:
+    """Prints what to do after an error, by its class; or a page, or PAGE#SECTION, as the message of an error has it."""
+    typer.echo(text_of(topic))
+
+
+def text_of(topic: str) -> str:
+    """What the tables of errors say of one; or a page, or a section of it. Raises UsageError."""
+    if topic in errors.__all__:
+        kind: type[BaseException] = getattr(errors, topic)
+        refusals = text_of("operating#each-refusal-and-what-to-do").replace("](#", "](operating.md#")
+        tables = text_of("concepts/errors") + refusals
+        rows = re.findall(rf"^(?:\| \d )?\|( [^|]*`{topic}`[^|]*)\|([^|]*)\|(.*)\|$", tables, re.MULTILINE)
+        above = {kind.__bases__[0].__name__} & {*errors.__all__} if not rows else ()
+        return "\n\n".join([f"{topic}: {kind.__doc__}", *map("\n ".join, rows), *map(text_of, above)])
+    pages = {path.relative_to(_PAGES).with_suffix("").as_posix(): path for path in sorted(_PAGES.rglob("*.md"))}
+    name, _, section = topic.lstrip("./").replace(".md", "").partition("#")
+    if name not in pages:
+        known = get_close_matches(name, [*errors.__all__, *pages]) or pages
+        raise errors.UsageError(f"there is no error and no page of this name; there is {', '.join(known)}")
+    text = pages[name].read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^::: (\S+)(\n +options:.*)?$", r"    python -m pydoc \1", text)  # the site has it in place
+    parts = re.split(r"(?m)^(?=##+ )", text)
+    for at, part in enumerate(parts):
+        if re.sub(r"[^\w -]", "", part.partition("\n")[0].lower()).strip().replace(" ", "-") == section:
+            return part + "".join(takewhile(lambda below: below.index(" ") > part.index(" "), parts[at + 1 :]))  # noqa: B023
+    return "".join(parts)
+
+
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(ls, get, windows, watch, serve, export, ledger, doctor),
     *(vacuum, recount, advance, drop, adopt, rollback, rewind),
     *(topologies, monitor, activate, deactivate, rebalance, kill, explain),
 )
 for _command in _COMMANDS:
-    app.command({topologies: "list", explain: "help"}.get(_command), cls=Command)(_command)
+    app.command({topologies: "list", explain: "help"}.get(_command), cls=Command)(with_output(_command))

@@ -1,38 +1,61 @@
-"""The commands that look: ls, ledger, doctor, get. They only read."""
+"""The commands that only read: ls, ledger, doctor, get, windows, watch, and serve, which answers over HTTP."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.console import Group
+from rich.live import Live
 
+from mapstate.backends import missing_file
 from mapstate.batch_report import BatchReport
-from mapstate.cli.arguments import AsJson, Place, State, StoreUrl, Url, seconds, split_place, store_url
-from mapstate.cli.progress import keys_held, progress
-from mapstate.cli.show import console, emit, say, show_findings, show_ledger, show_reports, show_rows, show_states
-from mapstate.errors import CorruptRecordError, StoreError, cut
+from mapstate.cli import show
+from mapstate.cli.arguments import Place, State, StoreUrl, Url, seconds, split_place, store_url, time_of
+from mapstate.cli.show import Output, progress, say
+from mapstate.errors import CorruptRecordError, MissingKeysError, StoreError, UsageError, cut
+from mapstate.keys import Key
 from mapstate.operations.doctor import examine
 from mapstate.operations.states import ListedState, list_states
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
 from mapstate.reader.forms import JsonRows, json_state, typed_keys
+from mapstate.schema import KeyField
 from mapstate.urls import LIKE_A_URL
+from mapstate.values import plain
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_STATES = ("state", "type", "keys", "fields", "last commit", "committed at", "keys held")
+_TRIES = 20
+_Show = Callable[[LedgerRecord, list[tuple[Key, dict[str, Any] | None]]], None]
+"""Takes the values of one look, and the ledger as of which they are."""
 
 
-def ls(*, url: StoreUrl = None, as_json: AsJson = False) -> None:
+def ls(out: Output, *, url: StoreUrl = None) -> None:
     """Lists the states of a store; exit code 1 if a ledger cannot be read."""
     place = store_url(url)
     with progress("looking for ledgers"):
         states = list_states(place)
-    if as_json:
-        emit([_json_listed(state) for state in states])
-    else:
-        show_states(console(), states)
-        say(f"{len(states)} states")
+    out.listing("states", list(map(_json_listed, states)), _STATES, list(map(_listed, states)))
     for state in states:
         if state.ledger is None:
-            say(f"mapstate: {state.name}: {state.problem}", err=True)
-    if any(state.ledger is None for state in states):
-        raise typer.Exit(1)
+            out.fail(f"{state.name}: {state.problem}")
+
+
+def _listed(state: ListedState) -> list[str]:
+    ledger = state.ledger
+    if ledger is None:
+        return [state.name, "cannot be read", *[""] * 5]
+    last, held = ledger.last_commit, ledger.keys_held()
+    batch = ["no batch", ""] if last is None else [f"batch {last.batch_id}", last.at]
+    return [state.name, ledger.type, *show.schema_of(ledger), *batch, "unknown" if held is None else str(held)]
 
 
 def _json_listed(state: ListedState) -> dict[str, object]:
@@ -44,18 +67,18 @@ def _json_listed(state: ListedState) -> dict[str, object]:
     return {"state": state.name, **schema, "fields": fields, **json_state(record), "problem": None}
 
 
-def ledger(*, url: Url = None, state: State, as_json: AsJson = False) -> None:
+def ledger(out: Output, *, url: Url = None, state: State) -> None:
     """Shows the ledger, and the last hundred batches."""
     with open_reader(store_url(url), state) as reader:
         record, reports = reader.ledger(), _reports(reader)
-    if as_json:
-        emit({"ledger": record, "keys_held": record.keys_held(), "reports": reports})
-        return
-    to = console()
-    show_ledger(to, record)
-    if reports is not None:
-        to.print()
-        show_reports(to, reports)
+
+    def print_both() -> None:
+        show.print_ledger(record)
+        if reports is not None:
+            show.console().print()
+            show.print_reports(reports)
+
+    out.answer({"ledger": record, "keys_held": record.keys_held(), "reports": reports}, print_both)
 
 
 def _reports(reader: StateReader) -> list[BatchReport] | None:
@@ -68,6 +91,7 @@ def _reports(reader: StateReader) -> list[BatchReport] | None:
 
 
 def doctor(
+    out: Output,
     *,
     url: Url = None,
     state: State,
@@ -77,26 +101,21 @@ def doctor(
     count_keys: Annotated[
         bool, typer.Option(help="read all records, and compare their number with the ledger's")
     ] = True,
-    as_json: AsJson = False,
 ) -> None:
     """Examines the state and its store for trouble; exit code 1 for an error."""
     place, horizon = store_url(url), seconds(replay_horizon)
-    with progress("reading records", keys_held(place, state)) as update:
+    with progress("reading records", show.keys_held(place, state)) as update:
         findings = examine(
             *(place, state),
             replay_horizon=horizon,
             count_keys=count_keys,
             on_page=lambda keys: update(keys, f"{keys} keys read"),
         )
-    if as_json:
-        emit([finding._asdict() for finding in findings])
-    else:
-        show_findings(console(), findings)
-    if any(finding.severity == "error" for finding in findings):
-        raise typer.Exit(1)
+    out.answer([finding._asdict() for finding in findings], lambda: show.print_findings(findings))
+    out.has_failed = any(finding.severity == "error" for finding in findings)
 
 
-def get(*, place: Place, as_json: AsJson = False) -> None:
+def get(out: Output, *, place: Place) -> None:
     r"""Shows the value of one key or more, all as of one batch; exit code 1 if a key is absent.
 
     A key is one argument per key column, and more keys follow in the same way. \N is null.
@@ -105,18 +124,154 @@ def get(*, place: Place, as_json: AsJson = False) -> None:
     with open_reader(url, state) as reader:
         record = reader.ledger()
         keys = typed_keys(texts, record.keys)
-        values = reader.multi_get(keys)
+        rows = list(zip(keys, reader.multi_get(keys), strict=True))
+    out.rows(record, rows)
+    out.has_failed = any(value is None for _, value in rows)
+    for key in [key for key, value in rows if value is None and not out.as_json]:
+        parts = JsonRows(record.keys, ()).cells(key, None)
+        said = "that was given" if any(map(LIKE_A_URL.search, texts)) else cut(" ".join(parts) or "()")
+        out.fail(f"state {state!r} has no key {said}")
+
+
+def windows(
+    out: Output,
+    *,
+    place: Place,
+    since: Annotated[str | None, typer.Option(help="only windows that end later", show_default=False)] = None,
+    until: Annotated[str | None, typer.Option(help="only windows that end then or before", show_default=False)] = None,
+) -> None:
+    r"""Shows the windows of one key, also those that still fill; exit code 1 if there is none.
+
+    The key is one argument per grouping column, without the window. \N is null.
+    """
+    url, state, texts = split_place(place)
+    with open_reader(url, state) as reader:
+        record = reader.ledger()
+        if record.windows is None:
+            raise UsageError(f"state {state!r} has no windows by time: mapstate get shows its keys")
+        keys = typed_keys(texts, record.keys[1:])
+        if len(keys) > 1:
+            raise UsageError("give one key: its windows are what is shown")
+        found = reader.windows(keys[0], since=time_of(record, since), until=time_of(record, until))
+        mark = reader.watermark().time
+    kind = record.keys[0].type
+    columns = (KeyField("window_start", kind), KeyField("window_end", kind), KeyField("final", "boolean"))
+    rows = [((window.start, window.end, window.final), window.value) for window in found]
+    out.rows(msgspec.structs.replace(record, keys=columns), rows)
+    say(f"{len(rows)} windows; the watermark is {'not there yet' if mark is None else plain(mark)}", err=True)
+    out.has_failed = not rows
+
+
+def watch(
+    out: Output,
+    *,
+    place: Place,
+    interval: Annotated[float, typer.Option(min=0.05, help="seconds between two looks")] = 2.0,
+    count: Annotated[int | None, typer.Option(min=1, help="end after so many looks", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, help="keys that are shown if none is named")] = 20,
+) -> None:
+    """Shows values as they change: a table that is refreshed on a terminal, else lines. Ctrl-C ends it.
+
+    All values of one look are of one batch. Without a KEY, it takes the first keys that the store lists.
+    """
+    url, state, texts = split_place(place)
+    with (
+        suppress(KeyboardInterrupt),
+        open_reader(url, state) as reader,
+        _shown(state, as_json=out.as_json) as print_it,
+    ):
+        named = typed_keys(texts, reader.ledger().keys) if texts else None
+        keys, listed_at = named or [], None
+        for look in itertools.count(1):
+            began = time.monotonic()
+            values, ledger = reader.multi_get_as_of(keys)
+            for _ in range(_TRIES):
+                if named is not None or len(keys) >= limit or ledger.contents() == listed_at:
+                    break
+                keys, listed_at = _first_keys(reader, limit), ledger.contents()
+                values, ledger = reader.multi_get_as_of(keys)
+            print_it(ledger, list(zip(keys, values, strict=True)))
+            if look == count:
+                return
+            time.sleep(max(0.0, began + interval - time.monotonic()))
+
+
+def _first_keys(reader: StateReader, limit: int) -> list[Key]:
+    found: dict[Key, None] = {}
+    with suppress(CorruptRecordError, MissingKeysError):  # at the end of the scan; doctor reports them
+        for key, _ in reader.scan():
+            found[key] = None
+            if len(found) == limit:
+                break
+    return list(found)
+
+
+@contextmanager
+def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
+    """A function that shows a look: as JSON, as a live table, or as lines of text."""
+    to = show.console()
     if as_json:
-        for row in JsonRows(record.keys, record.fields).rows(zip(keys, values, strict=True)):
-            emit(row)
+        yield lambda ledger, rows: show.emit(
+            {"state": state, **json_state(ledger), "is_exact": True}
+            | {"rows": JsonRows(ledger.keys, ledger.fields).rows(rows)}
+        )
+    elif to.is_terminal:
+        with Live(console=to, auto_refresh=False) as live:
+            yield lambda ledger, rows: live.update(
+                Group(show.title_of(_title(state, ledger)), show.table_of(ledger, rows)), refresh=True
+            )
     else:
-        rows = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-        if rows:
-            show_rows(console(), record, rows)
-        for key, value in zip(keys, values, strict=True):
-            if value is None:
-                parts = JsonRows(record.keys, ()).cells(key, None)
-                said = "that was given" if any(map(LIKE_A_URL.search, texts)) else cut(" ".join(parts) or "()")
-                say(f"mapstate: state {state!r} has no key {said}", err=True)
-    if None in values:
-        raise typer.Exit(1)
+        yield lambda ledger, rows: _print_lines(_title(state, ledger), JsonRows(ledger.keys, ledger.fields), rows)
+
+
+def _print_lines(title: str, shown: JsonRows, rows: list[tuple[Key, dict[str, Any] | None]]) -> None:
+    show.print_row([f"# {title}"])
+    for key, value in rows:
+        show.print_row(shown.cells(key, value, absent="null"))
+
+
+def _title(state: str, ledger: LedgerRecord) -> str:
+    last, held = ledger.last_commit, ledger.keys_held()
+    batch = "no batch" if last is None else f"batch {last.batch_id}, committed {last.at or 'at an unknown time'}"
+    return f"{state}: {batch}" + ("" if held is None else f", {held} keys")
+
+
+def serve(
+    *,
+    url: StoreUrl = None,
+    host: Annotated[str, typer.Option(help="the address to listen on; by default this machine alone")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one")] = 8080,
+    token_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="the environment variable with the token that callers send", show_default=False
+        ),
+    ] = None,
+    functions: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE", help="functions over states that POST /drpc/NAME calls", show_default=False),
+    ] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="within which a request is answered")] = 10.0,
+) -> None:
+    """Answers reads over HTTP, with a live page, until Ctrl-C. It only reads the store.
+
+    Another --host than this machine needs a token.
+    """
+    place = store_url(url)
+    token = None if token_env is None else os.environ.get(token_env, "")
+    if token == "":
+        raise UsageError(f"the environment variable {token_env} has no token. Nothing was started.")
+    is_local = host in _LOOPBACK
+    if token is None and not is_local:
+        raise UsageError(
+            f"on {host} other machines can read all states: give a token with --token-env NAME. Nothing was started."
+        )
+    if missing := missing_file(place):
+        say(f"mapstate: {missing} Its states are served once it is there.", err=True)
+    from mapstate.serve import make_app  # takes long to import
+    from mapstate.serve.server import run
+
+    if functions is not None:
+        sys.path.insert(0, "")  # as python -m has it, and a console script has not
+    app = make_app(place, token=token, local_only=is_local and token is None, functions=functions, timeout=timeout)
+    run(app, host, port, on_start=lambda address: say(f"Serving on {address} (Ctrl-C ends it)", err=True))

@@ -1,24 +1,26 @@
-"""Print the results of the commands, in color on a terminal and else plain."""
+"""Print the progress and the results of the commands, in color on a terminal and else plain."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from mapstate.batch_report import BatchReport
-from mapstate.errors import UsageError
+from mapstate.errors import MapStateError, UsageError
 from mapstate.findings import Finding
 from mapstate.keys import Key
-from mapstate.operations.states import ListedState
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 from mapstate.protocol.windows import NEVER, every_pane
+from mapstate.reader import open_reader
 from mapstate.reader.forms import JsonRows
 from mapstate.schema import span_text, time_text
 from mapstate.values import text as text_of
@@ -26,6 +28,10 @@ from mapstate.values import text as text_of
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 _COLUMNS = ("batch", "txid", "attempt", "rows", "offsets", "read", "written", "skipped", "ms", "committed at")
 _MOST_RANGES = 10
+
+Rows = Sequence[tuple[Key, Mapping[str, Any] | None]]
+Update = Callable[[int, str], None]
+"""Takes the number of keys that are done, and what to say of them."""
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -38,23 +44,59 @@ def emit(document: Any) -> None:
     typer.echo(json.dumps(msgspec.to_builtins(document)))
 
 
-def answer(document: Any, text: str, *, as_json: bool) -> None:
-    """Print what a command has done: one JSON document, or one line."""
-    if as_json:
-        emit(document)
-    else:
-        say(text)
+class Output:
+    """What a command prints: for a person, or with --json for a program, which nobody asks."""
+
+    def __init__(self, *, as_json: bool, yes: bool) -> None:
+        self.as_json = as_json
+        self._yes = yes
+        self.has_failed = False
+
+    def answer(self, document: Any, shown: str | Callable[[], None] | None) -> None:
+        """Print what a command has found or done: one JSON document; or one line, or what ``shown`` prints."""
+        if self.as_json:
+            emit(document)
+        elif isinstance(shown, str):
+            say(shown)
+        elif shown is not None:
+            shown()
+
+    def listing(self, noun: str, documents: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Print one JSON document, or a table and how many rows it has."""
+        self.answer(documents, lambda: _print_table(columns, rows))
+        if not self.as_json:
+            say(f"{len(rows)} {noun}")
+
+    def rows(self, ledger: LedgerRecord, rows: Rows) -> None:
+        """Print keys and their values: a JSON document for each, or a table of those that are there."""
+        if self.as_json:
+            for row in JsonRows(ledger.keys, ledger.fields).rows(rows):
+                emit(row)
+        elif present := [(key, value) for key, value in rows if value is not None]:
+            _print_rows(ledger, present)
+
+    def note(self, text: str) -> None:
+        """Print one line beside the answer."""
+        say(text, err=self.as_json)
+
+    def fail(self, text: str) -> None:
+        """Print one line of trouble. The exit code is 1."""
+        say(f"mapstate: {text}", err=True)
+        self.has_failed = True
 
 
-def confirm(question: str, *, yes: bool, as_json: bool) -> None:
-    """Ask before something is written, unless ``yes``. Ends the command with 1 for a no. Raises UsageError for JSON."""
-    if yes:
-        return
-    if as_json:
-        raise UsageError(
-            f"with --json nobody is asked. Nothing was written. The question is: {question} --yes says yes."
-        )
-    typer.confirm(question, abort=True)
+class AskingOutput(Output):
+    """That of a command with --yes, which asks before it writes."""
+
+    def confirm(self, question: str) -> None:
+        """Ask before something is written, unless --yes. Ends the command with 1 for a no. Raises UsageError."""
+        if self._yes:
+            return
+        if self.as_json:
+            raise UsageError(
+                f"with --json nobody is asked. Nothing was written. The question is: {question} --yes says yes."
+            )
+        typer.confirm(question, abort=True)
 
 
 def console() -> Console:
@@ -70,13 +112,66 @@ def _shown(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def show_ledger(console: Console, ledger: LedgerRecord) -> None:
+class _Rate(ProgressColumn):
+    """Keys per second, and the time so far."""
+
+    def render(self, task: Task) -> Text:
+        elapsed = task.elapsed or 0.0
+        rate = task.completed / elapsed if elapsed > 0 else 0.0
+        return Text(f"{rate:,.0f}/s, {elapsed:.0f} s")
+
+
+@contextmanager
+def progress(doing: str, total: Callable[[], int | None] = lambda: None) -> Iterator[Update]:
+    """Show progress on standard error while the block runs, if that is a terminal.
+
+    ``total`` is called then only. The number of keys that it returns may be None, for unknown: then no end is foretold.
+    """
+    to = Console(stderr=True)
+    if not to.is_terminal:
+        yield lambda done, text: None  # noqa: ARG005
+        return
+    known = total()
+    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
+    columns += (
+        [_Rate()] if known is None else [BarColumn(bar_width=20), _Rate(), TextColumn("ETA"), TimeRemainingColumn()]
+    )
+    with Progress(*columns, console=to, transient=True) as shown:
+        task = shown.add_task(doing, total=known)
+        last = 0
+
+        def update(done: int, text: str) -> None:
+            nonlocal last
+            if done < last:  # another pass begins
+                shown.reset(task, total=known)
+            last = done
+            shown.update(task, completed=done, description=text)
+
+        yield update
+
+
+def keys_held(url: str, state: str) -> Callable[[], int | None]:
+    """A function that returns how many keys the ledger says the state holds; None if unknown, or on an error.
+
+    The command itself raises that error.
+    """
+
+    def held() -> int | None:
+        try:
+            with open_reader(url, state) as reader:
+                return reader.key_count()
+        except MapStateError:
+            return None
+
+    return held
+
+
+def print_ledger(ledger: LedgerRecord) -> None:
     """Print the ledger, one line per subject."""
-    keys = ", ".join(f"{key.name} {key.type}" for key in ledger.keys)
-    fields = ", ".join(f"{field.name}={field.aggregator}" for field in ledger.fields)
+    keys, fields = schema_of(ledger)
     lines = [
         ("state", f"{ledger.state}, {ledger.type}, {ledger.serializer}"),
-        ("keys", f"({keys})"),
+        ("keys", keys),
         ("fields", fields),
         ("widths", "; ".join(f"{count} fields from txid {txid} on" for txid, count in ledger.field_counts)),
         ("owner", f"{ledger.owner}, next batch {ledger.owners[ledger.owner]}"),
@@ -96,13 +191,19 @@ def show_ledger(console: Console, ledger: LedgerRecord) -> None:
     grid = Table.grid(padding=(0, 2))
     for name, value in lines:
         grid.add_row(Text(name, style="bold"), Text(_shown(value), overflow="fold"))
-    console.print(grid)
+    console().print(grid)
 
 
-def show_reports(console: Console, reports: list[BatchReport]) -> None:
+def schema_of(ledger: LedgerRecord) -> tuple[str, str]:
+    """The key columns and the fields, as text."""
+    keys = ", ".join(f"{key.name} {key.type}" for key in ledger.keys)
+    return f"({keys})", ", ".join(f"{field.name}={field.aggregator}" for field in ledger.fields)
+
+
+def print_reports(reports: list[BatchReport]) -> None:
     """Print a table, newest first."""
     if not reports:
-        console.print("no batch reports are kept")
+        console().print("no batch reports are kept")
         return
     table = Table(*_COLUMNS)
     for column in table.columns:
@@ -112,17 +213,12 @@ def show_reports(console: Console, reports: list[BatchReport]) -> None:
         passed = "" if report.offsets_passed is None else report.offsets_passed
         numbers = (report.batch_id, report.txid, report.attempt, report.rows, passed, *keys, report.milliseconds)
         table.add_row(*map(str, numbers), Text(_shown(report.at)))
-    console.print(table)
+    console().print(table)
 
 
-def show_states(to: Console, states: Sequence[ListedState]) -> None:
-    """Print a table of states."""
-    columns = ["state", "type", "keys", "fields", "last commit", "committed at", "keys held"]
-    show_table(to, columns, [_listed(state) for state in states])
-
-
-def show_table(to: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table, or lines with tabs where there is no terminal."""
+    to = console()
     if not to.is_terminal:
         for row in [columns, *rows]:
             print_row(row)
@@ -133,19 +229,9 @@ def show_table(to: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]
     to.print(table)
 
 
-def _listed(state: ListedState) -> list[str]:
-    ledger = state.ledger
-    if ledger is None:
-        return [state.name, "cannot be read", *[""] * 5]
-    last, held = ledger.last_commit, ledger.keys_held()
-    keys = ", ".join(f"{key.name} {key.type}" for key in ledger.keys)
-    fields = ", ".join(f"{field.name}={field.aggregator}" for field in ledger.fields)
-    batch = ["no batch", ""] if last is None else [f"batch {last.batch_id}", last.at]
-    return [state.name, ledger.type, f"({keys})", fields, *batch, "unknown" if held is None else str(held)]
-
-
-def show_rows(to: Console, ledger: LedgerRecord, rows: Sequence[tuple[Key, Mapping[str, Any] | None]]) -> None:
+def _print_rows(ledger: LedgerRecord, rows: Rows) -> None:
     """Print keys and their values as a table, or as lines with tabs where there is no terminal."""
+    to = console()
     if to.is_terminal:
         to.print(table_of(ledger, rows))
         return
@@ -160,7 +246,7 @@ def title_of(text: str) -> Text:
     return Text(_shown(text), style="bold")
 
 
-def table_of(ledger: LedgerRecord, rows: Sequence[tuple[Key, Mapping[str, Any] | None]]) -> Table:
+def table_of(ledger: LedgerRecord, rows: Rows) -> Table:
     """A table of keys and their values. An absent key has no values."""
     table = Table()
     for name in (key.name for key in ledger.keys):
@@ -178,15 +264,16 @@ def print_row(parts: Iterable[Any]) -> None:
     typer.echo("\t".join(_shown(text_of(part)) for part in parts))
 
 
-def show_findings(console: Console, findings: Iterable[Finding]) -> None:
+def print_findings(findings: Iterable[Finding]) -> None:
     """Print one paragraph per finding."""
+    to = console()
     for finding in findings:
         line = Text(f"{finding.severity:8}", style=_COLORS[finding.severity])
         line.append(f"{_shown(finding.subject)}: ", style="bold").append(_shown(finding.found), style="default")
         if finding.severity != "ok":
             advice = f"\n        expected: {_shown(finding.expected)}\n        {_shown(finding.advice)}"
             line.append(advice, style="default")
-        console.print(line, soft_wrap=True)
+        to.print(line, soft_wrap=True)
 
 
 def _commit(done: Commit | None) -> str:

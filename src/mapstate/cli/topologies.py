@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from mapstate.batch_report import BatchReport
-from mapstate.cli.arguments import AsJson, StoreUrl, Topologies, Topology, Url, split_urls, store_url
-from mapstate.cli.show import console, emit, print_row, say, show_table
+from mapstate.cli.arguments import StoreUrl, Topologies, Topology, Url, split_urls, store_url
+from mapstate.cli.show import Output, emit, print_row, say
 from mapstate.errors import LedgerError, MapStateError, UsageError
 from mapstate.operations import control
 from mapstate.operations.control import ListedTopology, Obeyed, Watch
@@ -29,29 +29,26 @@ _FIELDS = (
 _MONITOR = ("time", "status", "state", "batch", "batches", "rows/s", "keys/s", "ms/batch", "watermark", "late rows")
 
 
-def topologies(*, url: StoreUrl = None, as_json: AsJson = False) -> None:
+def topologies(out: Output, *, url: StoreUrl = None) -> None:
     """Lists the topologies that run under a control record, some DEAD; exit code 1 if one cannot be read."""
     found = control.list_topologies(store_url(url))
-    if as_json:
-        lines = [(one.name, one.record, one.problem or None, one.is_dead) for one in found]
-        emit([dict(zip(("topology", "record", "problem", "is_dead"), line, strict=True)) for line in lines])
-    else:
-        show_table(console(), _LIST, [_listed(one) for one in found])
-        say(f"{len(found)} topologies")
+    documents = [
+        {"topology": one.name, "record": one.record, "problem": one.problem or None, "is_dead": one.is_dead}
+        for one in found
+    ]
+    out.listing("topologies", documents, _LIST, list(map(_listed, found)))
     for one in found:
         if one.record is None:
-            say(f"mapstate: {one.name}: {one.problem}", err=True)
-    if any(one.record is None for one in found):
-        raise typer.Exit(1)
+            out.fail(f"{one.name}: {one.problem}")
 
 
 def monitor(
+    out: Output,
     *,
     url: Url = None,
     name: Topology,
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.1, help="seconds between two reads")] = 4.0,
     count: Annotated[int | None, typer.Option(min=1, help="end after so many", show_default=False)] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Shows what the states of a topology take in: per second since the read before. Ctrl-C ends it."""
     place = store_url(url)
@@ -59,7 +56,7 @@ def monitor(
     watch = Watch(record)
     seen = {state: _reports(place, state)[1][:1] for state in record.states}
     began = time.monotonic()
-    if not as_json:
+    if not out.as_json:
         print_row(_MONITOR)
     with suppress(KeyboardInterrupt):
         for at in itertools.count(1):
@@ -68,7 +65,7 @@ def monitor(
             record = control.topology(place, name)
             status = "DEAD" if watch.dead(record, interval) else record.status
             for line in _measured(place, record, status, seen, seconds):
-                if as_json:
+                if out.as_json:
                     emit(dict(zip(_FIELDS, line, strict=True)))
                 else:
                     print_row("-" if part is None else part for part in line)
@@ -76,76 +73,74 @@ def monitor(
                 return
 
 
-def activate(*, url: Url = None, name: Topology, as_json: AsJson = False) -> None:
+def activate(out: Output, *, url: Url = None, name: Topology) -> None:
     """Lets an inactive topology go on; exit code 1 if its driver does not obey within 30 seconds."""
-    _say_obeyed(name, control.activate(store_url(url), name), as_json=as_json)
+    _say_obeyed(out, name, control.activate(store_url(url), name))
 
 
-def deactivate(*, url: Url = None, name: Topology, as_json: AsJson = False) -> None:
+def deactivate(out: Output, *, url: Url = None, name: Topology) -> None:
     """Stops a topology between two batches, and leaves its driver; exit code 1 if it does not obey in 30 seconds."""
-    _say_obeyed(name, control.deactivate(store_url(url), name), as_json=as_json)
+    _say_obeyed(out, name, control.deactivate(store_url(url), name))
 
 
 def rebalance(
+    out: Output,
     *,
     url: Url = None,
     name: Topology,
     partitions: Annotated[int, typer.Option("--partitions", "-n", min=1, help="of each batch, from the next one on")],
-    as_json: AsJson = False,
 ) -> None:
     """Spreads batches over another number of partitions; exit code 1 if the driver does not obey in 30 seconds."""
-    _say_obeyed(name, control.rebalance(store_url(url), name, partitions=partitions), as_json=as_json)
+    _say_obeyed(out, name, control.rebalance(store_url(url), name, partitions=partitions))
 
 
 def kill(
+    out: Output,
     *,
     place: Topologies,
     wait: Annotated[float, typer.Option("--wait", "-w", min=0, help="seconds for the batch under way to end")] = 30.0,
     ignore: Annotated[bool, typer.Option("--ignore-errors", "-i", help="go on with the next name")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Ends topologies; exit code 1 if a driver does not obey within 30 seconds more. States and checkpoints stay."""
     urls, names = split_urls(place)
     if not names:
         raise UsageError("there is no name: mapstate kill URL NAME")
-    url, failures = store_url(urls), 0
+    url, has_error = store_url(urls), False
     for name in names:
         try:
-            _say_obeyed(name, control.kill(url, name, wait=wait), as_json=as_json)
-        except (MapStateError, typer.Exit) as error:
+            _say_obeyed(out, name, control.kill(url, name, wait=wait))
+        except MapStateError as error:
             if not ignore:
                 raise
-            failures = max(failures, error.exit_code if isinstance(error, typer.Exit) else 2)
-            if isinstance(error, MapStateError):
-                say(f"mapstate: {type(error).__name__}: {error.message}", err=True)
-    if failures:
-        raise typer.Exit(failures)
+            has_error = True
+            say(f"mapstate: {type(error).__name__}: {error.message}", err=True)
+        if out.has_failed and not ignore:
+            return
+    if has_error:
+        raise typer.Exit(2)
 
 
-def _say_obeyed(name: str, done: Obeyed, *, as_json: bool) -> None:
-    """Print what became of a command. Exit with 1 if a driver that runs has not obeyed it."""
+def _say_obeyed(out: Output, name: str, done: Obeyed) -> None:
+    """Print what became of a command. It has failed if a driver that runs has not obeyed it."""
     record, dead = done.record, done.dead
     partitions = "" if record.partitions is None else f", {record.partitions} partitions"
     if dead is not None:
         say(f"mapstate: {name}'s driver on {dead.host}, process {dead.pid}, is dead: no beat since {dead.at}", err=True)
-    if as_json:
-        fields = {"status": record.status, "partitions": record.partitions, "is_obeyed": done.is_obeyed}
-        emit({"topology": name, **fields, "is_superseded": done.is_superseded})
-    elif done.is_obeyed:
-        say(f"{name} is {record.status}{partitions}")
+    said = None
+    if done.is_obeyed:
+        said = f"{name} is {record.status}{partitions}"
     elif record.driver is None and not done.is_superseded:
-        say(f"{name} is {record.status}, and no driver runs it: the next one that starts obeys.")
+        said = f"{name} is {record.status}, and no driver runs it: the next one that starts obeys."
+    fields = {"status": record.status, "partitions": record.partitions, "is_obeyed": done.is_obeyed}
+    out.answer({"topology": name, **fields, "is_superseded": done.is_superseded}, said)
     if done.is_superseded:
-        say(f"mapstate: superseded by a later command: {name} is {record.status}{partitions}", err=True)
-        raise typer.Exit(1)
-    if not done.is_obeyed and record.driver is not None:
-        say(
-            f"mapstate: not obeyed. {name} is {record.status} in the record, and its driver on {record.driver.host}, "
-            f"process {record.driver.pid}, has not answered; it beat last at {record.driver.at}. The command stays: "
-            "that driver obeys it as soon as it can, or the next one that starts.",
-            err=True,
+        out.fail(f"superseded by a later command: {name} is {record.status}{partitions}")
+    elif not done.is_obeyed and record.driver is not None:
+        out.fail(
+            f"not obeyed. {name} is {record.status} in the record, and its driver on {record.driver.host}, process "
+            f"{record.driver.pid}, has not answered; it beat last at {record.driver.at}. The command stays: that "
+            "driver obeys it as soon as it can, or the next one that starts."
         )
-        raise typer.Exit(1)
 
 
 def _measured(

@@ -1,4 +1,4 @@
-"""The commands that maintain a state, or put it back: vacuum, recount, drop, adopt, rollback, rewind."""
+"""The commands that maintain a state, or put it back: vacuum, recount, advance, drop, adopt, rollback, rewind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from mapstate.backends import opened
-from mapstate.cli.arguments import AsJson, State, Url, Yes, state_beside, store_url
-from mapstate.cli.progress import keys_held, progress
-from mapstate.cli.show import answer, confirm, emit, say
+from mapstate.cli.arguments import State, TakeOver, Url, state_beside, store_url, time_of
+from mapstate.cli.show import AskingOutput, Output, keys_held, progress
 from mapstate.errors import UsageError, shown
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
 from mapstate.operations.adopt import adopt as adopt_state
+from mapstate.operations.advance import advance as advance_watermark
 from mapstate.operations.checkpoint import query_of
 from mapstate.operations.checkpoint import rewind as rewind_checkpoint
 from mapstate.operations.doctor import recount as recount_keys
@@ -25,24 +25,25 @@ from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.protocol import ways_back
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.protocol.upkeep import check_advance
+from mapstate.reader import open_reader
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.urls import LIKE_A_URL, quoted
+from mapstate.values import plain
 
 
 def vacuum(
+    out: Output,
     *,
     url: Url = None,
     state: State,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")
-    ] = False,
+    take_over: TakeOver = False,
     beside: Annotated[
         list[str] | None,
         typer.Option(
             metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
         ),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Rewrites orphaned records and drops empty ones; exit code 1 if a key holds no record. No value changes.
 
@@ -57,42 +58,79 @@ def vacuum(
             on_page=lambda so_far: update(so_far.scanned, _vacuumed(so_far)),
         )
     end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"
-    answer(done._asdict(), f"{_vacuumed(done)}; {end}", as_json=as_json)
-    _say_foreign(done.unreadable, done.unreadable_keys, " mapstate doctor says what is wrong with the first.")
+    out.answer(done._asdict(), f"{_vacuumed(done)}; {end}")
+    _say_foreign(out, done.unreadable, done.unreadable_keys, " mapstate doctor says what is wrong with the first.")
 
 
 def _vacuumed(done: Vacuumed) -> str:
     return f"{done.scanned} records scanned, {done.rewritten} rewritten, {done.dropped} dropped"
 
 
-def recount(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson = False) -> None:
+def recount(out: AskingOutput, *, url: Url = None, state: State) -> None:
     """Counts all keys, and writes the number into the ledger. Accepts missing keys as lost."""
     place = store_url(url)
     with progress("counting keys", keys_held(place, state)) as update:
         counted = recount_keys(place, state, dry_run=True, on_page=lambda keys: update(keys, f"{keys} keys read"))
     says = "does not know how many" if counted.held is None else f"says {counted.held}"
-    say(f"{counted.found} keys are there, and the ledger {says}.", err=as_json)
+    out.note(f"{counted.found} keys are there, and the ledger {says}.")
     written = counted.found != counted.held
     if written:
         accepts = "" if counted.held is None else ", and accept the difference as lost"
-        confirm(f"Write {counted.found} into the ledger{accepts}?", yes=yes, as_json=as_json)
+        out.confirm(f"Write {counted.found} into the ledger{accepts}?")
         with progress("counting keys once more", lambda: counted.found) as update:
             done = recount_keys(place, state, on_page=lambda keys: update(keys, f"{keys} keys read"))
-        say(f"Done: the state holds {done.found} keys.", err=as_json)
+        out.note(f"Done: the state holds {done.found} keys.")
         counted = counted._replace(found=done.found)
-    if as_json:
-        emit({"found": counted.found, "held_before": counted.held, "written": written})
+    out.answer({"found": counted.found, "held_before": counted.held, "written": written}, None)
+
+
+def advance(
+    out: AskingOutput,
+    *,
+    url: Url = None,
+    state: State,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="the watermark that the next batch has at least")
+    ] = None,
+    back_to: Annotated[
+        str | None,
+        typer.Option("--back-to", metavar="TIME", help="put the watermark back: what ends later fires again"),
+    ] = None,
+    take_over: TakeOver = False,
+) -> None:
+    """Lets the next batch move the watermark, for a source that has ended: its windows fire, later rows are late.
+
+    Or puts it back, where a wrong time or clock has moved it. Stop the query first.
+    """
+    if (to is None) == (back_to is None):
+        raise UsageError("give --to TIME or --back-to TIME. Nothing was written.")
+    place = store_url(url)
+    with open_reader(place, state) as reader:
+        record = reader.ledger()
+    check_advance(record)
+    time, back = time_of(record, to or back_to), to is None
+    planned = advance_watermark(place, state, time, back=back, take_over=take_over, dry_run=True)
+    before = "nowhere yet" if planned.watermark is None else plain(planned.watermark)
+    effect = (
+        "windows that end later and are not gone open and fire again" if back else "rows for windows before are late"
+    )
+    question = "Put it back" if back else "Let the next batch move it"
+    done = "what has fired later is open again" if back else "the next batch takes it, also one without rows"
+    out.note(f"The watermark of {state} is {before}. At {plain(time)}, {effect}.")
+    out.confirm(f"{question} to {plain(time)}?")
+    advance_watermark(place, state, time, back=back, take_over=take_over)
+    out.note(f"Done: {done}.")
+    out.answer({"watermark": plain(planned.watermark), "to": plain(time)}, None)
 
 
 def drop(
+    out: AskingOutput,
     *,
     url: Url = None,
     state: State,
     force: Annotated[
         bool, typer.Option("--force", help="also with an attempt in flight, or a ledger that cannot be read")
     ] = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Removes a whole state: records, ledger, and all that is stored beside them. Stop the query first."""
     place = store_url(url)
@@ -104,9 +142,9 @@ def drop(
     else:
         batch = f"batch {record.last_commit.batch_id} was committed {record.last_commit.at}."
         removed = f"State {state!r} of query {record.owner} will be removed: {batch}"
-    say(removed, err=as_json)
-    say("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.", err=as_json)
-    confirm("Remove the state?", yes=yes, as_json=as_json)
+    out.note(removed)
+    out.note("It cannot be undone. A query that waits for its next batch is not seen here: stop it first.")
+    out.confirm("Remove the state?")
     with progress("removing records", lambda: None if record is None else record.keys_held()) as update:
         done = drop_state(
             *(place, state),
@@ -114,11 +152,12 @@ def drop(
             on_page=lambda so_far: update(so_far.records, f"{so_far.records} records removed"),
         )
     counts = {"records": done.records, "foreign": done.foreign, "foreign_keys": done.foreign_keys}
-    answer(counts, f"Done: {done.records} records removed, and the ledger.", as_json=as_json)
-    _say_foreign(done.foreign, done.foreign_keys, "")
+    out.answer(counts, f"Done: {done.records} records removed, and the ledger.")
+    _say_foreign(out, done.foreign, done.foreign_keys, "")
 
 
 def adopt(
+    out: AskingOutput,
     *,
     url: Url = None,
     state: State,
@@ -131,8 +170,6 @@ def adopt(
         str | None, typer.Option(help="of the query whose state lost its ledger: a local directory", show_default=False)
     ] = None,
     serializer: Annotated[str, typer.Option(help="how the records are written")] = "json",
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Gives a ledger to records of storm-redis, or of a state that lost its ledger. Stop their writer first."""
     owner = None if checkpoint is None else query_of(checkpoint)
@@ -147,21 +184,21 @@ def adopt(
             on_page=lambda so_far: update(so_far.records, _adopted(so_far)),
         )
     if owner is None:
-        say(f"{_adopted(records)}. All of it will count.", err=as_json)
+        out.note(f"{_adopted(records)}. All of it will count.")
         stopped = "The topology that wrote them has to be stopped, its last batch complete"
-        say(f"{stopped}: what it writes later is lost.", err=as_json)
+        out.note(f"{stopped}: what it writes later is lost.")
     else:
-        say(f"{_adopted(records)}. What the batch reports do not name as committed will not count.", err=as_json)
-    confirm("Is it stopped, and shall the state get a ledger?", yes=yes, as_json=as_json)
+        out.note(f"{_adopted(records)}. What the batch reports do not name as committed will not count.")
+    out.confirm("Is it stopped, and shall the state get a ledger?")
     with progress("reading records once more", lambda: records.records) as update:
         done = adopt_state(*(place, state), **schema, on_page=lambda so_far: update(so_far.records, _adopted(so_far)))
     after = "Start the query again from its checkpoint; mapstate rewind, if it asks."
     if owner is None:
         owner, after = FORMER_OWNER, f"It belongs to {FORMER_OWNER!r}: start the job once with on_new_owner='adopt'."
-    answer({**done._asdict(), "owner": owner}, f"Done: {_adopted(done)}. {after}", as_json=as_json)
+    out.answer({**done._asdict(), "owner": owner}, f"Done: {_adopted(done)}. {after}")
 
 
-def rollback(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson = False) -> None:
+def rollback(out: AskingOutput, *, url: Url = None, state: State) -> None:
     """Takes the last batch back. The checkpoint has to be rewound with it."""
     with opened(store_url(url), state) as store:
         record = read_ledger(store, state)
@@ -169,23 +206,22 @@ def rollback(*, url: Url = None, state: State, yes: Yes = False, as_json: AsJson
         last = record.last_commit
         assert last is not None  # noqa: S101  rollback refuses a ledger without one
         batch = f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count."
-        say(batch, err=as_json)
+        out.note(batch)
         stop = "Stop the query first, and rewind its checkpoint afterwards: mapstate rewind URL STATE CHECKPOINT"
-        say(stop, err=as_json)
-        confirm("Take it back?", yes=yes, as_json=as_json)
+        out.note(stop)
+        out.confirm("Take it back?")
         after = Ledger(store, state).rollback(last.txid)
     due = after.owners[after.owner]
     taken = {"batch_id": last.batch_id, "txid": last.txid, "next_batch_id": due}
-    answer(taken, f"Done: the state waits for batch {due}.", as_json=as_json)
+    out.answer(taken, f"Done: the state waits for batch {due}.")
 
 
 def rewind(
+    out: AskingOutput,
     *,
     url: Url = None,
     state: State,
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a local directory", show_default=False)],
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Rewinds a streaming checkpoint to the ledger, after a rollback or a restored store. Stop the query first."""
     place = store_url(url)
@@ -193,14 +229,14 @@ def rewind(
         raise UsageError("CHECKPOINT is a local directory; what was given looks like a URL, and is not shown")
     done = rewind_checkpoint(place, state, checkpoint, dry_run=True)
     if done.moved:
-        say(f"The next batch will be {done.batch_id}. These go aside: {', '.join(done.moved)}", err=as_json)
-        confirm("Is the query stopped, and shall they?", yes=yes, as_json=as_json)
+        out.note(f"The next batch will be {done.batch_id}. These go aside: {', '.join(done.moved)}")
+        out.confirm("Is the query stopped, and shall they?")
         done = rewind_checkpoint(place, state, checkpoint)
     text = f"Nothing to do: the checkpoint's next batch is {done.batch_id}, as the state expects."
     if done.moved:
         text = f"Done: the next batch is {done.batch_id}. What was removed is in {done.to}"
     rewound = {"next_batch_id": done.batch_id, "moved": done.moved, "to": None if done.to is None else str(done.to)}
-    answer(rewound, text, as_json=as_json)
+    out.answer(rewound, text)
 
 
 def _adopted(done: Adopted) -> str:
@@ -225,14 +261,9 @@ def _field(text: str) -> Field:
     return Field(*parts.groups())
 
 
-def _say_foreign(count: int, keys: Sequence[str], more: str) -> None:
-    """Exit with 1 if keys hold no record of the state."""
-    if not count:
-        return
-    named = ", ".join(map(shown, keys))
-    others = f" and {count - len(keys)} more" if count > len(keys) else ""
-    say(
-        f"mapstate: {count} keys are no records of this state, and were left as they are: {named}{others}.{more}",
-        err=True,
-    )
-    raise typer.Exit(1)
+def _say_foreign(out: Output, count: int, keys: Sequence[str], more: str) -> None:
+    """The command has failed if keys hold no record of the state."""
+    if count:
+        named = ", ".join(map(shown, keys))
+        others = f" and {count - len(keys)} more" if count > len(keys) else ""
+        out.fail(f"{count} keys are no records of this state, and were left as they are: {named}{others}.{more}")

@@ -105,8 +105,9 @@ def adopt(
                 "and `layout` and `records` in the URL."
             )
         if not dry_run:
-            ledger = _ledger(state, type, tuple(keys), tuple(fields), adopted)
-            _make_ledger(store, msgspec.structs.replace(_with_history(ledger, history), serializer=serializer))
+            columns = tuple(keys), tuple(fields)
+            ledger = _ledger(state, type, *columns, serializer=serializer, adopted=adopted, history=history)
+            _make_ledger(store, ledger)
         return adopted
 
 
@@ -178,23 +179,6 @@ def _check_decided(history: _History, state: str, state_type: StateType, records
             )
 
 
-def _with_history(ledger: LedgerRecord, history: _History | None) -> LedgerRecord:
-    if history is None:
-        return ledger
-    last = history.last
-    keys = last.keys_written + last.keys_skipped
-    commit = Commit(batch_id=last.batch_id, txid=last.txid, owner=history.owner, rows=last.rows, keys=keys, at=last.at)
-    return msgspec.structs.replace(
-        ledger,
-        owner=history.owner,
-        owners={history.owner: last.batch_id + 1},
-        next_txid=max(ledger.next_txid, last.txid + 1),
-        last_txid=None if ledger.type == "non-transactional" else last.txid,
-        last_commit=commit,
-        dead=() if ledger.type == "non-transactional" else history.dead,
-    )
-
-
 def _with_page(
     adopted: Adopted, page: list[StoreKey], records: list[Any], codec: KeyCodec, state_type: StateType
 ) -> Adopted:
@@ -225,13 +209,16 @@ def _ledger(
     state_type: StateType,
     keys: tuple[KeyField, ...],
     fields: tuple[Field, ...],
+    *,
+    serializer: str,
     adopted: Adopted,
+    history: _History | None,
 ) -> LedgerRecord:
     after = 0 if adopted.last_txid is None else adopted.last_txid + 1
-    return LedgerRecord(
+    ledger = LedgerRecord(
         state=state,
         type=state_type,
-        serializer="json",
+        serializer=serializer,
         keys=keys,
         fields=fields,
         field_counts=((0, len(fields)),),
@@ -242,6 +229,20 @@ def _ledger(
         first_txid=0,
         next_txid=max(after, clock_txid()),  # above all txids of a topology that may still run
         last_txid=adopted.last_txid,
+    )
+    if history is None:
+        return ledger
+    last, has_txids = history.last, state_type != "non-transactional"
+    keys_read = last.keys_written + last.keys_skipped
+    owner, rows = history.owner, last.rows
+    return msgspec.structs.replace(
+        ledger,
+        owner=owner,
+        owners={owner: last.batch_id + 1},
+        next_txid=max(ledger.next_txid, last.txid + 1),
+        last_txid=last.txid if has_txids else None,
+        last_commit=Commit(batch_id=last.batch_id, txid=last.txid, owner=owner, rows=rows, keys=keys_read, at=last.at),
+        dead=history.dead if has_txids else (),
     )
 
 

@@ -177,17 +177,14 @@ def _query_id(folder: Path) -> str:
 
 def _due(ledger: LedgerRecord, query_id: str) -> int:
     """The batch that the query has to bring next."""
-    if query_id not in ledger.owners:
-        raise StateOwnershipError(
-            f"the checkpoint is of query {query_id}, which never owned state {ledger.state!r}; its owner is "
-            f"{ledger.owner}. Nothing was changed. Look for that query's checkpoint.",
-            state=ledger.state,
-            owner=ledger.owner,
-        )
     if query_id != ledger.owner:
+        which = f"never owned state {ledger.state!r}; its owner is {ledger.owner}"
+        advice = "Look for that query's checkpoint."
+        if query_id in ledger.owners:
+            which = f"owned state {ledger.state!r} before {ledger.owner} did"
+            advice = "Rewind the owner's checkpoint, or start with on_new_owner='adopt'."
         raise StateOwnershipError(
-            f"the checkpoint is of query {query_id}, which owned state {ledger.state!r} before {ledger.owner} did. "
-            "Nothing was changed. Rewind the owner's checkpoint, or start with on_new_owner='adopt'.",
+            f"the checkpoint is of query {query_id}, which {which}. Nothing was changed. {advice}",
             state=ledger.state,
             owner=ledger.owner,
         )

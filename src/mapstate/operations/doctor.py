@@ -7,20 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from mapstate import errors
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan
-from mapstate.errors import (
-    CorruptRecordError,
-    KeyEncodingError,
-    LedgerLostError,
-    MapStateError,
-    StaleBatchError,
-    StoreAuthError,
-    StoreError,
-)
-from mapstate.findings import Finding, Unreadable
+from mapstate.errors import CorruptRecordError, StoreError
+from mapstate.findings import Finding, Severity, Unreadable
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol import upkeep
@@ -147,10 +140,9 @@ def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
 
 def _dead(ledger: LedgerRecord) -> Finding:
     observed = f"{sum(high - low + 1 for low, high in ledger.dead)} dead txids in {len(ledger.dead)} ranges"
+    advice = "Run mapstate vacuum between two batches." if len(ledger.dead) > _MOST_DEAD else ""
     expected = f"at most {_MOST_DEAD} ranges: every reader reads them"
-    if len(ledger.dead) <= _MOST_DEAD:
-        return Finding("ok", "dead", observed, expected)
-    return Finding("warning", "dead", observed, expected, "Run mapstate vacuum between two batches.")
+    return Finding("warning" if advice else "ok", "dead", observed, expected, advice)
 
 
 def _last_batch(ledger: LedgerRecord) -> Finding:
@@ -209,32 +201,34 @@ def _keys(backend_or_url: Backend | str, state: str, on_page: OnPage | None) -> 
         for _ in range(_COUNTS - 1):
             if not counted.settled:
                 counted = _count(backend_or_url, state, on_page)
-    except MapStateError as error:
+    except errors.MapStateError as error:
         advice = "Repair the cause, and run this again; --no-count-keys skips the count."
         return Finding("warning" if isinstance(error, StoreError) else "error", "keys", error.message, expected, advice)
-    observed = f"{counted.found} keys"
+    severity, compared, advice = _compared(counted)
+    return Finding(severity, "keys", f"{counted.found} keys{compared}", expected, advice)
+
+
+def _compared(counted: CountedKeys) -> tuple[Severity, str, str]:
+    """The severity, what is to be said behind the number of keys, and the advice."""
     if counted.ledger.has_had_ttl:
-        return Finding("ok", "keys", f"{observed}; a state with a ttl cannot tell how many it should hold", expected)
+        return "ok", "; a state with a ttl cannot tell how many it should hold", ""
     if counted.ledger.windows is not None:
-        text = f"{observed}, each with a pane; a state with windows does not count them"
-        return Finding("ok", "keys", text, expected)
+        return "ok", ", each with a pane; a state with windows does not count them", ""
     if not counted.settled:
-        why = f"{observed}, not compared: batches were at work during each of {_COUNTS} counts"
-        return Finding("warning", "keys", why, expected, "Run this again between two batches.")
+        why = f", not compared: batches were at work during each of {_COUNTS} counts"
+        return "warning", why, "Run this again between two batches."
     if counted.held is None:
         advice = "Run mapstate recount, or mapstate vacuum, between two batches."
-        return Finding("warning", "keys", f"{observed}; the ledger does not know how many", expected, advice)
-    if counted.found == counted.held:
-        return Finding("ok", "keys", observed, expected)
-    both = f"{observed}, and the ledger says {counted.held}"
-    if counted.found > counted.held:
+        return "warning", "; the ledger does not know how many", advice
+    more, both = counted.found - counted.held, f", and the ledger says {counted.held}"
+    if more > 0:
         advice = "Did another program write records? If they are right, run mapstate recount."
-        return Finding("warning", "keys", f"{both}: {counted.found - counted.held} too many", expected, advice)
+        return "warning", f"{both}: {more} too many", advice
     advice = (
         "Another program deleted records, or the store evicted or lost them. Restore the store from a copy and rewind "
         "the checkpoint; or accept the loss: mapstate recount."
     )
-    return Finding("error", "keys", f"{both}: {counted.held - counted.found} missing", expected, advice)
+    return ("error", f"{both}: {-more} missing", advice) if more else ("ok", "", "")
 
 
 def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterator[Finding]:
@@ -242,12 +236,12 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
     key_codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
     unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
     expected = "records of this state, with txids that its ledger has given out"
-    count, refused = 0, list[StoreAuthError]()
+    count, refused = 0, list[errors.StoreAuthError]()
 
     def pages() -> Iterator[list[StoreKey]]:
         try:
             yield from record_pages(store, _PAGE, index=True)
-        except StoreAuthError as error:
+        except errors.StoreAuthError as error:
             refused.append(error)
 
     def loads(keys: list[StoreKey], data: Sequence[Any]) -> list[Any]:
@@ -265,7 +259,7 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
         for key in own:
             try:
                 key_codec.decode(key)
-            except KeyEncodingError as error:
+            except errors.KeyEncodingError as error:
                 unreadable.add([str(key)], error)
         if ledger.type != "non-transactional":
             _check_txids(store, ledger, present, newer, older)
@@ -289,13 +283,13 @@ def _check_txids(
 ) -> None:
     try:
         check_known(store, ledger.state, records, records.values(), ledger.next_txid - 1)
-    except StaleBatchError as error:
+    except errors.StaleBatchError as error:
         newer.note(error)
     view = ledger.view()
     for key, record in records.items():
         try:
             view.check_age(record[0])
-        except LedgerLostError as error:
+        except errors.LedgerLostError as error:
             older.add([str(key)], error)
 
 

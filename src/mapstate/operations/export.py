@@ -18,20 +18,12 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 import msgspec
 
+from mapstate import errors
 from mapstate.aggregators.results import results_of
 from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Scan, Snapshots
-from mapstate.errors import (
-    CorruptRecordError,
-    MapStateError,
-    MissingKeysError,
-    StoreError,
-    StoreFullError,
-    UnsupportedTypeError,
-    UsageError,
-    cut,
-)
+from mapstate.errors import StoreError, UsageError, cut
 from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import check_page_size, decode_ledger
@@ -127,7 +119,7 @@ def export(
             _write(made, target, part.rows(columns), columns, write)
             part.remove()
             return done
-    except MapStateError:  # an error of the store may be an OSError, too
+    except errors.MapStateError:  # an error of the store may be an OSError, too
         raise
     except (sqlite3.Error, OSError) as error:
         raise _problem(error, target) from error
@@ -146,9 +138,9 @@ def _collect(
         expected = None
         try:
             _read_all(reader, ledger, part, page_size, on_page)
-        except MissingKeysError as error:
+        except errors.MissingKeysError as error:
             expected = int(error.facts["expected"])
-        except CorruptRecordError as error:
+        except errors.CorruptRecordError as error:
             if "count" not in error.facts:
                 raise
             unreadable = int(error.facts["count"]), tuple(error.facts["keys"])
@@ -156,7 +148,8 @@ def _collect(
     rows = part.count()
     is_one_batch = start.is_whole and _same_values(start.ledger, last)
     missing = 0 if expected is None or not is_one_batch else max(0, expected - rows)
-    return Exported(rows, resumed, is_one_batch, start.ledger, last, missing, *unreadable), _columns(ledger)
+    columns = list(starmap(Column, types_of(ledger.keys, results_of(ledger.fields, {})).items()))
+    return Exported(rows, resumed, is_one_batch, start.ledger, last, missing, *unreadable), columns
 
 
 def _read_all(
@@ -188,10 +181,6 @@ def _same_values(before: LedgerRecord, after: LedgerRecord) -> bool:
     """Whether all that was read between the two ledgers is as of one batch."""
     at_work = before.type != "opaque" and (before.in_flight is not None or after.in_flight is not None)
     return not at_work and before.contents() == after.contents()
-
-
-def _columns(ledger: LedgerRecord) -> list[Column]:
-    return list(starmap(Column, types_of(ledger.keys, results_of(ledger.fields, {})).items()))
 
 
 def _check_replaceable(path: Path) -> None:
@@ -230,7 +219,7 @@ def _problem(error: Exception, target: Path) -> StoreError | UsageError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return UsageError(f"another export to {str(target)!r} is at work. Nothing was written.")
-    kind = StoreFullError if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == 28 else StoreError
+    kind = errors.StoreFullError if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == 28 else StoreError
     return kind(
         f"the file {str(target)!r} or its .part could not be written ({cut(error)}). What was in it stays. Look at the "
         "disk; or delete the .part, if no export has made it.",
@@ -258,16 +247,11 @@ class _Source:
         if isinstance(store, Scan):
 
             def scan(page_size: int) -> Iterator[list[StoreKey]]:
-                return self._left(store.scan(page_size))
+                pages = store.scan(page_size)
+                return filter(None, map(self._part.not_yet, pages) if self.skip else pages)
 
             methods["scan"] = staticmethod(scan)
         return type("RemainingKeys", (), methods)()
-
-    def _left(self, pages: Iterator[list[StoreKey]]) -> Iterator[list[StoreKey]]:
-        for page in pages:
-            left = self._part.not_yet(page) if self.skip else page
-            if left:
-                yield left
 
 
 class _Start(NamedTuple):
@@ -388,7 +372,7 @@ def _row_type(name: str) -> Any:
         return named | tuple[tuple(parts.values())] | None  # type: ignore[misc]
     try:
         return wire_type(name, WireForm())
-    except UnsupportedTypeError:
+    except errors.UnsupportedTypeError:
         return Any
 
 

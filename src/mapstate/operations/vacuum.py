@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan
-from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import FencedError, StaleBatchError, UsageError
-from mapstate.findings import Unreadable
+from mapstate.findings import DistinctKeys, Unreadable
 from mapstate.keys import StoreKey, contains_none, is_index_key
 from mapstate.maps.change_log import is_of_log, is_removable
 from mapstate.maps.pane_index import without_gone

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import compress
 from typing import Any, NamedTuple
 
-from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import MissingKeysError
+from mapstate.findings import DistinctKeys
 from mapstate.keys import StoreKey, contains_none
 from mapstate.protocol.ledger_record import LedgerRecord
 

@@ -25,18 +25,8 @@ from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.windows import watermark_of
-from mapstate.serve.answers import (
-    BadRequest,
-    Busy,
-    Problem,
-    View,
-    as_of,
-    json_answer,
-    line,
-    lines,
-    problem_of,
-    state_document,
-)
+from mapstate.serve import answers
+from mapstate.serve.answers import BadRequest, Busy, Problem, View, as_of, line, lines, problem_of
 from mapstate.serve.commits import Commits
 from mapstate.serve.drpc import Calls, Execute, Functions
 from mapstate.serve.guard import Guard
@@ -154,7 +144,7 @@ class _Service:
             key = key_of(request, fields, _WAIT)
             values, view = await state.multi_get([key], known)
             shown = known.forms.key(key)
-            return json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
+            return answers.json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
 
         return await state.by_schema(ask)
 
@@ -169,7 +159,7 @@ class _Service:
             if len(keys) > MOST_KEYS:
                 raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(keys)}.")
             values, view = await state.multi_get(keys, known)
-            return json_answer(request, view, lambda: {"values": view.forms.values(values)})
+            return answers.json_answer(request, view, lambda: {"values": view.forms.values(values)})
 
         return await state.by_schema(ask)
 
@@ -184,7 +174,7 @@ class _Service:
         check_names(request, _WAIT)
         state = await self._state(request)
         ledger = await state.ledger()
-        document = state_document(ledger, await state.reports(ledger))
+        document = answers.state_document(ledger, await state.reports(ledger))
         if ledger.windows is not None:
             done, kind = ledger.last_windows() or WindowCommit(), ledger.keys[0].type
             mark = watermark_of(done, ledger.final_mark(), kind)
@@ -241,7 +231,7 @@ class _Service:
                 {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": value}
                 for one, value in zip(windows, values, strict=True)
             ]
-            return json_answer(request, view, lambda: {"windows": shown})
+            return answers.json_answer(request, view, lambda: {"windows": shown})
 
         return await state.by_schema(ask)
 
@@ -315,7 +305,7 @@ class _Service:
             if isinstance(error, LedgerError):
                 return None  # dropped since the listing
             return {"name": name, "problem": problem_of(error).document}
-        return {**state_document(ledger), "as_of": as_of(ledger)}
+        return {**answers.state_document(ledger), "as_of": as_of(ledger)}
 
     async def _state(self, request: Request) -> OpenState:
         """The state that the path names, once it has the batch that the query asks for."""

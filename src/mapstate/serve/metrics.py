@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import time
+from collections.abc import Callable
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -31,15 +33,15 @@ _GAUGES = {
 _SECONDS = 3.0
 """That a scrape waits for a list of the states, and for their ledgers. Prometheus by itself gives up after ten."""
 
-_SUMS = {
-    "batches": "batches",
-    "rows": "rows that arrived",
-    "offsets_passed": "offsets that were passed, in sources like Kafka",
-    "keys_written": "keys that were written",
-    "rows_late": "rows whose first window had fired before, or without a usable time",
-    "rows_between": "rows between two windows",
-    "retried_batches": "batches that were not committed at the first attempt",
-    "busy_seconds": "seconds that batches took",
+_SUMS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+    "batches": ("batches", lambda _: 1),
+    "rows": ("rows that arrived", attrgetter("rows")),
+    "offsets_passed": ("offsets that were passed, in sources like Kafka", lambda report: report.offsets_passed or 0),
+    "keys_written": ("keys that were written", attrgetter("keys_written")),
+    "rows_late": ("rows whose first window had fired before, or without a usable time", attrgetter("rows_late")),
+    "rows_between": ("rows between two windows", attrgetter("rows_between")),
+    "retried_batches": ("batches that were not committed at the first attempt", lambda report: report.attempt > 1),
+    "busy_seconds": ("seconds that batches took", lambda report: report.milliseconds / 1000),
 }
 
 
@@ -74,7 +76,7 @@ class Metrics:
             name: Counter(
                 f"mapstate_{name}", f"Of a state, since the service started: {text}", ["state"], registry=registry
             )
-            for name, text in _SUMS.items()
+            for name, (text, _) in _SUMS.items()
         }
         requests = Counter("mapstate_serve_requests", "Requests by answer", ["status"], registry=registry)
         self._by_status = _Children(requests)
@@ -146,8 +148,8 @@ class Metrics:
             counter.labels(name)
         for report in reports:
             if report.txid > self._last.get(name, report.txid):
-                for metric, value in _sums_of(report).items():
-                    self._sums[metric].labels(name).inc(value)
+                for metric, (_, value_of) in _SUMS.items():
+                    self._sums[metric].labels(name).inc(value_of(report))
         self._last[name] = max(-1 if last is None else last.txid, self._last.get(name, -1))
 
 
@@ -173,16 +175,3 @@ def _gauges_of(ledger: LedgerRecord, last: BatchReport | None) -> dict[str, floa
             "batch_attempts": last.attempt,
         }
     return values
-
-
-def _sums_of(report: BatchReport) -> dict[str, float]:
-    return {
-        "batches": 1,
-        "rows": report.rows,
-        "offsets_passed": report.offsets_passed or 0,
-        "keys_written": report.keys_written,
-        "rows_late": report.rows_late,
-        "rows_between": report.rows_between,
-        "retried_batches": report.attempt > 1,
-        "busy_seconds": report.milliseconds / 1000,
-    }

@@ -9,19 +9,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from mapstate import errors
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import ListsStates, close_if_possible
-from mapstate.errors import (
-    ConfigurationError,
-    KeyEncodingError,
-    LedgerLostError,
-    MapStateError,
-    StateNotFoundError,
-    UsageError,
-)
+from mapstate.errors import MapStateError, StateNotFoundError
 from mapstate.keys import Key
 from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
@@ -82,7 +76,7 @@ class OpenState:
         known = self._view or self.view(await self.ledger())
         try:
             return await ask(known)
-        except (KeyEncodingError, UsageError, BadRequest):
+        except (errors.KeyEncodingError, errors.UsageError, BadRequest):
             newest = self.view(await self.ledger())
             if newest.ledger.keys == known.ledger.keys:
                 raise
@@ -177,7 +171,7 @@ class States:
     async def _opened(self, name: str) -> OpenState:
         try:
             check_state_name(name)
-        except ConfigurationError:
+        except errors.ConfigurationError:
             raise StateNotFoundError("there is no state of this name: no state can have it") from None
         await self._check_is_there(name)
         aggregators = self._aggregators.get(name, {})
@@ -206,7 +200,7 @@ class States:
 
         The reader looks for what is left of it, in all keys of a Redis, with each read.
         """
-        if name in self._open and isinstance(error, (StateNotFoundError, LedgerLostError)):
+        if name in self._open and isinstance(error, (StateNotFoundError, errors.LedgerLostError)):
             self._lost[name] = (time.monotonic() + _REMEMBERED, error)
             await self._close(name)
 

@@ -14,9 +14,8 @@ from mapstate.backends.redis.layout import Layout, StringLayout, escaped
 from mapstate.backends.redis.listing import ScanPosition, Walk, digest_of, torn, walked, walked_nodes
 from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of
 from mapstate.capabilities import FenceToken, Scan, close_if_possible, state_in
-from mapstate.distinct_keys import DistinctKeys
 from mapstate.errors import CorruptRecordError, FencedError, StoreError, StoreFullError, StoreUnavailableError
-from mapstate.findings import Finding, Unreadable
+from mapstate.findings import DistinctKeys, Finding, Unreadable
 
 _LEDGER = b"!ledger"
 _COUNT = 1000  # keys of the database that one request walks through: about a millisecond of the server's time

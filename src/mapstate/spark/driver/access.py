@@ -12,8 +12,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.errors import UsageError
-from mapstate.spark.driver.access_interface import FILTER, FUNCTION_PAGE, Access, QueryRun, SourceLog, check_by_hand
-from mapstate.spark.driver.increments import check_plan
+from mapstate.spark.driver import access_interface
+from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun, SourceLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,13 +102,13 @@ class _ClassicAccess:
             return False
 
     def check_increments(self, output_mode: str) -> None:
-        check_plan(self._frame._jdf.queryExecution().analyzed(), output_mode)
+        access_interface.check_plan(self._frame._jdf.queryExecution().analyzed(), output_mode)
 
     def check_running_increments(self) -> None:
         execution = self._execution
         mode = "append" if execution is None else str(execution.outputMode().toString())
         if mode.lower() != "append":
-            check_plan(execution.analyzedPlan(), mode)
+            access_interface.check_plan(execution.analyzedPlan(), mode)
 
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
@@ -118,7 +118,7 @@ class _ClassicAccess:
         return [_source_log(sources.apply(at)) for at in range(sources.size())]
 
     def filters(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(FILTER.findall(str(self._execution.analyzedPlan().toString()))))
+        return tuple(dict.fromkeys(access_interface.FILTER.findall(str(self._execution.analyzedPlan().toString()))))
 
     def text(self, place: str) -> str:
         if place.startswith("file:"):  # and nothing in it is escaped
@@ -192,7 +192,7 @@ class _ClassicAccess:
             else:
                 known = next((one for one in running if one.run.query_id == query_id), None)
                 if known is None:
-                    check_by_hand(query_id, self._frame.sparkSession.conf, runs=bool(running))
+                    access_interface.check_by_hand(query_id, self._frame.sparkSession.conf, runs=bool(running))
         if known is not None and query_id not in (None, known.run.query_id):
             raise UsageError(
                 f"a DataFrame of query {known.run.query_id} came to a state in the function of query {query_id}. "

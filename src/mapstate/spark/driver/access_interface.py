@@ -42,6 +42,27 @@ def check_by_hand(query_id: str | None, conf: Any, *, runs: bool) -> None:
         )
 
 
+_SENDS_TOTALS = ("Aggregate", "Distinct")
+
+
+def check_plan(plan: Any, output_mode: str) -> None:
+    """Before rows of a query are added to a state, in a mode that is not append. Driver.
+
+    ``plan`` is the JVM's. Raises UsageError if a streaming aggregation would send each key's total again and again.
+    Other stateful operators send a row once also in update mode, and what a user's own sends is the user's.
+    """
+    if plan.getClass().getSimpleName() in _SENDS_TOTALS and plan.isStreaming():
+        raise UsageError(
+            f"the stream is aggregated before it comes here, and outputMode={output_mode.lower()!r} sends totals, not "
+            "increments: a state would add totals up. Nothing was written. Aggregate here instead, by "
+            "newStream(...).groupBy(...).persistentAggregate(...); or use a watermark and outputMode='append'. See "
+            "docs/guarantees.md#rows-are-increments"
+        )
+    children = plan.children()
+    for at in range(children.size()):
+        check_plan(children.apply(at), output_mode)
+
+
 FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")
 
 
@@ -82,10 +103,10 @@ class Access(Protocol):
         """False once somebody has stopped the query: jobs that failed since were cancelled."""
 
     def check_increments(self, output_mode: str) -> None:
-        """See `mapstate.spark.driver.increments`, of a query of this frame that is to start in a mode not append."""
+        """See `check_plan`, of a query of this frame that is to start in a mode not append."""
 
     def check_running_increments(self) -> None:
-        """See `mapstate.spark.driver.increments`, of the query that calls. Nothing to check where called by hand."""
+        """See `check_plan`, of the query that calls. Nothing to check where called by hand."""
 
     def checkpoint(self) -> str:
         """Where the query that calls keeps its logs; the same in all of a run. Raises whatever Spark raises."""

@@ -29,9 +29,8 @@ from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.access_interface import Access, QueryRun, has_ended
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.executors import check_executors
-from mapstate.spark.driver.followers import check_followers
 from mapstate.spark.driver.frames import Frames
-from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
@@ -142,7 +141,9 @@ class BatchDriver:
             stores = [state.open() for state in self._states]
             for branch in self._plan.branches:
                 others = [entry.function for entry in self._plan.after_commit if entry.branch is branch]
-                check_followers(branch, [*branch.downstream, *branch.fired, *others], run.query_id, batch_id, plan)
+                functions = [*branch.downstream, *branch.fired, *others]
+                if any(isinstance(function, Follower) for function in functions):
+                    repeats.check_followers(branch, functions, run.query_id, batch_id, plan)
             requests = [state.open_request(run.query_id) for state in self._states]
             ledgers, answers = Ledgers.open_and_begin(stores, requests, batch_id, [s.on_gap for s in self._specs], plan)
             self._open = (run, ledgers)
@@ -184,7 +185,7 @@ class BatchDriver:
                 _release(results)
                 raise
             else:
-                self._report(batch, commits, results)
+                self._report(batch, commits, results, None)
                 return results
 
     def _begin_anew(self, batch: _Batch, ledgers: Ledgers) -> list[Attempt]:
@@ -195,7 +196,7 @@ class BatchDriver:
         return attempts
 
     def _commit(
-        self, batch: _Batch, ledgers: Ledgers, attempts: Sequence[Attempt], results: Sequence[AttemptResult | None]
+        self, batch: _Batch, ledgers: Ledgers, attempts: Sequence[Attempt], results: Sequence[AttemptResult]
     ) -> list[Commit]:
         """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
         at, commits = now(), []
@@ -209,16 +210,16 @@ class BatchDriver:
                 batch_id=attempt.batch_id,
                 txid=attempt.txid,
                 owner=record.owner,
-                rows=0 if result is None else result.rows,
-                keys=0 if result is None else result.keys,
+                rows=result.rows,
+                keys=result.keys,
                 at=at,
                 offsets=offsets[before],
                 run=batch.run.run_id,
-                keys_delta=0 if result is None else result.keys_delta,
-                windows=None if result is None else result.window_commit,
+                keys_delta=result.keys_delta,
+                windows=result.window_commit,
             )
             commits.append(commit)
-        panes = [None if result is None else result.panes for result in results]
+        panes = [result.panes for result in results]
         with batch.timed("commit"):
             batch.policy.requests.ask(lambda: ledgers.commit(commits, panes))
         return commits
@@ -233,17 +234,12 @@ class BatchDriver:
         )
         attempts = self._begin_anew(batch, ledgers)  # first: the batch may be another driver's by now
         self._quarantine.keep(rows, directory)
-        nothing = [None] * len(self._states)
-        commits = self._commit(batch, ledgers, attempts, nothing)
-        self._report(batch, commits, nothing, directory)
+        commits = self._commit(batch, ledgers, attempts, [AttemptResult([], None)] * len(attempts))
+        self._report(batch, commits, [None] * len(attempts), directory)
         repeats.emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id)
 
     def _report(
-        self,
-        batch: _Batch,
-        commits: Sequence[Commit],
-        results: Sequence[AttemptResult | None],
-        quarantined: str | None = None,
+        self, batch: _Batch, commits: Sequence[Commit], results: Sequence[AttemptResult | None], quarantined: str | None
     ) -> None:
         passed = offsets_passed(self._planned.plan) if self._feeds_from_source else None
         reports = {

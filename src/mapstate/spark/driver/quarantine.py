@@ -1,12 +1,14 @@
-"""The rows of batches that failed each time: Parquet, a directory for each batch."""
+"""The rows of batches that failed each time: Parquet, a directory for each batch, in Spark's file system."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mapstate.errors import UsageError
+from mapstate.operations.checkpoint import local_path
 from mapstate.protocol.ledger_record import Commit
-from mapstate.spark.driver.spark_files import files_at
+from mapstate.spark.driver.access import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,9 +41,9 @@ class Quarantine:
     def list_kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
         """Notes which files are kept of a batch and of those after it. Driver, before a run begins its first batch."""
         self._found = {}
-        for name in files_at(batch_df, f"{self._path}/query_id={query_id}").directories():
+        for name, is_directory in _at(batch_df, f"{self._path}/query_id={query_id}").listed():
             column, _, number = name.partition("=")
-            if column == "batch_id" and number.isdecimal() and int(number) >= batch_id:
+            if is_directory and column == "batch_id" and number.isdecimal() and int(number) >= batch_id:
                 self._found[int(number)] = _kept_at(batch_df, self.place(query_id, int(number)))
 
     def forget(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
@@ -54,7 +56,7 @@ class Quarantine:
         for found, files in self._found.items():
             if found >= batch_id:
                 for name in files:
-                    files_at(batch_df, f"{self.place(query_id, found)}/{name}").delete_file()
+                    _at(batch_df, f"{self.place(query_id, found)}/{name}").delete_file()
         self._found = {}
 
     def kept(self, batch_df: DataFrame, query_id: str, batch_id: int, commits: Iterable[Commit | None]) -> str | None:
@@ -70,4 +72,55 @@ class Quarantine:
 
 def _kept_at(batch_df: DataFrame, place: str) -> list[str]:
     """The names of the files with rows. Those that begin with _ or a dot are Spark's own, which it does not read."""
-    return [name for name in files_at(batch_df, place).files() if not name.startswith(("_", "."))]
+    return [name for name, is_directory in _at(batch_df, place).listed() if not (is_directory or name[0] in "_.")]
+
+
+def _at(frame: DataFrame, place: str) -> _HadoopFiles | _LocalFiles:
+    """A file or directory that Spark has written. Raises UsageError where it cannot be reached."""
+    return _LocalFiles(place) if is_connect(frame) else _HadoopFiles(frame.sparkSession, place)
+
+
+class _HadoopFiles:
+    """A place in Spark's file system, by the JVM."""
+
+    def __init__(self, session: Any, place: str) -> None:
+        self._path = session.sparkContext._jvm.org.apache.hadoop.fs.Path(place)
+        self._system = self._path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+    def listed(self) -> list[tuple[str, bool]]:
+        """The names in a directory, and whether each is a directory; none where nothing is."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            found = self._system.listStatus(self._path)
+        except Py4JJavaError as error:
+            if "FileNotFoundException" in str(error.java_exception.getClass()):
+                return []  # another driver may have removed it since it was listed
+            raise
+        return [(str(one.getPath().getName()), bool(one.isDirectory())) for one in found]
+
+    def delete_file(self) -> None:
+        """Remove a file. Nothing where nothing is."""
+        self._system.delete(self._path, False)
+
+
+class _LocalFiles:
+    """The same on the server's machine, beside which the workers of Spark Connect run."""
+
+    def __init__(self, place: str) -> None:
+        path = local_path(place)
+        if path is None:
+            raise UsageError(
+                "under Spark Connect a quarantine has to be a local directory of the server: nothing else can be "
+                "looked into from there. Nothing was written. See docs/connect.md"
+            )
+        self._path = path
+
+    def listed(self) -> list[tuple[str, bool]]:
+        try:
+            return [(found.name, found.is_dir()) for found in self._path.iterdir()]
+        except FileNotFoundError:
+            return []
+
+    def delete_file(self) -> None:
+        self._path.unlink(missing_ok=True)

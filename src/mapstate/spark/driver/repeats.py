@@ -1,4 +1,7 @@
-"""What only trouble runs: batches that come again or were set aside, calls without a whole batch, the end of a run."""
+"""What only trouble and rare shapes run.
+
+Batches that come again or were set aside, calls without a whole batch, states that follow another one, a run's end.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mapstate import errors
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.errors import (
-    FencedError,
-    IncompleteBatchError,
-    MapStateError,
-    MissingBatchesError,
-    StaleBatchError,
-    StoreError,
-    UsageError,
-)
+from mapstate.errors import StaleBatchError, UsageError
+from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.spark.driver.access_interface import FUNCTION_PAGE
-from mapstate.spark.driver.followers import ledger_of
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
 from mapstate.spark.driver.new_values import new_values_frame, new_values_type, read_back
 from mapstate.spark.driver.retry_policy import RetryPolicy
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -211,8 +208,8 @@ def _check_complete(state: StateDriver, done: AlreadyCommitted, missing: int) ->
         _log.warning("state %s: the new values of batch %d %s", state.spec.state, done.batch_id, lost)
 
 
-def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> IncompleteBatchError:
-    return IncompleteBatchError(
+def _incomplete(state: StateDriver, done: AlreadyCommitted, lost: str) -> errors.IncompleteBatchError:
+    return errors.IncompleteBatchError(
         f"state {state.spec.state!r}: {lost}. A state that follows this one would be wrong without them; it got "
         "nothing. Restore both stores and the checkpoint from one moment, or begin both states anew under other names.",
         state=state.spec.state,
@@ -271,10 +268,10 @@ def in_parts(stream: str, of: int, *, is_taken_back: bool) -> UsageError:
     )
 
 
-def left_out(error: MissingBatchesError) -> MissingBatchesError:
+def left_out(error: errors.MissingBatchesError) -> errors.MissingBatchesError:
     """The error of a run whose function has made no call for batches."""
     due, found = error.facts["expected"], error.facts["found"]
-    return MissingBatchesError(
+    return errors.MissingBatchesError(
         f"the foreachBatch function did not call state {error.facts['state']!r} for batches {due} to {found - 1}, and "
         f"calls it for batch {found}. Nothing was written. Call it for every batch, as with_empty_batches does, and "
         f"rewind the checkpoint, or start once with on_gap='accept'. {FUNCTION_PAGE}",
@@ -282,10 +279,10 @@ def left_out(error: MissingBatchesError) -> MissingBatchesError:
     )
 
 
-def swallowed(error: MissingBatchesError, name: str) -> MissingBatchesError:
+def swallowed(error: errors.MissingBatchesError, name: str) -> errors.MissingBatchesError:
     """The error of a run whose function went on after a call that raised the error ``name``."""
     due, found = error.facts["expected"], error.facts["found"]
-    return MissingBatchesError(
+    return errors.MissingBatchesError(
         f"the call of state {error.facts['state']!r} for batch {due} failed ({name}), the foreachBatch function went "
         f"on, and Spark brings batch {found}. Nothing was written. Let the function raise the error, and rewind the "
         f"checkpoint (mapstate rewind). {FUNCTION_PAGE}",
@@ -299,9 +296,53 @@ def give_up(ledgers: Ledgers, error: BaseException) -> None:
     Not where the store itself is the trouble: it would be waited for once more. A fence that moved because a store was
     emptied or put back is no second driver: then that is raised instead.
     """
-    if isinstance(error, FencedError):
-        with suppress(StoreError):  # that somebody else took over stays the error
+    if isinstance(error, errors.FencedError):
+        with suppress(errors.StoreError):  # that somebody else took over stays the error
             ledgers.say_what_fenced()
-    elif isinstance(error, Exception) and not isinstance(error, StoreError):
-        with suppress(MapStateError):
+    elif isinstance(error, Exception) and not isinstance(error, errors.StoreError):
+        with suppress(errors.MapStateError):
             ledgers.give_up()
+
+
+def check_followers(
+    branch: Branch, functions: Iterable[Downstream | Follower], query_id: str, batch_id: int, plan: BatchPlan | None
+) -> None:
+    """`check_follower` of a state and all that follow it, directly or after another one, before anything is written.
+
+    Raises MissingBatchesError and ReplannedBatchError, not for a state whose ``on_gap`` is "accept".
+    """
+    for function in functions:
+        follower = function.branch if isinstance(function, Follower) else None
+        if follower is None:
+            continue
+        if isinstance(function, Follower) and function.retracts:
+            _check_fields(follower, ledger_of(follower.job.spec), query_id)
+        specs, its_plan = [branch.job.spec, follower.job.spec], plan
+        if all(spec.on_gap != "accept" for spec in specs):
+            ledgers = [ledger_of(spec) for spec in specs]
+            its_plan = check_follower(ledgers, query_id, [spec.on_new_owner for spec in specs], batch_id, plan)
+        check_followers(follower, follower.downstream, query_id, batch_id, its_plan)
+
+
+def _check_fields(follower: Branch, ledger: LedgerRecord | None, query_id: str) -> None:
+    """Raises StateSchemaError for a field that is new: it would lack all that the first state holds already."""
+    if ledger is None or ledger.last_commit is None:
+        return
+    known = {field.name for field in ledger.fields}
+    added = ", ".join(field.name for field in follower.job.fields if field.name not in known)
+    is_reset = ledger.owner != query_id and follower.job.spec.on_new_owner == "reset"
+    if added and not is_reset:
+        raise errors.StateSchemaError(
+            f"state {ledger.state!r} follows the new values of another state and has batches already, so {added} would "
+            "lack all that the first state holds. Nothing was written. Begin a second state of another name, over a "
+            "first state that begins anew, too.",
+            state=ledger.state,
+            found=", ".join(sorted(known)),
+            expected=added,
+        )
+
+
+def ledger_of(spec: StateSpec) -> LedgerRecord | None:
+    """The ledger in the state's store, None where there is none yet."""
+    with opened(spec.backend, spec.state) as store:
+        return Ledger(store, spec.state).load()

@@ -152,7 +152,8 @@ class QueryPlan:
             whole = isinstance(query, TupleCollectionGet)
             shown, added = asked.columns(fields, with_keys=whole)
         elif isinstance(fields, str):
-            whole, shown, added = False, [], StructType([*_parsed(fields)])
+            parsed: Any = StructType.fromDDL(fields)
+            whole, shown, added = False, [], parsed
         else:
             raise ConfigurationError(f"say what {type(query).__name__} emits, as DDL: fields='followers bigint'")
         if isinstance(asked, KnownState) and not whole:
@@ -293,14 +294,6 @@ class KnownState:
                 )
         columns = [StructField(column, DataType.fromDDL(column_type(types[name]))) for name, column in named.items()]
         return [(name, types[name]) for name in named], StructType(columns)
-
-
-def _parsed(ddl: str) -> Any:
-    """The columns of a DDL string."""
-    from pyspark.sql.types import StructType
-
-    parsed: Any = StructType.fromDDL(ddl)
-    return parsed.fields
 
 
 def _check_new(schema: StructType, added: StructType) -> None:

@@ -10,7 +10,7 @@ from mapstate.aggregators import Aggregator
 from mapstate.spark.driver.job import Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.steps.batch_aggregate import Links
-from mapstate.spark.steps.expressions import Expressions, Select, analysed, expressions_of, has_expressions, nested_in
+from mapstate.spark.steps.columns import Expressions, Select, analysed, expressions_of, has_expressions, nested_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

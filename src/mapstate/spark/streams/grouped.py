@@ -15,8 +15,7 @@ from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.interfaces import BatchAggregator
 from mapstate.spark.pickling import ensure_picklable, kind_of
-from mapstate.spark.steps.columns import check_unique
-from mapstate.spark.steps.expressions import has_expressions
+from mapstate.spark.steps.columns import check_unique, has_expressions
 from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows, with_expressions
 from mapstate.spark.streams.key_columns import with_keys
 from mapstate.spec import StateSpec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, KeyEncodingError, UnsupportedTypeError
 from mapstate.spark.executor.error_text import as_note
-from mapstate.spark.steps.expressions import Select, analysed, is_column, is_named
+from mapstate.spark.steps.columns import Select, analysed, is_column, is_named
 from mapstate.spark.streams.chained_aggregate import SteppedRows, with_columns
 
 if TYPE_CHECKING:
