@@ -41,6 +41,12 @@ class _Extreme(OfColumn):
         return out
 
 
+    def fold(self, values: Sequence[Any]) -> Any:
+        if type(values[0]) is float:
+            return super().fold(values)
+        return max(values) if self._greatest else min(values)
+
+
 class Min(_Extreme):
     """The least value of a column."""
 
