@@ -40,7 +40,6 @@ class _Extreme(OfColumn):
                 out.append(new if (order_of(new) > order_of(old)) is self._greatest else old)
         return out
 
-
     def fold(self, values: Sequence[Any]) -> Any:
         if type(values[0]) is float:
             return super().fold(values)

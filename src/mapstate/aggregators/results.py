@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
-from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
+from mapstate.aggregators.bounded import Collect, CountDistinct, LastN, TopN
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
@@ -26,7 +26,7 @@ _JOINED: dict[str, type[Aggregator]] = {
     kind.__name__: kind
     for kind in (
         *(Count, Sum, Avg, Min, Max, BoolAnd, BoolOr, ArgMax, ArgMin, First, Last),
-        *(Collect, CountDistinct, TopN, StdDev, StdDevPop, Variance, VariancePop, *SKETCHES),
+        *(Collect, CountDistinct, TopN, LastN, StdDev, StdDevPop, Variance, VariancePop, *SKETCHES),
     )
 }
 """The aggregators that a reader can join values with, by their names in ledgers."""

@@ -89,7 +89,7 @@ class TileFields(Fields):
                     own = before.starts[first:end]
             starts += own
             for column, part in zip(columns, parts, strict=True):
-                column += part
+                column.extend(part)
         return Tiles(starts, columns)
 
     def _checked(self, tiles: Tiles) -> Tiles:

@@ -104,9 +104,9 @@ def what_remains(before: LedgerRecord | None, after: LedgerRecord) -> Iterator[s
             yield "lag is longer: windows that have fired stay fired, so rows for them are late"
         if new.retention > old.retention:
             yield "retention is longer: windows that were removed stay away"
-    if before.rolling is not None and after.rolling is not None:
-        if after.rolling.definition.retention > before.rolling.definition.retention:
-            yield "retention is longer: times that could not be asked for stay so, and it grows with the watermark"
+    rolling = [one.rolling.definition.retention for one in (before, after) if one.rolling is not None]
+    if rolling != sorted(rolling, reverse=True):
+        yield "retention is longer: times that could not be asked for stay so, and it grows with the watermark"
     if before.changes is not None and after.changes is not None and after.changes.kept > before.changes.kept > 0:
         yield f"changes was {before.changes.kept} and is {after.changes.kept}: transactions that are gone stay away"
 

@@ -3,8 +3,8 @@
 Pure arithmetic on integers. Times are counted in units from ``startTime`` on: a unit is the finest resolution of the
 state, and every end is a multiple of it. A key's value is a list of tiles, see `mapstate.protocol.tiles`: each row is
 in one, and a tile begins at the latest cut that a window may still need. Folding may be put off, because a tile that is
-finer than needed is never wrong; a tile that is coarser always is. So one thing has to hold: each record that counts was
-folded at a horizon that is not later than the ledger's. docs/model.md lists the simplifications that break it.
+finer than needed is never wrong; a tile that is coarser always is. So one thing has to hold: each record that counts
+was folded at a horizon that is not later than the ledger's. docs/protocol.md lists the simplifications that break it.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class RollingDefinition(msgspec.Struct, frozen=True, kw_only=True):
     def behind(self) -> int:
         """How far the watermark is behind the latest row."""
         return self.lag
+
+    @property
+    def reach(self) -> int:
+        """How far an end that is asked for may be behind the latest row."""
+        return self.unit
 
     @property
     def has_lifetime(self) -> bool:
@@ -174,9 +179,15 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
         return [
             window
             for window in asked.windows
-            if (window.length, window.resolution) not in kept
-            and not self.definition.has_cuts_of(window, self.horizon)
+            if (window.length, window.resolution) not in kept and not self.definition.has_cuts_of(window, self.horizon)
         ]
+
+    def first_time(self) -> int:
+        """The earliest time with which a row counts in a window that can still be asked for."""
+        definition = self.definition
+        if definition.has_lifetime or self.horizon == NEVER:
+            return NEVER
+        return definition.time(min(definition.low(window, self.horizon) for window in definition.windows))
 
     @property
     def tiling(self) -> Tiling:
@@ -195,7 +206,7 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
             or kept.type not in ("timestamp", "bigint")
             or min(kept.unit, *(window.length + 1 for window in kept.windows)) < 1
             or min(kept.lag, kept.retention, kept.offset) < 0
-            or any(window.length and (window.resolution < 1 or window.resolution % kept.unit) for window in kept.windows)
+            or any(window.resolution % kept.unit or window.resolution < bool(window.length) for window in kept.windows)
             or len({window.name for window in kept.windows}) < len(kept.windows)
             or any(one.windows is None for one in commits)
         )
@@ -204,7 +215,5 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
 def columns_of(fields: Sequence[str], windows: Sequence[RollingWindow]) -> list[tuple[str, int, int]]:
     """The columns that readers see: each one's name, the place of its field, and the place of its window."""
     return [
-        (f"{field}_{window.name}", at, place)
-        for at, field in enumerate(fields)
-        for place, window in enumerate(windows)
+        (f"{field}_{window.name}", at, place) for at, field in enumerate(fields) for place, window in enumerate(windows)
     ]

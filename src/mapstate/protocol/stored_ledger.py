@@ -51,7 +51,12 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             state=state,
         )
     flaw = _flaw(record) or _schema_flaw(
-        record.serializer, record.type, record.keys, record.fields, record.field_counts, record.rolling is not None
+        record.serializer,
+        record.type,
+        record.keys,
+        record.fields,
+        record.field_counts,
+        in_tiles=record.rolling is not None,
     )
     if flaw is not None:
         raise _corrupt(state, flaw)
@@ -103,7 +108,8 @@ def _schema_flaw(
     keys: tuple[KeyField, ...],
     fields: tuple[Field, ...],
     field_counts: tuple[tuple[int, int], ...],
-    in_tiles: bool,  # noqa: FBT001  the cache takes it by its place
+    *,
+    in_tiles: bool,
 ) -> str | None:
     """Why keys or records of this schema cannot be read; None if they can."""
     try:

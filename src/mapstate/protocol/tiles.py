@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 
 class Tiles(NamedTuple):
-    """Disjoint tiles: the first unit of each, ascending, and a column of values for each field. Never changed in place."""
+    """Disjoint tiles: the first unit of each, ascending, and a column of values for each field.
+
+    A record that was read may be kept, so nobody changes its tiles in place.
+    """
 
     starts: list[int]
     columns: list[list[Any]]

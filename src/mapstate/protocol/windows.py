@@ -161,6 +161,11 @@ class WindowDefinition(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a window of a key can be several records."""
         return self.sessions or self.length > self.slide
 
+    @property
+    def reach(self) -> int:
+        """How far a window that a row is in may begin before it, or end behind it."""
+        return max(self.length, self.slide)
+
     def fired_before(self, mark: int) -> int:
         """The first time at which a row is not late: of sessions, a row exactly a gap behind one belongs to it."""
         return mark + 1 if self.sessions else self.panes.floor(mark)

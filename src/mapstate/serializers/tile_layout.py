@@ -7,7 +7,7 @@ column for each field. The undo is null for a new key, else ``[gone, has_base, s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from mapstate.protocol.rolling import BASE
@@ -59,7 +59,7 @@ class TileLayout:
         starts, columns = tiles
         has_base = starts[:1] == [BASE]
         starts = starts[has_base:]
-        steps = [*starts[:1], *(later - start for start, later in zip(starts, starts[1:], strict=False))]
+        steps = [*starts[:1], *(later - start for start, later in pairwise(starts))]
         return [has_base, steps, *map(_converted, self._to_wire, columns)]
 
     def _unpacked(self, value: Sequence[Any]) -> Tiles:
