@@ -89,8 +89,12 @@ def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
             )
 
 
-def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
-    """The fields of a reader that joins values: the panes of sliding windows.
+def joins_of(
+    fields: Sequence[Field],
+    aggregators: Mapping[str, Aggregator],
+    why: str = "a sliding window joins the values of its panes",
+) -> Fields:
+    """The fields of a reader that joins values: the panes of sliding windows, or tiles.
 
     Raises UsageError for a user's own aggregator that is not in ``aggregators``, or no combiner there.
     """
@@ -107,7 +111,7 @@ def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> 
                 one.set_stored(field.type)
         else:
             raise UsageError(
-                f"the field {field.name!r} is a {field.aggregator}, and a sliding window joins the values of its panes "
-                f"by that combiner. Nothing was read. Give it: open_reader(..., aggregators={{{field.name!r}: ...}})."
+                f"the field {field.name!r} is a {field.aggregator}, and {why} by that combiner. Nothing was read. Give "
+                f"it: open_reader(..., aggregators={{{field.name!r}: ...}})."
             )
     return Fields(fields, known)

@@ -16,7 +16,7 @@ from mapstate.aggregators.fields import NULL, Fields
 from mapstate.aggregators.folding import called
 from mapstate.aggregators.joins import folded
 from mapstate.aggregators.sketches import SKETCHES
-from mapstate.errors import DataError, UnknownColumnError, ValueOverflowError
+from mapstate.errors import DataError, ValueOverflowError
 from mapstate.protocol.rolling import MOST_STORED, RollingDefinition, Tiling, columns_of
 from mapstate.protocol.tiles import Tiles, tiles_of
 from mapstate.schema import Field
@@ -105,19 +105,14 @@ class TileFields(Fields):
 class Answers:
     """What readers see of tiles: a column for each field and window, as plain values that `fields` shows.
 
-    ``joining`` are the fields of `mapstate.aggregators.results.joins_of`, ``columns`` those to make, None for all.
-    Raises UnknownColumnError.
+    ``joining`` are the fields of `mapstate.aggregators.results.joins_of`, ``columns`` those to make, None for all;
+    names that there are not are left out.
     """
 
     def __init__(self, joining: Fields, definition: RollingDefinition, columns: Sequence[str] | None = None) -> None:
         self._definition = definition
         places = {name: place for name, *place in columns_of([one.name for one in joining.fields], definition.windows)}
-        for name in columns or ():
-            if name not in places:
-                raise UnknownColumnError(
-                    f"there is no column {name!r}; there are {', '.join(places)}. Nothing was read.", column=name
-                )
-        chosen = list(places) if columns is None else list(dict.fromkeys(columns))
+        chosen = [name for name in dict.fromkeys(places if columns is None else columns) if name in places]
         fields = [joining.fields[places[name][0]]._replace(name=name) for name in chosen]
         self.fields = Fields(fields, {name: _shown(joining.aggregators[places[name][0]]) for name in chosen})
         self._is_single = len(chosen) == 1
