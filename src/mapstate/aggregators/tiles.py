@@ -1,6 +1,6 @@
 """The fields of a state with rolling windows: what a batch makes of a key's tiles, and what readers see of them.
 
-See `mapstate.protocol.rolling` and `mapstate.protocol.tiles`.
+See `mapstate.protocol.rolling` and `mapstate.serializers.tiles`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mapstate.aggregators.joins import folded
 from mapstate.aggregators.sketches import SKETCHES
 from mapstate.errors import DataError, ValueOverflowError
 from mapstate.protocol.rolling import MOST_STORED, RollingDefinition, Tiling, columns_of
-from mapstate.protocol.tiles import Tiles, tiles_of
 from mapstate.schema import Field
+from mapstate.serializers.tiles import Tiles, tiles_of
 
 
 class TileFields(Fields):

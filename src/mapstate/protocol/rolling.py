@@ -1,7 +1,7 @@
 """Rolling windows: which tile a time is in, which times can be asked for, and what a ledger keeps of that.
 
 Pure arithmetic on integers. Times are counted in units from ``startTime`` on: a unit is the finest resolution of the
-state, and every end is a multiple of it. A key's value is a list of tiles, see `mapstate.protocol.tiles`: each row is
+state, and every end is a multiple of it. A key's value is a list of tiles (`mapstate.serializers.tiles`): each row is
 in one, and a tile begins at the latest cut that a window may still need. Folding may be put off, because a tile that is
 finer than needed is never wrong; a tile that is coarser always is. So one thing has to hold: each record that counts
 was folded at a horizon that is not later than the ledger's. docs/protocol.md lists the simplifications that break it.
@@ -16,9 +16,7 @@ import msgspec
 
 from mapstate.protocol.windows import NEVER, WindowCommit
 from mapstate.schema import TimeType
-
-BASE = NEVER
-"""The tile of all rows that are older than each window with a length. Only where there is a lifetime."""
+from mapstate.serializers.tiles import BASE
 
 MOST_TILES = 1_000
 """The most tiles of a key that the windows of a declaration may need."""

@@ -12,7 +12,7 @@ import msgspec
 from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
 from mapstate.keys import contains_none
 from mapstate.schema import Field, StateType
-from mapstate.serializers.tile_layout import TileLayout
+from mapstate.serializers.tiles import TileLayout
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError)
@@ -62,12 +62,13 @@ class RecordCodec:
         self._state = state
         self._encode_all = serializer.encode_all
         self._in_tiles = in_tiles
+        form = WireForm(float_words=serializer.float_words, native=serializer.native)
         self._layouts: list[tuple[int, Any]] = [
             (
                 txid,
-                TileLayout(serializer, fields[:count], _TXID)
+                TileLayout(serializer.decoder, form, fields[:count], _TXID)
                 if in_tiles
-                else _Layout(serializer, state_type, fields[:count]),
+                else _Layout(serializer, form, state_type, fields[:count]),
             )
             for txid, count in field_counts
         ]
@@ -165,8 +166,7 @@ class RecordCodec:
 class _Layout:
     """The form of records with the first fields only: those of a time before fields were added."""
 
-    def __init__(self, serializer: Serializer, state_type: StateType, fields: Sequence[Field]) -> None:
-        form = WireForm(float_words=serializer.float_words, native=serializer.native)
+    def __init__(self, serializer: Serializer, form: WireForm, state_type: StateType, fields: Sequence[Field]) -> None:
         array: Array = list if serializer.native else tuple
         self.count = len(fields)
         if self.count == 1:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mapstate.aggregators.columns import column_of
-from mapstate.protocol.rolling import BASE, RollingDefinition, RollingRecord
+from mapstate.protocol.rolling import RollingDefinition, RollingRecord
 from mapstate.protocol.windows import LATEST, NEVER, Panes
+from mapstate.serializers.tiles import BASE
 from mapstate.spark.driver.job import Branch, Windows
 from mapstate.spark.driver.new_values import INSIDE
 

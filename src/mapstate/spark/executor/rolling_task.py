@@ -13,8 +13,8 @@ from mapstate.aggregators.folding import Folding, check_type
 from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room
-from mapstate.protocol.tiles import Tiles
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers.tiles import Tiles
 from mapstate.spark.executor.arrow import arrow_to_python, slices
 from mapstate.spark.executor.task import Chunk
 from mapstate.spark.executor.timed_task import TimedTask, WindowReport
