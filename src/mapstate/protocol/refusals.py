@@ -20,7 +20,7 @@ from mapstate.errors import (
     cut,
 )
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, OpenRequest
-from mapstate.protocol.rolling import RollingDefinition
+from mapstate.protocol.rolling import MOST_TILES, RollingDefinition
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField, span_text
 
@@ -290,6 +290,11 @@ def other_rolling_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateSc
         why = (
             f"The state does not keep where {names} begins. A window can be added whose resolution is a multiple of "
             f"{span_text(kept.unit, kept.type)} and of that of a kept window which is not shorter; a lifetime cannot"
+        )
+    elif kept is not None and asked is not None and (asked.type, asked.offset) == (kept.type, kept.offset):
+        why = (
+            f"The state's unit stays {span_text(kept.unit, kept.type)}, so these windows, lag and retention need more "
+            f"than {MOST_TILES:,} tiles a key: take shorter ones"
         )
     return StateSchemaError(
         f"state {ledger.state!r}: its ledger has the rolling windows {found}, the job asks for {expected}. Nothing was "

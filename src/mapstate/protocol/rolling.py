@@ -169,7 +169,8 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
         kept = self.definition
         if (asked.type, asked.offset) != (kept.type, kept.offset) or self.missing(asked):
             return None
-        return msgspec.structs.replace(self, definition=msgspec.structs.replace(asked, unit=kept.unit))
+        after = msgspec.structs.replace(asked, unit=kept.unit)
+        return None if after.most_tiles() > MOST_TILES else msgspec.structs.replace(self, definition=after)
 
     def missing(self, asked: RollingDefinition) -> list[RollingWindow]:
         """The windows that the state cannot have, because its tiles lack their cuts."""

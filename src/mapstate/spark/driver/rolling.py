@@ -38,11 +38,13 @@ class RollingGrouping(TimedGrouping):
             rows = batch_df.groupBy(*self.keys, TILE).agg(*self.values)
         else:
             rows = batch_df.select(*self.keys, TILE, *self.values)
-        return rows.repartition(*self.places) if self.places else rows.repartition(1)
+        spread = rows.repartition(*self.places) if self.places else rows.repartition(1)
+        return spread.sortWithinPartitions(*self.places, TILE)
 
     def in_order(self, rows: DataFrame, order: KeyOrder | None) -> DataFrame:
-        first = [] if order is None or not self.places else self.order_of(order)
-        return rows.sortWithinPartitions(*first, *self.places, TILE)
+        if order is None or not self.places:
+            return rows
+        return rows.sortWithinPartitions(*self.order_of(order), *self.places, TILE)
 
 
 class RollingState(TimedState):
