@@ -21,6 +21,7 @@ from mapstate.aggregators import (
     CountDistinct,
     First,
     Last,
+    LastN,
     Max,
     Min,
     ReducerAggregator,
@@ -39,6 +40,8 @@ from mapstate.reader import StateReader, open_reader
 from mapstate.spec import non_transactional, opaque, transactional
 from mapstate.version import VERSION
 from mapstate.windows import (
+    LIFETIME,
+    RollingWindows,
     SessionWindow,
     SlidingCountWindow,
     SlidingDurationWindow,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from mapstate.spark import Topology, newStream
 
 __all__ = [
+    "LIFETIME",
     "ApproxCountDistinct",
     "ApproxPercentiles",
     "ApproxTopK",
@@ -69,11 +73,13 @@ __all__ = [
     "DataError",
     "First",
     "Last",
+    "LastN",
     "LedgerError",
     "MapStateError",
     "Max",
     "Min",
     "ReducerAggregator",
+    "RollingWindows",
     "SessionWindow",
     "SketchBytes",
     "SlidingCountWindow",

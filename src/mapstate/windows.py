@@ -1,14 +1,16 @@
-"""The windows of a stream, in Storm's words: by time, and by number of rows."""
+"""The windows of a stream, in Storm's words: by time, and by number of rows; and rolling ones, which readers end."""
 
 from __future__ import annotations
 
 import datetime as dt
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from mapstate.errors import ConfigurationError, check_range, shown
+from mapstate.errors import ConfigurationError, DuplicateNameError, check_range, shown
+from mapstate.protocol.rolling import MOST_TILES, RollingDefinition, RollingWindow
 from mapstate.protocol.windows import LATEST, MOST_PANES, Panes
-from mapstate.schema import TimeType
+from mapstate.schema import TimeType, span_text
 
 Duration = str | dt.timedelta | int
 """``"10 minutes"``, as Spark writes it; a timedelta; or, for times that are ``bigint``, a number of their own units."""
@@ -26,6 +28,10 @@ _PART = re.compile(r"(\d{1,999})\s*([a-z]+)")  # Python reads no number of more 
 _DURATION = re.compile(rf"(?:interval\s+)?(-?)({_PART.pattern}(?:\s+{_PART.pattern})*)")
 _LONGEST = 3_652_500 * 86_400_000_000  # 10,000 years, which is longer than all times of rows
 _MICROSECOND = dt.timedelta(microseconds=1)
+_RESOLUTIONS = (86_400, 21_600, 3_600, 300, 60, 1)  # seconds
+
+LIFETIME = "lifetime"
+"""The window of all rows that a key ever had, see `RollingWindows`."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,95 @@ class SessionWindow:
         """The panes that keep sessions. Raises ConfigurationError."""
         span_of(self.gap, time, "the gap of sessions", least=1)
         return DurationWindow(self.gap, self.gap).panes(time, offset)
+
+
+@dataclass(frozen=True)
+class RollingWindows:
+    """Windows that end when a reader asks: the last hour, the last week. See docs/features.md.
+
+    A window is a length, `LIFETIME`, or a pair of a length and a resolution: to a multiple of that its beginning is
+    rounded down, so it is never shorter than its length. Without one, the resolution is the coarsest of 1 second, 1 and
+    5 minutes, 1 and 6 hours and 1 day that is at most a twelfth of the length.
+    """
+
+    windows: tuple[Duration | tuple[Duration, Duration], ...]
+
+    @classmethod
+    def of(cls, *windows: Duration | tuple[Duration, Duration]) -> RollingWindows:
+        """``RollingWindows.of("1 hour", "24 hours", ("30 days", "1 hour"), LIFETIME)``."""
+        return cls(windows)
+
+    def definition(
+        self, time: TimeType, *, startTime: Duration, lag: Duration, retention: Duration, idle: Duration | None
+    ) -> RollingDefinition:
+        """The arithmetic of these windows, in the units of a time. Raises ConfigurationError."""
+        windows = [_rolling_window(window, time) for window in self.windows]
+        resolutions = [window.resolution for window in windows if window.length]
+        if not resolutions:
+            raise ConfigurationError(
+                "rolling windows need at least one with a length, such as RollingWindows.of('1 hour', LIFETIME); what "
+                "is kept of all rows alone is a state without windows"
+            )
+        unit = min(resolutions)
+        for window in windows:
+            same = [other for other in windows if other.name == window.name]
+            if len(same) > 1:
+                raise DuplicateNameError(f"the rolling window {window.name!r} stands twice", name=window.name)
+            if window.resolution % unit:
+                raise ConfigurationError(
+                    f"the resolution of {window.name!r} is no multiple of {span_text(unit, time)}, the finest one of "
+                    "these rolling windows: tiles begin at multiples of both"
+                )
+        found = RollingDefinition(
+            windows=tuple(windows),
+            type=time,
+            unit=unit,
+            offset=span_of(startTime, time, "startTime"),
+            lag=span_of(lag, time, "lag"),
+            retention=span_of(retention, time, "retention"),
+            idle=None if idle is None else span_of(idle, time, "idle"),
+        )
+        count = found.most_tiles()
+        if count > MOST_TILES:
+            finest = max(windows, key=lambda window: window.length // max(1, window.resolution))
+            needs = f"{finest.name!r} by {span_text(finest.resolution, time)}"
+            if (found.lag + found.retention) // unit > finest.length // finest.resolution:
+                needs = f"lag and retention by {span_text(unit, time)}"
+            raise ConfigurationError(
+                f"these rolling windows need {count:,} tiles a key, and {MOST_TILES:,} is the most. {needs} needs most "
+                "of them: take a coarser resolution, or a shorter lag or retention"
+            )
+        return found
+
+
+def _rolling_window(given: Any, time: TimeType) -> RollingWindow:
+    if given == LIFETIME:
+        return RollingWindow(LIFETIME, 0, 0)
+    length, resolution = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    span = span_of(length, time, "the length of a rolling window", least=1)
+    name = _name_of(length, span, time)
+    if resolution is not None:
+        step = span_of(resolution, time, f"the resolution of {name!r}", least=1)
+        if step > span:
+            raise ConfigurationError(f"the resolution of {name!r} is longer than the window: {shown(resolution)}")
+        return RollingWindow(name, span, step)
+    steps = (seconds * 1_000_000 for seconds in _RESOLUTIONS if seconds * 12_000_000 <= span)
+    found = None if time == "bigint" else next(steps, None)
+    if found is None:
+        why = "its times are a bigint" if time == "bigint" else "it is shorter than 12 seconds"
+        raise ConfigurationError(f"the rolling window {name!r} needs a resolution, ({given!r}, ...), because {why}")
+    return RollingWindow(name, span, found)
+
+
+def _name_of(length: Duration, span: int, time: TimeType) -> str:
+    """What the columns of a window end with: ``24_hours``, as it was written."""
+    if isinstance(length, str):
+        return "_".join(part for number, unit in _PART.findall(length.lower()) for part in (number, unit))
+    if time == "bigint":
+        return str(span)
+    unit = next(unit for unit in ("day", "hour", "minute", "second", "microsecond") if span % _MICROSECONDS[unit] == 0)
+    count = span // _MICROSECONDS[unit]
+    return f"{count}_{unit}{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.sessions import FIRST, LAST, pane_to_settle
 from mapstate.reader import open_reader
 from mapstate.reader.state_reader import StateReader
-from mapstate.reader.windows import InputMark, Watermark, Window
+from mapstate.reader.times import InputMark, Watermark
+from mapstate.reader.windows import Window
 from mapstate.schema import Field
 
 SHAPES = {

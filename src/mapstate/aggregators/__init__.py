@@ -1,7 +1,7 @@
 """Combiners and reducers: the built-in aggregators, and the base classes of your own."""
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, ReducerAggregator, Row
-from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
+from mapstate.aggregators.bounded import Collect, CountDistinct, LastN, TopN
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.moments import Avg, StdDev, StdDevPop, Variance, VariancePop
@@ -25,6 +25,7 @@ __all__ = [
     "Fields",
     "First",
     "Last",
+    "LastN",
     "Max",
     "Min",
     "NativeCombiner",

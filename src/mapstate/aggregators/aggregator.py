@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mapstate.errors import UnknownColumnError
@@ -126,6 +126,10 @@ class NativeCombiner(CombinerAggregator):
 
     def combine(self, a: Any, b: Any) -> Any:
         return self.combine_all([a], [b])[0]
+
+    def fold(self, values: Sequence[Any]) -> Any:
+        """`combine` of several values of one key, from the first to the last; none is null. Executors and readers."""
+        return reduce(self.combine, values)
 
 
 def column_type(columns: Mapping[str, str], name: str, who: Aggregator) -> str:

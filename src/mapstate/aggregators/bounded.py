@@ -1,4 +1,4 @@
-"""Collect, CountDistinct and TopN: the built-in aggregators that keep several values of a column, up to a bound.
+"""Collect, CountDistinct, TopN and LastN: the built-in aggregators that keep several values of a column, up to a bound.
 
 See `mapstate.aggregators.sums` for the rules of all built-in aggregators. Each keeps a sorted array, so the stored
 record depends neither on the order of rows nor on the number of partitions.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from mapstate.aggregators.aggregator import Row
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.extremes import order_of
-from mapstate.aggregators.of_column import OfColumn, check_ordered
+from mapstate.aggregators.of_column import OfColumn, check_ordered, only_where
 from mapstate.errors import ConfigurationError, ValueOverflowError
 
 if TYPE_CHECKING:
@@ -219,6 +219,77 @@ class TopN(Collect):
             counts.append(sum(count for _, count in together))
         self._check_fit(len(values))
         return values, counts
+
+
+class LastN(OfColumn):
+    """The values of a column in the ``n`` rows with the greatest ``by``, the last one first, as an array.
+
+    Rows without a ``by`` do not count. Of several rows with the same ``by``, the greatest value comes first.
+    """
+
+    def __init__(
+        self, column: str | Column, n: int, by: str | Column | None = None, *, where: str | Column | None = None
+    ) -> None:
+        if not _is_number(n) or by is None:
+            raise ConfigurationError(
+                f"LastN needs how many values it keeps, and the column that orders the rows: LastN({column!r}, 3, "
+                "by='time')"
+            )
+        self.column = cast("str", column)
+        self.by = cast("str", only_where(by, where))
+        self.n = n
+
+    @classmethod
+    def of_ledger(cls, description: str) -> Self:
+        shows = super().of_ledger(description)
+        found = re.match(r"LastN\((\d+), ", description)
+        shows.n = int(found[1]) if found else 1
+        return shows
+
+    def columns(self) -> Sequence[str]:
+        return (self.column, self.by)
+
+    def bind(self, columns: Mapping[str, str]) -> str:
+        by, value = (check_ordered(self, name, columns) for name in (self.by, self.column))
+        return f"struct<by:array<{by}>,value:array<{value}>>"
+
+    def describe(self) -> str:
+        """See `Aggregator.describe`. Another ``n`` is another field: what was passed over is not kept."""
+        return f"LastN({self.n}, {self.column} by {self.by})"
+
+    def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  the columns' own types
+        from pyspark.sql import functions as F
+
+        by = column_of(self.by)
+        pair = F.when(by.isNotNull(), F.struct(by.alias("by"), column_of(self.column).alias("value")))
+        last = F.slice(F.sort_array(F.collect_list(pair), asc=False), 1, self.n)
+        return [last["by"], last["value"]]
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        return list(zip(*columns, strict=True))
+
+    def init(self, row: Row) -> Any:
+        by = row[self.by]
+        return self.zero() if by is None else ([by], [row[self.column]])
+
+    def zero(self) -> Any:
+        return [], []
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        return [self.fold([old or self.zero(), new or self.zero()]) for old, new in zip(stored, partials, strict=True)]
+
+    def fold(self, values: Sequence[Any]) -> Any:
+        pairs = [pair for bys, own in values for pair in zip(bys, own, strict=True)]
+        pairs.sort(key=lambda pair: tuple(map(order_of, pair)), reverse=True)
+        kept = pairs[: self.n]
+        return [by for by, _ in kept], [value for _, value in kept]
+
+    def result(self, value: Any) -> Any:
+        """The values."""
+        return None if value is None else list(value[1])
+
+    def result_type(self, value_type: str) -> str:
+        return value_type[value_type.index(",value:") + len(",value:") : -1]
 
 
 def _place(value: Any) -> tuple[Any, ...]:

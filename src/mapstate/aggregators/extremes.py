@@ -40,6 +40,11 @@ class _Extreme(OfColumn):
                 out.append(new if (order_of(new) > order_of(old)) is self._greatest else old)
         return out
 
+    def fold(self, values: Sequence[Any]) -> Any:
+        if type(values[0]) is float:
+            return super().fold(values)
+        return max(values) if self._greatest else min(values)
+
 
 class Min(_Extreme):
     """The least value of a column."""

@@ -1,7 +1,8 @@
-"""Join values that are stored: those of the panes of a sliding window."""
+"""Join values that are stored: those of the panes of a sliding window, and of tiles."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def joined(fields: Fields, values: Sequence[Any]) -> Any:
         return values[0]
     columns = zip(*map(fields.split, values), strict=True)
     own = [
-        _folded(aggregator, field.type, column)
+        folded(aggregator, field.type, column)
         for aggregator, field, column in zip(fields.aggregators, fields.fields, columns, strict=True)
     ]
     if len(own) == 1:
@@ -27,16 +28,18 @@ def joined(fields: Fields, values: Sequence[Any]) -> Any:
     return tuple(own)
 
 
-def _folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
-    """The parts that are not null, combined; null without one."""
-    value: Any = None
-    for part in parts:
-        if value is None or part is None:
-            value = part if value is None else value
-        elif isinstance(aggregator, NativeCombiner):
-            value = aggregator.combine_all([value], [part])[0]
-        elif isinstance(aggregator, CombinerAggregator):
-            value = check_type(called(aggregator, aggregator.combine, value, part), kind, aggregator)
-        else:
-            raise TypeError(f"{aggregator} is no combiner")
+def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
+    """The parts of one field that are not null, combined; null without one. Errors as of `joined`."""
+    there = [part for part in parts if part is not None] if None in parts else parts
+    if len(there) < 2:
+        return there[0] if there else None
+    if isinstance(aggregator, NativeCombiner):
+        return aggregator.fold(there)
+    if not isinstance(aggregator, CombinerAggregator):
+        raise TypeError(f"{aggregator} is no combiner")
+    value = there[0]
+    for part in there[1:]:
+        # Copies, because the parts stay in the record, and an aggregator may change them in place.
+        both = copy.deepcopy((value, part))
+        value = check_type(called(aggregator, aggregator.combine, *both), kind, aggregator)
     return value

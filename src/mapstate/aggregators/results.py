@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
-from mapstate.aggregators.bounded import Collect, CountDistinct, TopN
+from mapstate.aggregators.bounded import Collect, CountDistinct, LastN, TopN
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import Fields
@@ -26,7 +26,7 @@ _JOINED: dict[str, type[Aggregator]] = {
     kind.__name__: kind
     for kind in (
         *(Count, Sum, Avg, Min, Max, BoolAnd, BoolOr, ArgMax, ArgMin, First, Last),
-        *(Collect, CountDistinct, TopN, StdDev, StdDevPop, Variance, VariancePop, *SKETCHES),
+        *(Collect, CountDistinct, TopN, LastN, StdDev, StdDevPop, Variance, VariancePop, *SKETCHES),
     )
 }
 """The aggregators that a reader can join values with, by their names in ledgers."""
@@ -89,8 +89,12 @@ def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
             )
 
 
-def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
-    """The fields of a reader that joins values: the panes of sliding windows.
+def joins_of(
+    fields: Sequence[Field],
+    aggregators: Mapping[str, Aggregator],
+    why: str = "a sliding window joins the values of its panes",
+) -> Fields:
+    """The fields of a reader that joins values: the panes of sliding windows, or tiles.
 
     Raises UsageError for a user's own aggregator that is not in ``aggregators``, or no combiner there.
     """
@@ -107,7 +111,7 @@ def joins_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> 
                 one.set_stored(field.type)
         else:
             raise UsageError(
-                f"the field {field.name!r} is a {field.aggregator}, and a sliding window joins the values of its panes "
-                f"by that combiner. Nothing was read. Give it: open_reader(..., aggregators={{{field.name!r}: ...}})."
+                f"the field {field.name!r} is a {field.aggregator}, and {why} by that combiner. Nothing was read. Give "
+                f"it: open_reader(..., aggregators={{{field.name!r}: ...}})."
             )
     return Fields(fields, known)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
+from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,6 +57,9 @@ class Count(NativeCombiner):
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         return add_all(self, stored, partials)
 
+    def fold(self, values: Sequence[Any]) -> Any:
+        return add_up(self, values)
+
 
 class Sum(OfColumn):
     """The sum of a column. Integers add up to a bigint, float and double to a double, decimals to 38 digits.
@@ -83,6 +87,9 @@ class Sum(OfColumn):
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         return add_all(self, stored, partials)
 
+    def fold(self, values: Sequence[Any]) -> Any:
+        return add_up(self, values)
+
 
 def check_sums(who: NativeCombiner, sums: list[Any], counts: Sequence[int] = ()) -> None:
     """Raise ValueOverflowError for a sum that is null, though its ``counts`` of summands is not 0."""
@@ -104,6 +111,16 @@ def add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list
     if kind is Decimal and any(_unscaled(total) >= _DECIMAL_LIMIT for total in totals):
         raise overflow(who)
     return sums
+
+
+def add_up(who: NativeCombiner, values: Sequence[Any]) -> Any:
+    """Add the values, of which none is null. Raises ValueOverflowError."""
+    if type(values[0]) is not int:
+        return reduce(who.combine, values)  # floats from the first to the last, as in every Python
+    total = sum(values)
+    if not _MIN_LONG <= total <= _MAX_LONG:
+        raise overflow(who)
+    return total
 
 
 def _plus(plus: Any, old: Any, new: Any) -> Any:

@@ -22,7 +22,14 @@ class CodecWithIndex:
     def __init__(self, ledger: LedgerRecord) -> None:
         self.ledger = ledger
         form = serializer(ledger.serializer)
-        self._own = RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts)
+        self._own = RecordCodec(
+            form,
+            ledger.state,
+            ledger.type,
+            ledger.fields,
+            ledger.field_counts,
+            in_tiles=ledger.rolling is not None,
+        )
         self._index = index_codec(ledger.serializer, ledger.state)
 
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import WindowCommit
-from mapstate.reader.windows import Time, number_of_caller, shown_time
+from mapstate.reader.times import Time, number_of_caller, shown_time
 from mapstate.schema import number_of
 
 

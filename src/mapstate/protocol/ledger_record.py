@@ -14,6 +14,7 @@ import msgspec
 from mapstate.capabilities import FenceToken
 from mapstate.protocol.changes import ChangesRecord
 from mapstate.protocol.records import CommitView
+from mapstate.protocol.rolling import RollingDefinition, RollingRecord
 from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
@@ -26,6 +27,9 @@ FORMAT_WITH_CHANGES = 3
 
 FORMAT_WITH_PAGES = 4
 """The format of the ledger of a state with windows whose panes are in pages beside it, likewise."""
+
+FORMAT_WITH_ROLLING = 5
+"""The format of the ledger of a state with rolling windows, likewise."""
 
 CONTROL_MARK = b'{"control":'
 """How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
@@ -126,6 +130,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``ttl``           of the records that the last driver wrote, in seconds; 0 once it was ended; None if unknown
     ``windows``       of a state with windows, whose number of keys is unknown
     ``changes``       of a state with a change log
+    ``rolling``       of a state with rolling windows
     """
 
     format: int = FORMAT
@@ -153,6 +158,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ttl: float | None = None
     windows: WindowsRecord | None = None
     changes: ChangesRecord | None = None
+    rolling: RollingRecord | None = None
 
     def keys_held(self) -> int | None:
         """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
@@ -204,12 +210,14 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 
 _encoder = msgspec.json.Encoder()
+_NULLS = ("ttl", "windows", "changes", "rolling", "taken", "newest")
+_DEFAULTS = (*(f',"{name}":null'.encode() for name in _NULLS), b',"height":0', b',"is_part":false')
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:
     """Encode a ledger as JSON, which can be read in the store's own shell. What it lacks it does not name."""
     data = _encoder.encode(record)  # in a string, quotes are escaped
-    for default in (b',"ttl":null', b',"windows":null', b',"changes":null', b',"height":0', b',"is_part":false'):
+    for default in _DEFAULTS:
         data = data.replace(default, b"")
     return data
 
@@ -220,6 +228,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``clock_txid``  where a new ledger's txids start
     ``ttl``         of the driver's records, in seconds; 0 ends that of the state, None asks for none
     ``windows``     of a state with windows
+    ``rolling``     of a state with rolling windows
     ``changes``     the transactions whose changed keys are kept; 0 ends the change log, None asks for none
     """
 
@@ -234,6 +243,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_new_owner: OnNewOwner = "refuse"
     ttl: float | None = None
     windows: WindowDefinition | None = None
+    rolling: RollingDefinition | None = None
     changes: int | None = None
 
 
@@ -246,8 +256,10 @@ class Attempt(NamedTuple):
     token: FenceToken
 
 
-def format_of(windows: object, changes: object) -> int:
+def format_of(windows: object, changes: object, rolling: object = None) -> int:
     """The format of a ledger that has these, or None."""
+    if rolling is not None:
+        return FORMAT_WITH_ROLLING
     if isinstance(windows, WindowsRecord) and windows.height:
         return FORMAT_WITH_PAGES
     if changes is not None:

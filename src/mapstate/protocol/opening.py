@@ -12,7 +12,8 @@ import msgspec
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
 from mapstate.protocol.changes import ChangesRecord, changes_asked_for
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest, format_of
-from mapstate.protocol.refusals import other_windows
+from mapstate.protocol.refusals import other_rolling_windows, other_windows
+from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import after_failed_attempt
 from mapstate.protocol.windows import WindowsRecord
 from mapstate.schema import Field, KeyField
@@ -44,7 +45,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             ttl=opening.ttl or None,
             windows=None if opening.windows is None else WindowsRecord(definition=opening.windows).emptied(),
             changes=changes,
-            format=format_of(opening.windows, changes),
+            rolling=None if opening.rolling is None else RollingRecord(definition=opening.rolling),
+            format=format_of(opening.windows, changes, opening.rolling),
         )
     if ledger.owner == DROPPER:
         raise StateOwnershipError(
@@ -58,9 +60,18 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
         if windows is None or opening.windows is None or not windows.definition.is_same(opening.windows):
             raise other_windows(ledger, opening)
         windows = msgspec.structs.replace(windows, definition=opening.windows)
+    rolling = ledger.rolling
+    if opening.rolling != (None if rolling is None else rolling.definition):
+        rolling = None if rolling is None or opening.rolling is None else rolling.adapted(opening.rolling)
+        if rolling is None:
+            raise other_rolling_windows(ledger, opening)
     changes = _changes(ledger.changes, opening, ledger.next_txid)
     ledger = msgspec.structs.replace(
-        _with_fields(ledger, opening), windows=windows, changes=changes, format=format_of(windows, changes)
+        _with_fields(ledger, opening),
+        windows=windows,
+        changes=changes,
+        rolling=rolling,
+        format=format_of(windows, changes, rolling),
     )
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
@@ -93,6 +104,9 @@ def what_remains(before: LedgerRecord | None, after: LedgerRecord) -> Iterator[s
             yield "lag is longer: windows that have fired stay fired, so rows for them are late"
         if new.retention > old.retention:
             yield "retention is longer: windows that were removed stay away"
+    rolling = [one.rolling.definition.retention for one in (before, after) if one.rolling is not None]
+    if rolling != sorted(rolling, reverse=True):
+        yield "retention is longer: times that could not be asked for stay so, and it grows with the watermark"
     if before.changes is not None and after.changes is not None and after.changes.kept > before.changes.kept > 0:
         yield f"changes was {before.changes.kept} and is {after.changes.kept}: transactions that are gone stay away"
 
@@ -195,6 +209,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             ttl=None,
             windows=None if ledger.windows is None else ledger.windows.emptied(),
             changes=None if ledger.changes is None else ledger.changes.emptied(ledger.next_txid),
+            rolling=None if ledger.rolling is None else ledger.rolling.emptied(),
         )
     raise _owned_by_another(ledger, opening)
 

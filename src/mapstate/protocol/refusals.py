@@ -20,6 +20,7 @@ from mapstate.errors import (
     cut,
 )
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, OpenRequest
+from mapstate.protocol.rolling import MOST_TILES, RollingDefinition
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField, span_text
 
@@ -276,3 +277,40 @@ def _windows(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
         return f"(sessions, gap {length})"
     clock = ", by the clock" if windows.by_clock else ""
     return f"(length {length}, slide {slide}, startTime {offset}{clock})"
+
+
+def other_rolling_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateSchemaError:
+    """The error of a job whose rolling windows the tiles of the state cannot serve."""
+    record, asked = ledger.rolling, opening.rolling
+    kept = None if record is None else record.definition
+    found, expected = _rolling(kept), _rolling(asked)
+    why = "They stay as the state was made"
+    if record is not None and kept is not None and asked is not None and record.missing(asked):
+        names = ", ".join(window.name for window in record.missing(asked))
+        why = (
+            f"The state does not keep where {names} begins. A window can be added whose resolution is a multiple of "
+            f"{span_text(kept.unit, kept.type)} and of that of a kept window which is not shorter; a lifetime cannot"
+        )
+    elif kept is not None and asked is not None and (asked.type, asked.offset) == (kept.type, kept.offset):
+        why = (
+            f"The state's unit stays {span_text(kept.unit, kept.type)}, so these windows, lag and retention need more "
+            f"than {MOST_TILES:,} tiles a key: take shorter ones"
+        )
+    return StateSchemaError(
+        f"state {ledger.state!r}: its ledger has the rolling windows {found}, the job asks for {expected}. Nothing was "
+        f"written. {why}. Windows may be left out. Or name another state, with a new checkpoint. See "
+        "docs/features.md#changes-at-a-restart",
+        state=ledger.state,
+        found=found,
+        expected=expected,
+    )
+
+
+def _rolling(rolling: RollingDefinition | None) -> str:
+    if rolling is None:
+        return "(none)"
+    windows = [
+        f"{window.name} by {span_text(window.resolution, rolling.type)}" if window.length else window.name
+        for window in rolling.windows
+    ]
+    return f"({', '.join(windows)}, startTime {span_text(rolling.offset, rolling.type)})"

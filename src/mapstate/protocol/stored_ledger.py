@@ -43,7 +43,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             found = f"{state!r} is no state but the control record of a topology: mapstate list. Nothing was written."
             raise CorruptLedgerError(found, state=state) from None
         raise _corrupt(state, cut(error)) from error
-    expected = format_of(record.windows, record.changes)
+    expected = format_of(record.windows, record.changes, record.rolling)
     if record.format != expected or record.state != state:
         raise CorruptLedgerError(
             f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
@@ -51,7 +51,12 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             state=state,
         )
     flaw = _flaw(record) or _schema_flaw(
-        record.serializer, record.type, record.keys, record.fields, record.field_counts
+        record.serializer,
+        record.type,
+        record.keys,
+        record.fields,
+        record.field_counts,
+        in_tiles=record.rolling is not None,
     )
     if flaw is not None:
         raise _corrupt(state, flaw)
@@ -89,6 +94,7 @@ def _flaw(record: LedgerRecord) -> str | None:
         (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
         (record.windows is not None and record.windows.has_flaw(record.keys, commits), "its windows are no windows"),
         (record.changes is not None and record.changes.has_flaw(next_txid), "its change log is none"),
+        (record.rolling is not None and record.rolling.has_flaw(commits), "its rolling windows are none"),
     ):
         if is_flaw:
             return flaw
@@ -102,12 +108,14 @@ def _schema_flaw(
     keys: tuple[KeyField, ...],
     fields: tuple[Field, ...],
     field_counts: tuple[tuple[int, int], ...],
+    *,
+    in_tiles: bool,
 ) -> str | None:
     """Why keys or records of this schema cannot be read; None if they can."""
     try:
         chosen = serializer(form)
         KeyCodec(keys, native=chosen.native)
-        RecordCodec(chosen, "", state_type, fields, field_counts)
+        RecordCodec(chosen, "", state_type, fields, field_counts, in_tiles=in_tiles)
     except (MapStateError, ValueError, TypeError, RecursionError) as error:
         return cut(error)
     return None

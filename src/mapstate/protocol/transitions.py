@@ -106,6 +106,7 @@ def begin(
         ),
         windows=None if ledger.windows is None else ledger.windows.begun(ledger.last_windows()),
         changes=None if ledger.changes is None else ledger.changes.begun(ledger.last_txid),
+        rolling=None if ledger.rolling is None else ledger.rolling.begun(ledger.last_windows()),
     )
     return after, Attempt(batch_id, txid, ledger.view(), after.fence())
 
@@ -146,9 +147,9 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
     held = ledger.keys_held()
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     windows = ledger.windows
+    if done.windows is None and (windows is not None or ledger.rolling is not None):  # it counts as an empty batch
+        done = msgspec.structs.replace(done, windows=(ledger.last_windows() or WindowCommit()).without_rows())
     if windows is not None:
-        if done.windows is None:  # a batch that counts as an empty one
-            done = msgspec.structs.replace(done, windows=(ledger.last_windows() or WindowCommit()).without_rows())
         windows = windows.committed(panes or PaneChange())
     return msgspec.structs.replace(
         ledger,
@@ -160,7 +161,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
         dead=_dead_up_to(ledger, done.txid),
         windows=windows,
         changes=None if ledger.changes is None else ledger.changes.committed(panes or PaneChange()),
-        format=format_of(windows, ledger.changes),
+        format=format_of(windows, ledger.changes, ledger.rolling),
     )
 
 

@@ -161,6 +161,11 @@ class WindowDefinition(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a window of a key can be several records."""
         return self.sessions or self.length > self.slide
 
+    @property
+    def reach(self) -> int:
+        """How far a window that a row is in may begin before it, or end behind it."""
+        return max(self.length, self.slide)
+
     def fired_before(self, mark: int) -> int:
         """The first time at which a row is not late: of sessions, a row exactly a gap behind one belongs to it."""
         return mark + 1 if self.sessions else self.panes.floor(mark)
@@ -182,6 +187,8 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     ``settled``    of sessions: the pane in which everything before it has been joined, see `mapstate.protocol.sessions`
     ``clock``      the driver's clock at the batch; 0 if unknown
     ``jump``       how far that clock had jumped within the run, which no window follows; 0 within a minute
+    ``taken``      of rolling windows: the first and the last time with which a row of the batch counts
+    ``newest``     of rolling windows: the latest time of all rows that count
     """
 
     watermark: int = NEVER
@@ -192,6 +199,8 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     settled: int = NEVER
     clock: int = 0
     jump: int = 0
+    taken: tuple[int, int] | None = None
+    newest: int | None = None
 
     @property
     def safe(self) -> int:
@@ -205,7 +214,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_rows(self) -> WindowCommit:
         """The commit of a batch after this one that moves nothing."""
-        return msgspec.structs.replace(self, before=self.watermark, late=0, between=0)
+        return msgspec.structs.replace(self, before=self.watermark, late=0, between=0, taken=None)
 
 
 class PaneChange(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mapstate.reader.committed import Consistency
-from mapstate.reader.counting import CountedKeys
+from mapstate.reader.scans import CountedKeys
 from mapstate.reader.state_reader import StateReader, open_reader
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from mapstate.errors import UsageError, missing_driver
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import EventLoops
-from mapstate.reader.committed import Consistency, not_open
-from mapstate.reader.counting import CountedKeys
+from mapstate.reader.committed import Consistency, checked, not_open
 from mapstate.reader.forms import reader_html
 from mapstate.reader.reports import BatchReports
-from mapstate.reader.state_reader import ScanPage, StateReader, checked
+from mapstate.reader.scans import Answer, CountedKeys, ScanPage
+from mapstate.reader.state_reader import StateReader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mapstate.reader.changes import Position
-    from mapstate.reader.windows import Time, Watermark, Window
+    from mapstate.reader.rolling import At
+    from mapstate.reader.times import Time, Watermark
+    from mapstate.reader.windows import Window
 
 T = TypeVar("T")
 
@@ -117,39 +119,47 @@ class AsyncStateReader:
         """See `StateReader.count_keys`."""
         return await self._call(StateReader.count_keys, page_size)
 
-    async def get(self, key: Any) -> dict[str, Any] | None:
+    async def get(self, key: Any, *, columns: Sequence[str] | None = None, at: At = None) -> dict[str, Any] | None:
         """See `StateReader.get`."""
-        return await self._call(StateReader.get, key)
+        return await self._call(StateReader.get, key, columns=columns, at=at)
 
-    async def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
+    async def multi_get(
+        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
+    ) -> list[dict[str, Any] | None]:
         """See `StateReader.multi_get`."""
-        return await self._call(StateReader.multi_get, keys)
+        return await self._call(StateReader.multi_get, keys, columns=columns, at=at)
 
-    async def multi_get_as_of(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
+    async def multi_get_as_of(
+        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
+    ) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
         """See `StateReader.multi_get_as_of`."""
-        return await self._call(StateReader.multi_get_as_of, keys)
+        return await self._call(StateReader.multi_get_as_of, keys, columns=columns, at=at)
+
+    async def answer(self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None) -> Answer:
+        """See `StateReader.answer`."""
+        return await self._call(StateReader.answer, keys, columns=columns, at=at)
 
     async def scan(
-        self, page_size: int = 1000, *, columns: Sequence[str] | None = None
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None
     ) -> AsyncIterator[tuple[Key, dict[str, Any]]]:
         """See `StateReader.scan`: ``async for key, fields in reader.scan()``."""
-        async for page in self.pages(page_size, columns=columns):
+        async for page in self.pages(page_size, columns=columns, at=at):
             for item in page:
                 yield item
 
     async def pages(
-        self, page_size: int = 1000, *, columns: Sequence[str] | None = None
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None
     ) -> AsyncIterator[list[tuple[Key, dict[str, Any]]]]:
         """See `StateReader.pages`. The loop goes on while a page is read."""
-        pages = await self._call(StateReader.pages, page_size, columns=columns)
+        pages = await self._call(StateReader.pages, page_size, columns=columns, at=at)
         while (page := await self._call(lambda _: next(pages, None))) is not None:
             yield page
 
     async def pages_as_of(
-        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, cursor: str = ""
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None, cursor: str = ""
     ) -> AsyncIterator[ScanPage]:
         """See `StateReader.pages_as_of`."""
-        pages = await self._call(StateReader.pages_as_of, page_size, columns=columns, cursor=cursor)
+        pages = await self._call(StateReader.pages_as_of, page_size, columns=columns, at=at, cursor=cursor)
         while (page := await self._call(lambda _: next(pages, None))) is not None:
             yield page
 
@@ -182,17 +192,23 @@ class AsyncStateReader:
         """See `StateReader.changed_keys`."""
         return await self._call(StateReader.changed_keys, start, end)
 
-    async def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pa.Table:
+    async def to_arrow(
+        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
+    ) -> pa.Table:
         """See `StateReader.to_arrow`. The loop goes on while a page is read."""
-        return await self._call(StateReader.to_arrow, page_size, columns=columns)
+        return await self._call(StateReader.to_arrow, page_size, columns=columns, at=at)
 
-    async def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    async def to_pandas(
+        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
+    ) -> pd.DataFrame:
         """See `StateReader.to_pandas`."""
-        return await self._call(StateReader.to_pandas, page_size, columns=columns)
+        return await self._call(StateReader.to_pandas, page_size, columns=columns, at=at)
 
-    async def to_polars(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    async def to_polars(
+        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
+    ) -> pl.DataFrame:
         """See `StateReader.to_polars`."""
-        return await self._call(StateReader.to_polars, page_size, columns=columns)
+        return await self._call(StateReader.to_polars, page_size, columns=columns, at=at)
 
     def _repr_html_(self) -> str:
         return reader_html(self._state, None) if self._reader is None else self._reader._repr_html_()

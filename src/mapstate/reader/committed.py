@@ -14,7 +14,15 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import results_of
 from mapstate.capabilities import LedgerReads, Scan, close_if_possible
-from mapstate.errors import CorruptRecordError, KeyEncodingError, StaleBatchError, StateNotFoundError, UsageError
+from mapstate.errors import (
+    ConfigurationError,
+    CorruptRecordError,
+    KeyEncodingError,
+    StaleBatchError,
+    StateNotFoundError,
+    UsageError,
+    check_range,
+)
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, KeyCodec, StoreKey, contains_none
 from mapstate.maps.pane_index import without_gone
@@ -35,6 +43,7 @@ from mapstate.protocol.stored_ledger import (
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.reader.reports import BatchReports, read_reports
+from mapstate.reader.rolling import Asked, Ends, RollingFields
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 
@@ -47,6 +56,16 @@ PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 _TRIES = 1000
 
 
+def checked(consistency: str, max_age: float | dt.timedelta | None) -> float | None:
+    """Return ``max_age`` in seconds. Raise ConfigurationError for one, or a consistency, that cannot be."""
+    if consistency not in ("committed", "latest"):
+        raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
+    seconds = max_age.total_seconds() if isinstance(max_age, dt.timedelta) else max_age
+    if seconds is not None:
+        check_range("max_age", seconds, 0.001, 86_400.0 * 36_525, " of seconds")
+    return seconds
+
+
 class Opened(NamedTuple):
     """A ledger, its bytes, and the codecs of its schema."""
 
@@ -54,7 +73,12 @@ class Opened(NamedTuple):
     ledger: LedgerRecord
     keys: KeyCodec
     codec: RecordCodec
-    fields: Fields
+    shown: Fields | RollingFields
+
+    @property
+    def fields(self) -> Fields:
+        """The fields that readers see. Raises UsageError for a user's own aggregator that rolling windows need."""
+        return self.shown if isinstance(self.shown, Fields) else self.shown.all.fields
 
     def decoded(self, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Any]:
         """The keys, None for what is none."""
@@ -290,6 +314,23 @@ class CommittedReads:
         """The values that were read, None for keys of windows that are gone."""
         return values if ledger.windows is None else without_gone(ledger, self.last_windows(ledger), texts, values)
 
+    def ends(self, ledger: LedgerRecord, asked: Asked, keys: int) -> Ends | None:
+        """Where the rolling windows of some keys end; None for a state without. Errors as of `Asked.ends`."""
+        was = self._as_of or ledger
+        if was.rolling is None:
+            asked.check_plain()
+            return None
+        return asked.ends(was, was.rolling, self.last_windows(ledger), keys)
+
+    def answered(
+        self, opened: Opened, asked: Asked, texts: list[StoreKey], values: list[Any], ends: Ends | None
+    ) -> tuple[Fields, list[Any]]:
+        """The fields that the call asked for, and the values of these as `Fields` takes them."""
+        if ends is None or isinstance(opened.shown, Fields):
+            return opened.fields, values
+        fields: tuple[Fields, list[Any]] = asked.answered(opened.shown, texts, values, ends)
+        return fields
+
     def _load(self) -> bytes | None:
         with self.turn:
             stored = ledger_store(self.store).load()
@@ -340,8 +381,17 @@ class CommittedReads:
                 data,
                 ledger,
                 KeyCodec(ledger.keys, native=form.native),
-                RecordCodec(form, ledger.state, ledger.type, ledger.fields, ledger.field_counts),
-                results_of(ledger.fields, self.aggregators),
+                RecordCodec(
+                    form,
+                    ledger.state,
+                    ledger.type,
+                    ledger.fields,
+                    ledger.field_counts,
+                    in_tiles=ledger.rolling is not None,
+                ),
+                results_of(ledger.fields, self.aggregators)
+                if ledger.rolling is None
+                else RollingFields(ledger, ledger.rolling, self.aggregators),
             )
         self._last, self.seen = opened, ledger
         return opened
@@ -404,7 +454,8 @@ def _check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey]
 
 
 def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
-    return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer
+    rolling = None if ledger.rolling is None else ledger.rolling.definition
+    return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer, rolling
 
 
 def not_open(state: str) -> UsageError:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from datetime import timedelta
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import check_state_name, naming, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import (
-    ConfigurationError,
-    CorruptRecordError,
     KeyEncodingError,
-    UnknownColumnError,
     UsageError,
-    check_range,
 )
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import ThreadSafe
-from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
-from mapstate.reader.counting import CountedKeys, KeyCount, check_missing
+from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened, checked
 from mapstate.reader.forms import reader_html
 from mapstate.reader.reports import BatchReports
+from mapstate.reader.rolling import Asked, At, Ends, check_columns
+from mapstate.reader.scans import Answer, CountedKeys, KeyCount, Listed, Page, ScanPage, check_missing
 from mapstate.reader.tables import Columns, driver
 
 if TYPE_CHECKING:
@@ -37,25 +34,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mapstate.reader.changes import Position
-    from mapstate.reader.windows import Time, Watermark, Window
+    from mapstate.reader.times import Time, Watermark
+    from mapstate.reader.windows import Window
 
-Page = list[tuple[Key, dict[str, Any]]]
-_Listed = tuple[list[StoreKey], str | None]  # a page of keys, and the cursor behind it
 _PAGE_BYTES = 512 << 10  # of stored records, in a page of a scan
-
-
-class ScanPage(NamedTuple):
-    """A page of a scan: its keys and their fields, the ledger as of which they are, and the cursor behind it.
-
-    ``cursor`` is None where the store cannot go on from one: it is not a `mapstate.reader.capabilities.ScansFrom`.
-    Where the store's page is read in parts, all but the last part have the cursor in front of it.
-    ``problem`` names keys of this scan so far that cannot be read; the scan raises it behind its last page.
-    """
-
-    rows: Page
-    ledger: LedgerRecord
-    cursor: str | None
-    problem: CorruptRecordError | None = None
 
 
 def open_reader(
@@ -91,16 +73,6 @@ def open_reader(
     with naming(backend):
         reader.ledger()
     return reader
-
-
-def checked(consistency: str, max_age: float | timedelta | None) -> float | None:
-    """Return ``max_age`` in seconds. Raise ConfigurationError for one, or a consistency, that cannot be."""
-    if consistency not in ("committed", "latest"):
-        raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
-    seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
-    if seconds is not None:
-        check_range("max_age", seconds, 0.001, 86_400.0 * 36_525, " of seconds")
-    return seconds
 
 
 class StateReader:
@@ -173,10 +145,13 @@ class StateReader:
             raise unreadable.error()
         return self._counted(count)
 
-    def get(self, key: Any) -> dict[str, Any] | None:
+    def get(self, key: Any, *, columns: Sequence[str] | None = None, at: At = None) -> dict[str, Any] | None:
         """The fields of one key, None if the key is absent.
 
         ``key`` is a tuple or a list of the grouping values. The key of a single grouping column may be its bare value.
+        ``columns`` are the fields to give, in their order; None gives all. ``at`` is for rolling windows, see
+        docs/features.md: where they end, a datetime with a time zone, a number where times are a ``bigint``, or
+        "watermark"; None is now.
 
         Raises:
             KeyEncodingError: The values do not fit the grouping columns.
@@ -184,37 +159,54 @@ class StateReader:
             LedgerLostError: There are records without a ledger.
             StaleBatchError: Batches come too fast, a record is newer than the ledger, or the commit beyond ``max_age``.
             StoreError: The store failed.
+            UnknownColumnError: The state has no such field.
+            WindowGoneError: The tiles of a time before ``at`` are not kept whole any more.
+            UsageError: ``at`` is no time, or the state has no rolling windows.
+            ValueOverflowError: The values of a rolling window together leave their range.
 
         """
-        return self.multi_get([key])[0]
+        return self.multi_get([key], columns=columns, at=at)[0]
 
-    def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
+    def multi_get(
+        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
+    ) -> list[dict[str, Any] | None]:
         """The fields of each key, in the order of ``keys``, all as of the same batch.
 
-        Redis needs one round trip, or two if some of more than 128 keys are absent. Raises the errors of `get`, and
-        UsageError for a str or bytes instead of a list.
+        ``columns`` and ``at`` are as of `get`; ``at`` may have a time for each key. Redis needs one round trip, or two
+        if some of more than 128 keys are absent. Raises the errors of `get`, and UsageError for a str or bytes instead
+        of a list.
         """
-        return self.multi_get_as_of(keys)[0]
+        return self.answer(keys, columns=columns, at=at).values
 
-    def multi_get_as_of(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
+    def multi_get_as_of(
+        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
+    ) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
         """`multi_get`, and the ledger as of which the values are: its ``last_commit`` is the batch.
 
         Without keys it reads the ledger alone. A state that is not opaque may also have a part of the batch after it.
         """
+        return self.answer(keys, columns=columns, at=at)[:2]
+
+    def answer(self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None) -> Answer:
+        """`multi_get` with all that there is to say of it: the ledger, and where rolling windows end."""
         if isinstance(keys, str | bytes):
             raise UsageError("multi_get takes a list of keys; for one key there is get")
+        asked = Asked(self._state, at=at, columns=columns)
         if not keys:
-            return [], self.ledger()
-        opened, values = self._values(keys)
-        return opened.fields.named(values), opened.ledger
+            ledger = self.ledger()
+            return Answer([], ledger, None if self._reads.ends(ledger, asked, 0) is None else [])
+        opened, fields, values, ends = self._values(keys, asked)
+        return Answer(asked.named(fields, values), opened.ledger, asked.times(opened.ledger, ends))
 
-    def found(self, keys: Sequence[Any]) -> tuple[Fields, list[Key], list[Any]]:
+    def found(
+        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
+    ) -> tuple[Fields, list[Key], list[Any]]:
         """What `part` yields, of those of the keys that are there. Errors as of `multi_get`."""
-        opened, values = self._values(keys)
+        _, fields, values, _ = self._values(keys, Asked(self._state, at=at, columns=columns))
         there = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-        return opened.fields, [key for key, _ in there], [value for _, value in there]
+        return fields, [key for key, _ in there], [value for _, value in there]
 
-    def _values(self, keys: Sequence[Any]) -> tuple[Opened, list[Any]]:
+    def _values(self, keys: Sequence[Any], asked: Asked) -> tuple[Opened, Fields, list[Any], Ends | None]:
         known = self._reads.opened()
         while True:
             try:
@@ -227,15 +219,17 @@ class StateReader:
                 continue
             opened, values = self._reads.read(texts)
             if opened.keys is known.keys:
-                return opened, self._reads.without_gone(opened.ledger, texts, values)
+                values = self._reads.without_gone(opened.ledger, texts, values)
+                ends = self._reads.ends(opened.ledger, asked, len(texts))
+                return opened, *self._reads.answered(opened, asked, texts, values, ends), ends
             known = opened
 
     def scan(
-        self, page_size: int = 1000, *, columns: Sequence[str] | None = None
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None
     ) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All keys and their fields, with one page of about ``page_size`` keys in memory, or of fewer large records.
 
-        ``columns`` are the fields to give, in their order; None gives all. The records are read as a whole.
+        ``columns`` and ``at`` are as of `get`; now is when the scan begins. The records are read as a whole.
 
         The number of keys is compared with the ledger's, if the ledger knows it. The comparison needs a scan without a
         commit and without the begin of a vacuum. States that are not opaque need a scan without a batch at work.
@@ -245,6 +239,7 @@ class StateReader:
                 ``count`` their number.
             MissingKeysError: The ledger counts more keys, after the last key has come.
             UnknownColumnError: The state has no such field.
+            WindowGoneError: Rolling windows cannot be read as of ``at`` any more.
             UsageError: The store cannot list its keys.
             StoreError: The store failed.
 
@@ -253,14 +248,14 @@ class StateReader:
         with windows a key begins with a pane, and keys of windows that are gone are left out.
 
         """
-        return chain.from_iterable(self.pages(page_size, columns=columns))
+        return chain.from_iterable(self.pages(page_size, columns=columns, at=at))
 
-    def pages(self, page_size: int = 1000, *, columns: Sequence[str] | None = None) -> Iterator[Page]:
+    def pages(self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None) -> Iterator[Page]:
         """`scan`, with a list for each page: all of its keys are as of one batch. Errors as of `scan`."""
-        return (page.rows for page in self._pages(page_size, columns, None) if page.rows)
+        return (page.rows for page in self._pages(page_size, self._asked(columns, at), None) if page.rows)
 
     def pages_as_of(
-        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, cursor: str = ""
+        self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None, cursor: str = ""
     ) -> Iterator[ScanPage]:
         """`pages`, each with the ledger as of which it is, and a cursor from which another scan goes on.
 
@@ -271,13 +266,12 @@ class StateReader:
         was reset or made anew; and StoreUnavailableError where the store has been restarted since, if its cursors end
         with that. Then scan from the start.
         """
-        return self._pages(page_size, columns, cursor)
+        return self._pages(page_size, self._asked(columns, at), cursor)
 
-    def _pages(self, page_size: int, columns: Sequence[str] | None, cursor: str | None) -> Iterator[ScanPage]:
+    def _pages(self, page_size: int, asked: Asked, cursor: str | None) -> Iterator[ScanPage]:
         count = self._start_count()
-        chosen = None if columns is None else self._chosen(columns)
         pages = self._reads.pages(page_size, cursor)
-        return self._scanned(pages, count if count.held is not None and not cursor else None, chosen, cursor)
+        return self._scanned(pages, count if count.held is not None and not cursor else None, asked, cursor)
 
     def watermark(self) -> Watermark:
         """How far the windows of the state are, as of its last batch. One small read.
@@ -325,7 +319,7 @@ class StateReader:
 
         return chain.from_iterable(WindowReads(self._reads).of_window(end))
 
-    def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pa.Table:
+    def to_arrow(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None) -> pa.Table:
         """All keys and their fields as a pyarrow Table: a column for each key column, then one for each field.
 
         Types are those of the ledger's schema; the result of an aggregator without a Spark type is JSON text. The
@@ -337,26 +331,29 @@ class StateReader:
             UnsupportedTypeError: Arrow has no such type, or a mean of decimals has more digits than its type.
 
         """
-        chosen = None if columns is None else self._chosen(columns)
+        asked = self._asked(columns, at)
         opened = self._reads.opened(newest=True)
-        names = None if chosen is None else [*(key.name for key in opened.keys.fields), *chosen]
+        names = None if asked.columns is None else [*(key.name for key in opened.keys.fields), *asked.columns]
         made = Columns(opened.keys.fields, opened.fields, names)
         count = self._start_count()
-        pages = self._found(self._reads.pages(page_size), count if count.held is not None else None)
-        return made.table(made.batch(keys, now.fields, values) for now, keys, values, _ in pages)
+        pages = self._found(self._reads.pages(page_size), count if count.held is not None else None, asked)
+        return made.table(made.batch(keys, fields, values) for _, fields, keys, values, *_ in pages)
 
     def parts(self, most: int) -> list[str]:
         """Divide a scan into at most ``most`` parts of about equal size, for `part` of any process. One at least."""
         return self._reads.parts(most)
 
-    def part(self, part: str, page_size: int = 10_000) -> Iterator[tuple[Fields, list[Key], list[Any]]]:
+    def part(
+        self, part: str, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
+    ) -> Iterator[tuple[Fields, list[Key], list[Any]]]:
         """The pages of one of `parts`: the fields of the values, the keys, and a value for each. All of one batch.
 
         Raises the errors of `scan`, and StoreUnavailableError where the store has moved its keys about: then divide
         anew. The number of keys is not compared with the ledger's.
         """
-        for opened, keys, values, _ in self._found(self._reads.part(part, page_size), None):
-            yield opened.fields, keys, values
+        asked = Asked(self._state, at=at, columns=columns)
+        for _, fields, keys, values, *_ in self._found(self._reads.part(part, page_size), None, asked):
+            yield fields, keys, values
 
     def position(self) -> Position:
         """How far the state is, for `changed_keys`. One small read. Raises the errors of `changed_keys`."""
@@ -382,15 +379,19 @@ class StateReader:
 
         return changed_keys(self._reads, start, end)
 
-    def to_pandas(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    def to_pandas(
+        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
+    ) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame. Needs pandas, too. Integers beside nulls are Python's objects."""
-        table = self.to_arrow(page_size, columns=columns)
+        table = self.to_arrow(page_size, columns=columns, at=at)
         driver("pandas", "to_pandas")
         return table.to_pandas(integer_object_nulls=True)  # doubles would round integers above 2**53
 
-    def to_polars(self, page_size: int = 10_000, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    def to_polars(
+        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
+    ) -> pl.DataFrame:
         """`to_arrow` as a polars DataFrame: ``pip install 'mapstate[polars]'``."""
-        table = self.to_arrow(page_size, columns=columns)
+        table = self.to_arrow(page_size, columns=columns, at=at)
         return driver("polars", "to_polars").from_arrow(table)  # type: ignore[no-any-return]
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
@@ -402,46 +403,46 @@ class StateReader:
     def _repr_html_(self) -> str:
         return reader_html(self._state, self._reads.seen)
 
-    def _chosen(self, columns: Sequence[str]) -> list[str]:
-        """The columns, if the state has them."""
-        if isinstance(columns, str | bytes):
-            raise UsageError("columns is a list of field names, also for one field: columns=['visits']")
-        names = [field.name for field in self._reads.opened().ledger.fields]
-        for name in columns:
-            if name not in names:
-                raise UnknownColumnError(
-                    f"state {self._state!r} has no field {name!r}; it has {', '.join(names)}. Nothing was read.",
-                    column=name,
-                )
-        return list(columns)
+    def _asked(self, columns: Sequence[str] | None, at: At) -> Asked:
+        """What a scan asks. Raises UnknownColumnError for columns that the newest ledger lacks."""
+        asked = Asked(self._state, at=at, columns=columns)
+        if asked.columns is not None:
+            known = [field.name for field in self._reads.opened().fields.fields]
+            if not set(asked.columns) <= set(known):
+                known = [field.name for field in self._reads.opened(newest=True).fields.fields]
+            check_columns(self._state, asked.columns, known)
+        return asked
 
     def _scanned(
-        self, pages: Iterator[_Listed], count: KeyCount | None, columns: list[str] | None, cursor: str | None
+        self, pages: Iterator[Listed], count: KeyCount | None, asked: Asked, cursor: str | None
     ) -> Iterator[ScanPage]:
         unreadable = Unreadable(self._state)
-        for opened, keys, values, behind in self._found(pages, count, cursor, unreadable):
-            named: Iterable[Any] = opened.fields.named(values)
-            if columns is not None:
-                named = ({name: fields.get(name) for name in columns} for fields in named)
+        for opened, fields, keys, values, ends, behind in self._found(pages, count, asked, cursor, unreadable):
             problem = unreadable.error() if unreadable.count else None
-            yield ScanPage(list(zip(keys, named, strict=True)), opened.ledger, behind, problem)
+            times = asked.times(opened.ledger, ends and ends[:1])
+            rows = list(zip(keys, asked.named(fields, values), strict=True))
+            yield ScanPage(rows, opened.ledger, behind, problem, times[0] if times else None)
 
     def _found(
         self,
-        pages: Iterator[_Listed],
+        pages: Iterator[Listed],
         count: KeyCount | None,
+        asked: Asked,
         cursor: str | None = None,
         unreadable: Unreadable | None = None,
-    ) -> Iterator[tuple[Opened, list[Key], list[Any], str | None]]:
+    ) -> Iterator[tuple[Opened, Fields, list[Key], list[Any], Ends | None, str | None]]:
         """The keys of each page that are there, and their values. Errors as of `scan`, after the last page."""
         unreadable = unreadable or Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
+            ends = self._reads.ends(opened.ledger, asked, len(texts))
+            asked.keep_end(ends)
+            fields, values = self._reads.answered(opened, asked, texts, values, ends)  # noqa: PLW2901
             keys = opened.decoded(texts, unreadable)
             if contains_none(values) or contains_none(keys):
                 pairs = zip(keys, values, strict=True)
                 there = [(key, one) for key, one in pairs if key is not None and one is not None]
                 keys, values = [key for key, _ in there], [one for _, one in there]  # noqa: PLW2901
-            yield opened, keys, values, behind
+            yield opened, fields, keys, values, ends, behind
         self._reads.check_scanned()
         if unreadable.count:
             raise unreadable.error()
@@ -449,10 +450,11 @@ class StateReader:
             check_missing(self._state, self._counted(count))
 
     def _read_pages(
-        self, pages: Iterator[_Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
+        self, pages: Iterator[Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, which ``count`` and ``unreadable`` note, and the cursor behind it."""
-        pauses, room = iter(PAUSES), Room(self._reads.opened().ledger.fields, most_bytes=_PAGE_BYTES)
+        ledger = self._reads.opened().ledger
+        pauses, room = iter(PAUSES), Room(ledger.fields, most_bytes=_PAGE_BYTES, in_tiles=ledger.rolling is not None)
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,37 +14,15 @@ from mapstate.keys import Key, KeyCodec
 from mapstate.maps.pane_index import PaneKeys, PanePages, batched, index_codec, index_lost, key_pages, slices
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.sessions import FIRST, LAST, piece_of, sessions_of
-from mapstate.protocol.windows import NEVER, WindowCommit, WindowsRecord
+from mapstate.protocol.windows import NEVER, WindowsRecord
 from mapstate.reader.committed import CommittedReads, Opened
-from mapstate.schema import number_of, time_of
-
-Time = dt.datetime | int
-"""A datetime in UTC, or a number where the times of rows are a ``bigint``."""
+from mapstate.reader.times import Time, Watermark, clamped, number_of_caller, shown_time, watermark_of
+from mapstate.schema import time_of
 
 WindowPage = list[tuple[Key, dict[str, Any]]]
 
-_EARLIEST = number_of(dt.datetime.min.replace(tzinfo=dt.UTC))
-_LATEST = number_of(dt.datetime.max.replace(tzinfo=dt.UTC))
 _TRIES = 1000
 _PAGE = 1000  # records
-
-
-class InputMark(NamedTuple):
-    """One input of a stream: its latest time, and when rows last came, by the driver's clock; None before any."""
-
-    latest: Time | None
-    at: dt.datetime | None
-
-
-class Watermark(NamedTuple):
-    """The watermark of a state and the times of its inputs, as of the last batch.
-
-    ``time``    no window that ends here or before changes any more; None before the first row
-    ``inputs``  by name; a stream with one input has ``""``
-    """
-
-    time: Time | None
-    inputs: dict[str, InputMark]
 
 
 class Window(NamedTuple):
@@ -76,7 +53,8 @@ class WindowReads:
 
     def watermark(self) -> Watermark:
         ledger = self._reads.opened(newest=True).ledger
-        return watermark_of(self._reads.last_windows(ledger), self._reads.final_mark(ledger), self._time_type(ledger))
+        kind = self._time_type(ledger) if ledger.rolling is None else ledger.rolling.definition.type
+        return watermark_of(self._reads.last_windows(ledger), self._reads.final_mark(ledger), kind)
 
     def of_key(self, key: Any, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
         rest = tuple(key) if isinstance(key, tuple | list) else (key,)
@@ -195,7 +173,7 @@ class WindowReads:
         ends = sorted(found)
         joined_values = [found[end][0] if joins is None else joined(joins, found[end]) for end in ends]
         return [
-            Window(_clamped(end - grid.length, kind), _clamped(end, kind), value or {}, final=end <= mark)
+            Window(clamped(end - grid.length, kind), clamped(end, kind), value or {}, final=end <= mark)
             for end, value in zip(ends, opened.fields.named(joined_values), strict=True)
         ]
 
@@ -211,7 +189,7 @@ class WindowReads:
             own = [piece.value for piece in session]
             (shown,) = opened.fields.named([own[0] if len(own) == 1 else joined(self._joins(opened), own)])
             fields = {name: value for name, value in (shown or {}).items() if name not in (FIRST, LAST)}
-            found.append(Window(_clamped(session[0].first, kind), _clamped(end, kind), fields, final=end <= mark))
+            found.append(Window(clamped(session[0].first, kind), clamped(end, kind), fields, final=end <= mark))
         return found
 
     def _panes_of(self, opened: Opened, low: int | None, high: int | None) -> tuple[Opened, list[int]]:
@@ -233,7 +211,7 @@ class WindowReads:
         if end <= windows.purged:
             kind = self._time_type(ledger)
             raise WindowGoneError(
-                f"the window of state {self._reads.state!r} that ends at {_clamped(end, kind)} is gone: it is past its "
+                f"the window of state {self._reads.state!r} that ends at {clamped(end, kind)} is gone: it is past its "
                 f"retention. Windows that end after {shown_time(windows.purged, kind)} are there. A longer retention= "
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
@@ -249,8 +227,8 @@ class WindowReads:
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:
             raise UsageError(
-                f"state {self._reads.state!r} has no windows by time: get() and multi_get() read its keys, also those "
-                "with windows by count"
+                f"state {self._reads.state!r} has no windows that fire by time: get() and multi_get() read its keys, "
+                "also those with windows by count or with rolling windows"
             )
         return ledger.windows
 
@@ -263,39 +241,3 @@ class WindowReads:
             f"state {self._reads.state!r}: windows came and went within each of {_TRIES} reads in a row.",
             state=self._reads.state,
         )
-
-
-def watermark_of(done: WindowCommit, mark: int, kind: str) -> Watermark:
-    """The inputs after a batch, and the final mark, of a state whose first key column is of the type ``kind``."""
-    inputs = {
-        name: InputMark(
-            shown_time(known.latest, kind),
-            None if known.at == 0 else dt.datetime.fromtimestamp(known.at / 1e6, dt.UTC),
-        )
-        for name, known in done.inputs.items()
-    }
-    return Watermark(shown_time(mark, kind), inputs)
-
-
-def number_of_caller(time: Time, kind: str, state: str) -> int:
-    """A time that a caller gives for a state whose first key column is of the type ``kind``. Raises UsageError."""
-    if kind == "bigint":
-        if type(time) is int:
-            return time
-        raise UsageError(f"the times of state {state!r} are numbers (bigint), not {time!r}. Nothing was read.")
-    if isinstance(time, dt.datetime) and time.tzinfo is not None:
-        return number_of(time)
-    raise UsageError(
-        f"the times of state {state!r} are datetimes with a time zone, such as datetime(2026, 11, 22, 10, tzinfo=UTC), "
-        f"not {time!r}. Nothing was read."
-    )
-
-
-def shown_time(number: int, kind: str) -> Time | None:
-    """A time of a state whose first key column is of the type ``kind``; None before any."""
-    return None if number == NEVER else _clamped(number, kind)
-
-
-def _clamped(number: int, kind: str) -> Time:
-    """The time, or the nearest that a datetime can hold: a window with rows of the year 9999 may end later."""
-    return time_of(number if kind == "bigint" else min(max(number, _EARLIEST), _LATEST), kind)

@@ -12,6 +12,7 @@ import msgspec
 from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
 from mapstate.keys import contains_none
 from mapstate.schema import Field, StateType
+from mapstate.serializers.tiles import TileLayout
 from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError)
@@ -44,8 +45,8 @@ class Serializer(ABC):
 class RecordCodec:
     """Encode and decode the records of one state, a chunk at a time.
 
-    ``field_counts`` is the ledger's: by its txid, a record from before a field was added has fewer values. Every task
-    and every reader makes a codec.
+    ``field_counts`` is the ledger's: by its txid, a record from before a field was added has fewer values. Records of a
+    state with rolling windows are ``in_tiles``. Every task and every reader makes a codec.
     """
 
     def __init__(
@@ -55,10 +56,22 @@ class RecordCodec:
         state_type: StateType,
         fields: Sequence[Field],
         field_counts: Sequence[tuple[int, int]],
+        *,
+        in_tiles: bool = False,
     ) -> None:
         self._state = state
         self._encode_all = serializer.encode_all
-        self._layouts = [(txid, _Layout(serializer, state_type, fields[:count])) for txid, count in field_counts]
+        self._in_tiles = in_tiles
+        form = WireForm(float_words=serializer.float_words, native=serializer.native)
+        self._layouts: list[tuple[int, Any]] = [
+            (
+                txid,
+                TileLayout(serializer.decoder, form, fields[:count], _TXID)
+                if in_tiles
+                else _Layout(serializer, form, state_type, fields[:count]),
+            )
+            for txid, count in field_counts
+        ]
         self._now = self._layouts[-1][1]
         self._fields = len(fields)
         self._txid_at = -1 if serializer.native else 0
@@ -113,7 +126,7 @@ class RecordCodec:
             raise errors[0]
         return out
 
-    def _load(self, layout: _Layout, key: Any, data: Any) -> Any:
+    def _load(self, layout: Any, key: Any, data: Any) -> Any:
         try:
             record = layout.decode(data)
             return record if layout.into is None else layout.into(record)
@@ -134,6 +147,8 @@ class RecordCodec:
     def _widen(self, value: Any, count: int) -> Any:
         if value is None:
             return None
+        if self._in_tiles:
+            return value.widened(self._fields)
         if count == 1:
             value = value if value == (None,) else (value,)
         return tuple(value) + (None,) * (self._fields - count)
@@ -151,8 +166,7 @@ class RecordCodec:
 class _Layout:
     """The form of records with the first fields only: those of a time before fields were added."""
 
-    def __init__(self, serializer: Serializer, state_type: StateType, fields: Sequence[Field]) -> None:
-        form = WireForm(float_words=serializer.float_words, native=serializer.native)
+    def __init__(self, serializer: Serializer, form: WireForm, state_type: StateType, fields: Sequence[Field]) -> None:
         array: Array = list if serializer.native else tuple
         self.count = len(fields)
         if self.count == 1:

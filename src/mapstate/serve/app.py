@@ -24,7 +24,7 @@ from mapstate.errors import CorruptRecordError, LedgerError, MapStateError, Miss
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import WindowCommit
-from mapstate.reader.windows import watermark_of
+from mapstate.reader.times import watermark_of
 from mapstate.serve import answers
 from mapstate.serve.answers import BadRequest, Busy, Problem, View, as_of, line, lines, problem_of
 from mapstate.serve.commits import Commits

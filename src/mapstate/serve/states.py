@@ -22,7 +22,8 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
 from mapstate.reader.capabilities import EventLoops
-from mapstate.reader.windows import Time, Window
+from mapstate.reader.times import Time
+from mapstate.reader.windows import Window
 from mapstate.serve.answers import BadRequest, Forms, View
 from mapstate.serve.merged import MergedReads
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mapstate.spark.streams.grouped import GroupedStream
     from mapstate.spark.streams.partition_persist import PartitionPersist
     from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+    from mapstate.spark.streams.rolling import RollingAggregate, RollingStream
     from mapstate.spark.streams.stream import Stream, newStream
     from mapstate.spark.streams.topology import Topology, with_empty_batches
     from mapstate.spark.streams.windows import WindowedAggregate, WindowedStream
@@ -44,6 +45,8 @@ __all__ = [
     "PartitionPersist",
     "PersistentAggregate",
     "QueryFunction",
+    "RollingAggregate",
+    "RollingStream",
     "SnapshotGet",
     "State",
     "StateFactory",
@@ -82,6 +85,8 @@ _HOMES = {
     "PartitionPersist": "streams.partition_persist",
     "NewValuesStream": "streams.persistent_aggregate",
     "PersistentAggregate": "streams.persistent_aggregate",
+    "RollingAggregate": "streams.rolling",
+    "RollingStream": "streams.rolling",
     "Stream": "streams.stream",
     "newStream": "streams.stream",
     "Topology": "streams.topology",

@@ -48,7 +48,7 @@ class Grouping:
 
         self._origin = access_of(batch_df).origin
         self._fields = fields.fields
-        self._keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(keys)]
+        self.keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(keys)]
         self.places = [F.col(f"key{at}") for at in range(len(keys))]
         self.values: list[Column] = []
         self.partials: list[int] | None = None
@@ -74,9 +74,9 @@ class Grouping:
     def of(self, batch_df: DataFrame) -> DataFrame:
         """A batch's rows as tasks take them."""
         if self.partials is not None:
-            return batch_df.groupBy(*self._keys).agg(*self.values)
-        rows = batch_df.select(*self._keys, *self.values)
-        if not self._keys:
+            return batch_df.groupBy(*self.keys).agg(*self.values)
+        rows = batch_df.select(*self.keys, *self.values)
+        if not self.keys:
             return rows.repartition(1)
         return rows.repartition(*self.places).sortWithinPartitions(*self.places)
 
@@ -91,10 +91,11 @@ class Grouping:
         if order is None or self.partials is None or not self.places or not self.is_narrow(rows):
             return rows
         if self._sorted_by is None:
-            self._sorted_by = self._order_of(order)
+            self._sorted_by = self.order_of(order)
         return rows.sortWithinPartitions(*self._sorted_by)
 
-    def _order_of(self, order: KeyOrder) -> list[Column]:
+    def order_of(self, order: KeyOrder) -> list[Column]:
+        """What rows are sorted by, so that a store takes them best."""
         from pyspark.sql import functions as F
 
         if order == "key":

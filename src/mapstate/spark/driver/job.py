@@ -1,6 +1,6 @@
 """What a query keeps and feeds: the states of a stream, and the functions after their commit.
 
-Streams build these when they are declared. The driver of the batches only reads them, except `Branch.late_before`.
+Streams build these when they are declared. The driver of the batches only reads them, except `Branch.taken`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.protocol.rolling import RollingDefinition
 from mapstate.protocol.windows import LATEST, WindowDefinition
 from mapstate.schema import Field, KeyField
 from mapstate.spec import StateSpec
@@ -44,7 +45,7 @@ class Windows:
                 None: as far as it likes
     """
 
-    definition: WindowDefinition
+    definition: WindowDefinition | RollingDefinition
     column: str
     type: str
     time: str | None
@@ -53,10 +54,23 @@ class Windows:
     ahead: int | None = None
 
     @property
+    def by_pane(self) -> WindowDefinition:
+        """The definition of windows that fire."""
+        if isinstance(self.definition, RollingDefinition):
+            raise TypeError("rolling windows have no panes")
+        return self.definition
+
+    @property
+    def rolling(self) -> RollingDefinition:
+        """The definition of rolling windows."""
+        if isinstance(self.definition, WindowDefinition):
+            raise TypeError("windows that fire are not rolling")
+        return self.definition
+
+    @property
     def hole(self) -> int:
         """Of a ``bigint``: what parts a time that moves no watermark. Tasks know one time per key and pane."""
-        reach = max(self.definition.length, self.definition.slide)
-        return 4 * LATEST if self.type != "bigint" or self.ahead is None else self.ahead + reach
+        return 4 * LATEST if self.type != "bigint" or self.ahead is None else self.ahead + self.definition.reach
 
 
 @dataclass(frozen=True)
@@ -99,8 +113,8 @@ class Follower:
 class Branch:
     """One state, the steps that lead to it, and the functions that follow its commit.
 
-    ``fired`` are those that get the windows that a batch has fired. ``late_before`` is where the last window ends that
-    had fired before the present batch, None where nobody can tell any more. ``make_driver`` is for a state whose
+    ``fired`` are those that get the windows that a batch has fired. ``taken`` are the first and the last time with
+    which rows of the present batch count, None where nobody can tell any more. ``make_driver`` is for a state whose
     driver is no plain `StateDriver`.
     """
 
@@ -109,7 +123,7 @@ class Branch:
     downstream: list[Downstream | Follower] = field(default_factory=list)
     on_batch: list[OnBatch] = field(default_factory=list)
     fired: list[Downstream | Follower] = field(default_factory=list)
-    late_before: int | None = None
+    taken: tuple[int, int] | None = None
     make_driver: Callable[[Branch], Any] | None = None
 
 

@@ -133,7 +133,7 @@ class StateDriver:
         return apply_on_executors(grouping.in_order(rows, order), task)
 
     def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Grouping]:
-        fields = Fields(record.fields, self.job.aggregators)
+        fields = self.make_fields(record)
         if self._grouping is None or not self._grouping.fits(frame, fields):
             self._grouping = self.make_grouping(frame, self.job.keys, fields, list(self.job.columns))
         retracts = self.retracts
@@ -152,6 +152,10 @@ class StateDriver:
             rows_of=list(self.job.columns),
         )
         return task, self._grouping
+
+    def make_fields(self, record: LedgerRecord) -> Fields:
+        """The fields of an attempt's tasks."""
+        return Fields(record.fields, self.job.aggregators)
 
     @property
     def retracts(self) -> bool:

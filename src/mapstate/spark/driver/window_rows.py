@@ -5,12 +5,14 @@ The arithmetic is that of `mapstate.protocol.windows.Panes`, on the same integer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mapstate.aggregators.columns import column_of
+from mapstate.protocol.rolling import RollingDefinition, RollingRecord
 from mapstate.protocol.windows import LATEST, NEVER, Panes
+from mapstate.serializers.tiles import BASE
 from mapstate.spark.driver.job import Branch, Windows
 from mapstate.spark.driver.new_values import INSIDE
 
@@ -19,11 +21,17 @@ if TYPE_CHECKING:
 
 BESIDE = f"{INSIDE}beside"
 """Columns beside the partials: of each input the time by which a row moves the watermark, `NEVER` where it moves none;
-last, where windows leave gaps, whether a row is late.
+last, where windows leave gaps, whether a row is late, and of rolling windows the time of a row that counts.
 """
 
 _TIME = f"{INSIDE}time"
-_PANE = f"{INSIDE}pane"
+_PLACE = f"{INSIDE}place"
+TILE = f"{INSIDE}tile"
+"""The column with the tile of a row, in units."""
+
+ANY_TIME = 1 << 62
+"""Later than every time of a row."""
+
 _FIRST_MICROSECOND = -62_135_596_800_000_000  # the years 1 to 9999: Python has no others
 _LAST_MICROSECOND = 253_402_300_799_999_999
 
@@ -38,16 +46,20 @@ class LateRows:
     def __call__(self, frame: DataFrame, batch_id: int | None) -> DataFrame:
         if batch_id is None:
             return frame
-        before = self.branch.late_before
-        if before is None:
+        if self.branch.taken is None:
             return frame.where("false")
+        first, last = self.branch.taken
         time = f"({_time(self.windows, 0)})"
-        return frame.where(f"{time} is null or {time} < {before}")
+        return frame.where(f"{time} is null or {time} not between {first}L and {last}L")
 
 
-def beside_of(windows: Windows) -> list[str]:
-    """The names of the columns beside the partials."""
-    return [f"{BESIDE}{at}" for at in range(len(windows.inputs) + windows.definition.panes.has_gaps)]
+def beside_of(windows: Windows) -> dict[str, bool]:
+    """The names of the columns beside the partials, and whether one is summed: else its greatest value counts."""
+    names = [f"{BESIDE}{at}" for at in range(len(windows.inputs) + 1)]
+    is_rolling = isinstance(windows.definition, RollingDefinition)
+    if not is_rolling and not windows.by_pane.panes.has_gaps:
+        names.pop()
+    return {name: at == len(windows.inputs) and not is_rolling for at, name in enumerate(names)}
 
 
 def with_panes(frame: DataFrame, windows: Windows, read: Sequence[str], before: int, now: int) -> DataFrame:
@@ -57,26 +69,65 @@ def with_panes(frame: DataFrame, windows: Windows, read: Sequence[str], before: 
     among them: null in the rows of no window, so that these are one group, and no aggregate keeps or checks what is in
     them.
     """
+    fired, panes = _varying(before), windows.by_pane.panes
+    late = [f"cast({_TIME} is null or {_TIME} < {fired} as int)"] if panes.has_gaps else []
+    place = f"case when {_TIME} >= {fired} then {_pane(panes)} end"
+    shown = _PLACE if windows.type == "bigint" else f"timestamp_micros({_PLACE})"
+    time = _time(windows, max(now, before))
+    return _placed(frame, windows, read, now, time=time, place=place, shown={windows.column: shown}, beside=late)
+
+
+def with_tiles(
+    frame: DataFrame, windows: Windows, read: Sequence[str], now: int, *, record: RollingRecord, taken: tuple[int, int]
+) -> DataFrame:
+    """The rows with their tile in the column `TILE`, null for a row that is set aside, and the columns beside.
+
+    ``record`` is the ledger's, whose horizon says which tiles there are; ``taken`` the times of rows that count.
+    ``read`` are as of `with_panes`.
+    """
+    kept = record.definition
+    unit = f"(({_TIME} - {kept.offset}L - pmod({_TIME} - {kept.offset}L, {kept.unit}L)) div {kept.unit}L)"
+    cuts = []
+    for step, least in kept.levels(record.horizon):
+        cut = f"({unit} - pmod({unit}, {step}L))"
+        cuts.append(f"case when {cut} >= {_varying(least)} then {cut} end")
+    cuts += [f"{BASE}L" if kept.has_lifetime else "null"] * (2 if len(cuts) < 2 else 1)
+    first, last = map(_varying, taken)
+    place = f"case when {_TIME} between {first} and {last} then greatest({', '.join(cuts)}) end"
+    newest = [f"case when {_PLACE} is not null then {_TIME} end"]
+    shown = {TILE: _PLACE}
+    return _placed(frame, windows, read, now, time=_time(windows, now), place=place, shown=shown, beside=newest)
+
+
+def _placed(
+    frame: DataFrame,
+    windows: Windows,
+    read: Sequence[str],
+    now: int,
+    *,
+    time: str,
+    place: str,
+    shown: Mapping[str, str],
+    beside: Sequence[str],
+) -> DataFrame:
+    """The rows with their ``time`` and ``place``, and the columns ``shown`` that are made of it."""
     from pyspark.sql import functions as F
 
-    fired, pane = _varying(before), _pane(windows.definition.panes)
     mark = _TIME
     if windows.type == "timestamp" and windows.ahead is not None:
         near, limit = _varying(now), _varying(now + windows.ahead)
         mark = f"case when {_TIME} <= {limit} then least({_TIME}, {near}) when {_TIME} is not null then {NEVER}L end"
-    beside = [F.expr(mark)]
+    marks = [F.expr(mark)]
     if windows.source is not None:
-        beside = [F.when(column_of(windows.source) == F.lit(name), F.expr(mark)) for name in windows.inputs]
-    if windows.definition.panes.has_gaps:
-        beside.append(F.expr(f"cast({_TIME} is null or {_TIME} < {fired} as int)"))
+        marks = [F.when(column_of(windows.source) == F.lit(name), F.expr(mark)) for name in windows.inputs]
     timed = frame.select(  # one call of many columns: Spark goes over the plan at each
         "*",
-        F.expr(_time(windows, max(now, before))).alias(_TIME),
-        F.expr(f"case when {_TIME} >= {fired} then {pane} end").alias(_PANE),
-        *(column.alias(own) for column, own in zip(beside, beside_of(windows), strict=True)),
+        F.expr(time).alias(_TIME),
+        F.expr(place).alias(_PLACE),
+        *(column.alias(own) for column, own in zip([*marks, *map(F.expr, beside)], beside_of(windows), strict=True)),
     )
-    columns = {windows.column: F.expr(_PANE if windows.type == "bigint" else f"timestamp_micros({_PANE})")}
-    columns |= {name: F.expr(f"case when {_PANE} is not null then {_quoted(name)} end") for name in read}
+    columns = {name: F.expr(text) for name, text in shown.items()}
+    columns |= {name: F.expr(f"case when {_PLACE} is not null then {_quoted(name)} end") for name in read}
     return timed.withColumns(columns)
 
 
@@ -96,7 +147,7 @@ def _time(windows: Windows, now: int) -> str:
     column = _quoted(windows.time)
     if windows.type == "bigint":
         return f"case when {column} between {-LATEST} and {LATEST} then {column} end"
-    reach = max(windows.definition.length, windows.definition.slide)
+    reach = windows.definition.reach
     micros = f"unix_micros({column})"
     return f"case when {micros} between {_FIRST_MICROSECOND + reach} and {_LAST_MICROSECOND - reach} then {micros} end"
 

@@ -6,7 +6,6 @@ The rules are those of `mapstate.protocol.windows`; the work is done by the task
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -18,29 +17,23 @@ import msgspec
 import pyarrow as pa
 
 from mapstate.aggregators.fields import Fields
-from mapstate.batch_report import BatchReport
-from mapstate.errors import ConfigurationError
 from mapstate.maps.pane_index import PanePages, Slice, slices, windows_of_ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import (
-    NEVER,
-    Input,
     Named,
     PaneChange,
+    Panes,
     WindowCommit,
     fired_panes,
-    latest_without_hole,
-    watermark,
 )
-from mapstate.schema import span_text
 from mapstate.spark.driver.access import access_of, configured
-from mapstate.spark.driver.apply import AttemptResult, Grouping
+from mapstate.spark.driver.apply import AttemptResult
+from mapstate.spark.driver.event_time import TimedState, window_reports
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
-from mapstate.spark.driver.job import Branch, Follower, Job, Windows
+from mapstate.spark.driver.job import Branch, Follower, Job
 from mapstate.spark.driver.new_values import arrow_frame, shown_types
-from mapstate.spark.driver.state import StateDriver
-from mapstate.spark.driver.window_rows import beside_of, with_panes
+from mapstate.spark.driver.window_rows import ANY_TIME, with_panes
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.report import TaskReport
 from mapstate.spark.executor.window_task import (
@@ -51,7 +44,6 @@ from mapstate.spark.executor.window_task import (
     PurgeTask,
     ReadAndJoin,
     Reads,
-    WindowReport,
     WindowTask,
 )
 
@@ -71,89 +63,35 @@ _MOST_PURGED = 100_000  # keys, beside as many as the batch wrote
 _ON_DRIVER = 10_000  # keys: fewer are not worth a job
 
 
-class WindowGrouping(Grouping):
-    """A grouping with columns beside the partials, see `mapstate.spark.driver.window_rows.BESIDE`."""
-
-    def __init__(self, *settings: Any, windows: Windows) -> None:
-        from pyspark.sql import functions as F
-
-        super().__init__(*settings)
-        beside = beside_of(windows)
-        if self.partials is None:
-            self.values += [F.col(name) for name in beside]
-            return
-        totals = [F.max(name).alias(name) for name in beside[: len(windows.inputs)]]
-        totals += [F.sum(name).alias(name) for name in beside[len(windows.inputs) :]]
-        self.values[-1:-1] = totals  # the number of rows stays last
-
-
-class WindowedState(StateDriver):
+class WindowedState(TimedState):
     """A state with windows by time."""
 
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
-        windows = branch.job.windows
-        if windows is None:
-            raise AssertionError("a WindowedState has windows")
-        self._windows = windows
-        self._panes = windows.definition.panes
-        self._now = self._near = self._ticks = self._jump = self._pause = 0
-        self._opened_at: int | None = None
-        self.make_grouping = partial(WindowGrouping, windows=windows)
+        self._panes: Panes = self.windows.by_pane.panes
         self.make_task = partial(
-            WindowTask, inputs=len(windows.inputs), has_gaps=self._panes.has_gaps, hole=windows.hole
+            WindowTask, inputs=len(self.windows.inputs), has_gaps=self._panes.has_gaps, hole=self.windows.hole
         )
 
-    def open(self) -> Any:
-        self._ticks = 0
-        return super().open()
-
     def open_request(self, owner: str) -> OpenRequest:
-        return msgspec.structs.replace(super().open_request(owner), windows=self._windows.definition)
+        return msgspec.structs.replace(super().open_request(owner), windows=self.windows.by_pane)
 
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
         """Rows are late by what was committed before the batch; unknown if another owner has committed since."""
-        if done is None:
-            self._read_clock(record)
+        super().set_batch(record, done)
         last: int | None = (record.last_windows() or WindowCommit()).watermark
         if done is not None:
             last = None if done.commit is None or done.commit.windows is None else done.commit.windows.before
-        self.branch.late_before = None if last is None else self._windows.definition.fired_before(last)
+        self.branch.taken = None if last is None else (self.windows.by_pane.fired_before(last), ANY_TIME)
 
-    def _read_clock(self, record: LedgerRecord) -> None:
-        """Reads the driver's clock. Windows follow no jump of it: docs/windows.md#a-clock-or-a-row-that-is-wrong.
-
-        Within a run time goes on by the ticks of the machine. Before its first commit only a clock is doubted that is
-        behind the last batch, or a week beyond it. Raises ConfigurationError then for windows by the clock.
-        """
-        windows, last = self._windows.definition, record.last_windows() or WindowCommit()
-        wall, ticks = time.time_ns() // 1000, _ticks()
-        self._opened_at = self._opened_at if self._ticks else record.last_txid
-        expected, most = self._now + ticks - self._ticks, _DRIFT
-        is_first = record.last_txid == self._opened_at
-        if is_first:
-            known = last.clock or max((own.at for own in last.inputs.values()), default=0)
-            known = max(known, windows_of_ledger(record).least) if windows.by_clock else known
-            expected = known if known and (windows.by_clock or windows.idle is not None) else wall
-            most = _MOST_PAUSE
-        jump = 0 if -_DRIFT <= wall - expected <= most else wall - expected
-        text = (
-            f"state {self.spec.state!r}: the driver's clock is {span_text(jump, 'timestamp')} beyond where it should "
-            "be since the last batch. Set it right and start the query again. If it is right, mapstate advance says "
-            "so: --to the present time, or --back-to."
-        )
-        if jump and is_first and windows.by_clock:
-            raise ConfigurationError(f"{text} Nothing was written.")
-        if jump and abs(jump - self._jump) > _DRIFT:
-            _log.warning("%s Windows do not follow it.", text)
-        self._now, self._ticks, self._jump = expected if jump and not is_first else wall, ticks, jump
-        self._pause = jump if is_first else 0
-        self._near = self._now if windows.by_clock else max(self._now, wall)
+    def least(self, record: LedgerRecord) -> int:
+        return windows_of_ledger(record).least
 
     def keyed(self, frame: DataFrame) -> DataFrame:
         """A batch's rows with their panes, as its grouping takes them."""
         read = dict.fromkeys([*(key.name for key in self.job.keys[1:]), *self.job.columns])
-        return with_panes(frame, self._windows, list(read), self.branch.late_before or 0, self._near)
+        before = 0 if self.branch.taken is None else self.branch.taken[0]
+        return with_panes(frame, self.windows, list(read), before, self.near)
 
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
         """See `StateDriver.attempt`; then the new watermark, and the purge. Raises FencedError, too."""
@@ -164,10 +102,6 @@ class WindowedState(StateDriver):
             result.release()
             raise
         return result
-
-    def make_report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
-        report = super().make_report(commit, number, result)
-        return report if commit.windows is None else msgspec.structs.replace(report, **commit.windows.reported())
 
     def emit_fired(self, frame: DataFrame, record: LedgerRecord, done: Commit | None, batch_id: int) -> None:
         """Calls what gets fired windows: a state that follows for every batch, a function where a window has fired.
@@ -186,23 +120,8 @@ class WindowedState(StateDriver):
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
     ) -> tuple[WindowCommit, PaneChange]:
         """What the commit says of windows, and what the attempt did to panes. Purges what is due."""
-        last = record.last_windows() or WindowCommit()
-        found = [msgspec.convert(report.windows, WindowReport) for report in reports if report.windows is not None]
-        definition = self._windows.definition
-        if definition.by_clock:
-            inputs = {name: Input(max(self._now, last.watermark), self._now) for name in self._windows.inputs}
-        else:
-            inputs = self._inputs(record, found)
-        mark = watermark(last.watermark, inputs, definition.behind, self._now, idle=definition.idle)
-        commit = WindowCommit(
-            watermark=max(mark, windows_of_ledger(record).least),
-            before=last.watermark,
-            inputs=inputs,
-            late=sum(report.late for report in found),
-            between=sum(report.between for report in found),
-            clock=self._now,
-            jump=self._jump,
-        )
+        found = window_reports(reports)
+        commit = self.window_commit(record, found)
         task = PurgeTask(self.job.spec, record, attempt.token, attempt.view, attempt.txid)
         with closing(task.reads()) as reads:
             panes = PanePages(record.state, windows_of_ledger(record), reads.index)
@@ -214,29 +133,6 @@ class WindowedState(StateDriver):
         if pages:
             task.write(pages)
         return commit, change
-
-    def _inputs(self, record: LedgerRecord, found: Sequence[WindowReport]) -> dict[str, Input]:
-        """What is known of each input after the batch."""
-        last, names = record.last_windows() or WindowCommit(), self._windows.inputs
-        known = {name: last.inputs.get(name, Input()) for name in names}
-        times = [[stretch for report in found for stretch in report.latest[at]] for at in range(len(names))]
-        mark = max(last.watermark, windows_of_ledger(record).least)
-        marked = mark if mark == NEVER else mark + self._windows.definition.behind
-        before = max(marked, *(own.latest for own in known.values()))
-        limit = latest_without_hole(itertools.chain(*times), before, self._windows.hole)
-        beyond = [end for own in times for _, end, _ in own if end > limit]
-        if beyond:
-            _log.warning(
-                "state %s: times up to %d move no watermark, because no row is within ahead= of the latest one, %d. If "
-                "they are right, say so by mapstate advance --to.",
-                *(self.spec.state, max(beyond), limit),
-            )
-        after = {}
-        for at, (name, own) in enumerate(known.items()):
-            latest = max((end for _, end, _ in times[at] if end <= limit), default=None)
-            paused = Input(own.latest, own.at and own.at + self._pause)  # in which the clock may have jumped
-            after[name] = paused.noted(latest, self._now, has_rows=any(report.has_rows[at] for report in found))
-        return after
 
     def _purge(self, task: PurgeTask, panes: PanePages, reads: Reads, frame: DataFrame, most_keys: int) -> list[int]:
         """Removes what is due, up to some keys; the rest is for the next batch. Returns the panes that are done."""
@@ -280,7 +176,7 @@ class WindowedState(StateDriver):
             return Fired(frame.sparkSession.createDataFrame([], out), has_windows=False)
         read, join = self._tasks(record, ends, fields, out)
         places = [(pane, partition) for pane in panes for partition in range(windows.width)]
-        is_whole = not self._windows.definition.has_parts
+        is_whole = not self.windows.by_pane.has_parts
         if self.job.spec.is_applied_on_driver:
             columns = [pa.array(column) for column in zip(*places, strict=True)]
             batch = pa.RecordBatch.from_arrays(columns, ["pane", "partition"])
@@ -319,7 +215,7 @@ def fired_type(job: Job, fields: Fields) -> StructType:
     from pyspark.sql.types import DataType, StructField, StructType
 
     time_type = DataType.fromDDL(job.keys[0].type)
-    is_session = job.windows is not None and job.windows.definition.sessions
+    is_session = job.windows is not None and job.windows.by_pane.sessions
     columns = [StructField(WINDOW_START, time_type), StructField(WINDOW_END, time_type)]
     columns += [StructField(key.name, DataType.fromDDL(key.type)) for key in job.keys[1:]]
     columns += [
@@ -340,10 +236,6 @@ def _spread(frame: DataFrame, rows: Sequence[Sequence[Any]], schema: str) -> Dat
     # Spark would take what tasks make of the rows to be as small as these, and broadcast it in a join.
     share = -(-len(rows) // access_of(frame).parallelism()) or 1
     return arrow_frame(frame, of_spark, [pa.RecordBatch.from_arrays(columns, schema=form)], rows_of_task=share)
-
-
-def _ticks() -> int:
-    return (time.monotonic_ns() if _BOOT is None else time.clock_gettime_ns(_BOOT)) // 1000
 
 
 def _sorted_and_joined(packed: Iterator[pa.RecordBatch], join: JoinTask) -> Iterator[pa.RecordBatch]:

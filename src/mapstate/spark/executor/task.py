@@ -107,12 +107,12 @@ class BatchTask:
             if report.lost_claim:
                 return
         with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
-            room = Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
-            state = self._map_state(SerializedMap(writer, self._codec(), room))
+            room = self.room()
+            state = self._map_state(SerializedMap(writer, self.codec(), room))
             state.begin_commit(self.txid)  # without a commit of the map: the ledger commits, on the driver
             counted = self.counted(batches, report)
             native = self.partials is not None
-            chunks = self._native_chunks(counted, room) if native else self._folded_chunks(counted, room, state)
+            chunks = self.native_chunks(counted, room) if native else self.folded_chunks(counted, room, state)
             if native and isinstance(writer, ReadsAhead):
                 chunks = _read_ahead(chunks, writer)
             index = self.key_index(writer, report.partition)
@@ -148,9 +148,14 @@ class BatchTask:
         at = read_ledger(store, self.spec.state).in_flight
         return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
 
-    def _codec(self) -> RecordCodec:
+    def codec(self) -> RecordCodec:
+        """The codec of the state's records."""
         spec = self.spec
         return RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.field_counts)
+
+    def room(self) -> Room:
+        """How many keys fit into a chunk."""
+        return Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
 
     def key_index(self, writer: Any, partition: int) -> PaneIndex | None:  # noqa: ARG002
         """What notes the keys that this task writes: the panes' index of new keys, or the log of changes."""
@@ -169,12 +174,13 @@ class BatchTask:
             return TransactionalMap(records, self.view, written_once=True)
         return NonTransactionalMap(records)
 
-    def _key_codec(self) -> KeyCodec:
+    def key_codec(self) -> KeyCodec:
+        """The codec of the grouping columns."""
         return KeyCodec(self.keys, native=serializer(self.spec.serializer).native)
 
-    def _native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[_Chunk]:
+    def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
         """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
-        codec = self._key_codec()
+        codec = self.key_codec()
         width = len(self.keys)
         names = [key.name for key in self.keys]
         for field, size in zip(self.fields.fields, self.partials or (), strict=True):
@@ -192,10 +198,10 @@ class BatchTask:
                     at += size
                 yield keys, self.fields.from_columns(per_field), rows, part.columns[:width]
 
-    def _folded_chunks(self, batches: Iterator[pa.RecordBatch], room: Room, state: MapState[Any]) -> Iterator[_Chunk]:
+    def folded_chunks(self, batches: Iterator[pa.RecordBatch], room: Room, state: MapState[Any]) -> Iterator[Chunk]:
         """Chunks of raw rows sorted by key, folded in Python: for aggregators that are not native."""
         fold = RowFold(self.fields, state, room)
-        codec = self._key_codec()
+        codec = self.key_codec()
         width = len(self.keys)
         names = [*(key.name for key in self.keys), *self.rows_of]
         for part in (part for batch in batches for part in slices(batch, lambda: ROWS_WAITING, self.spec.chunk_bytes)):
@@ -211,7 +217,7 @@ class BatchTask:
         if fold.keys:
             yield self._folded(fold, codec)
 
-    def _folded(self, fold: RowFold, codec: KeyCodec) -> _Chunk:
+    def _folded(self, fold: RowFold, codec: KeyCodec) -> Chunk:
         keys, partials, rows = fold.take()
         if self.new_values is None:
             return keys, partials, rows, ()
@@ -251,11 +257,11 @@ class BatchTask:
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
-_Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
+Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
 """Key texts, partials, the number of rows behind them, and the key columns for new values."""
 
 
-def _read_ahead(chunks: Iterator[_Chunk], writer: ReadsAhead) -> Iterator[_Chunk]:
+def _read_ahead(chunks: Iterator[Chunk], writer: ReadsAhead) -> Iterator[Chunk]:
     """The chunks, each given out when the next one's records are asked for. A single one is not."""
     chunk = next(chunks, None)
     for at, following in enumerate(chunks):

@@ -13,7 +13,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,76 +38,31 @@ from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.windows import NEVER
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.error_text import each_with_errors_as_text
-from mapstate.spark.executor.report import TaskReport
-from mapstate.spark.executor.task import BatchTask
+from mapstate.spark.executor.timed_task import TimedTask, WindowReport
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class WindowReport(msgspec.Struct):
-    """What a task of a state with windows says beside.
+class WindowTask(TimedTask):
+    """A task of a state with windows: its new keys go into the pane index. ``has_gaps`` says what stands beside."""
 
-    ``late`` and ``between`` are rows; ``latest`` has the times of each input that may move the watermark, see
-    `mapstate.protocol.windows.latest_without_hole`, and ``has_rows`` whether it had any; ``panes`` are those that the
-    task wrote.
-    """
-
-    late: int
-    between: int
-    latest: list[list[tuple[int, int, int]]]
-    has_rows: list[bool]
-    panes: list[int]
-
-
-class WindowTask(BatchTask):
-    """A task whose rows also say what they do to the watermark, and whose new keys go into the pane index.
-
-    ``inputs`` and ``has_gaps`` say which columns stand beside, see `mapstate.spark.driver.window_rows.BESIDE`; ``hole``
-    what parts two stretches of times.
-    """
-
-    def __init__(self, *, inputs: int, has_gaps: bool, hole: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.hole = hole
-        self.inputs = inputs
-        self.has_gaps = has_gaps
+    def __init__(self, *, has_gaps: bool, **settings: Any) -> None:
+        super().__init__(beside=int(has_gaps), **settings)
 
     def key_index(self, writer: Any, partition: int) -> PaneIndex:
         codec = index_codec(self.spec.serializer, self.spec.state)
         return PaneIndex(writer, codec, self.view, self.txid, partition)
 
-    def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
-        """The groups that lie in windows, without the columns beside."""
-        found = report.windows = WindowReport(0, 0, [[] for _ in range(self.inputs)], [False] * self.inputs, [])
-        panes: set[int] = set()
-        for batch in super().counted(batches, report):
-            columns, names = batch.columns, batch.schema.names
-            end = len(columns) - (self.partials is not None)  # the number of rows stays last
-            start = end - self.inputs - self.has_gaps
-            for at in range(self.inputs):
-                marks = columns[start + at].drop_null()
-                found.has_rows[at] |= len(marks) > 0
-                found.latest[at] += _stretches(marks.filter(pc.not_equal(marks, NEVER)), self.hole)
-            outside = pc.is_null(columns[0])
-            rows = pc.sum(outside) if self.partials is None else pc.sum(columns[-1].filter(outside))
-            late = (pc.sum(columns[end - 1]) if self.has_gaps else rows).as_py() or 0
-            found.late += late
-            found.between += (rows.as_py() or 0) - late
-            report.rows_done += rows.as_py() or 0
-            kept = [*range(start), *range(end, len(columns))]
-            inside = pa.RecordBatch.from_arrays([columns[at] for at in kept], [names[at] for at in kept])
-            if rows.as_py():
-                inside = inside.filter(pc.invert(outside))
-            panes.update(pc.unique(inside.columns[0]).cast(pa.int64()).to_pylist())
-            found.panes = sorted(panes)
-            if inside.num_rows:
-                yield inside
+    def note(self, found: WindowReport, outside: int, beside: Sequence[pa.Array], places: pa.Array) -> None:
+        late = (pc.sum(beside[0]).as_py() or 0) if beside else outside
+        found.late += late
+        found.between += outside - late
+        found.panes = sorted({*found.panes, *pc.unique(places).cast(pa.int64()).to_pylist()})
 
     def keeping(self, bases: list[Any]) -> CombineAll:
         """See `BatchTask.keeping`. A key of a window is never removed, so the index names it once."""
@@ -124,16 +78,6 @@ class WindowTask(BatchTask):
             return values
 
         return combine
-
-
-def _stretches(times: pa.Array, hole: int) -> list[tuple[int, int, int]]:
-    first, last = pc.min_max(times).as_py().values()
-    if first is None or last - first <= hole:
-        return [] if first is None else [(first, last, len(times))]
-    times = times.sort()
-    cuts = pc.indices_nonzero(pc.greater(pc.subtract(times[1:], times[:-1]), hole)).to_pylist()
-    ends = zip([0, *(at + 1 for at in cuts)], [*cuts, len(times) - 1], strict=True)
-    return [(times[start].as_py(), times[end].as_py(), end - start + 1) for start, end in ends]
 
 
 class Reads:

@@ -21,6 +21,7 @@ from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.partition_persist import PartitionPersist, update_task
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spark.streams.query import OfQuery, Query, Startable
+from mapstate.spark.streams.rolling import RollingStream
 from mapstate.spark.streams.rows import Rows
 from mapstate.spark.streams.windows import WindowedStream, WindowOptions, windows_of, with_ticks
 from mapstate.spec import StateSpec
@@ -28,6 +29,7 @@ from mapstate.windows import (
     CountWindow,
     Duration,
     DurationWindow,
+    RollingWindows,
     SessionWindow,
     SlidingDurationWindow,
     TumblingDurationWindow,
@@ -203,14 +205,20 @@ class Stream(Rows[PersistentAggregate], Startable):
     def window(self, config: DurationWindow | SessionWindow, **options: Unpack[WindowOptions]) -> WindowedStream: ...
 
     @overload
+    def window(self, config: RollingWindows, **options: Unpack[WindowOptions]) -> RollingStream: ...
+
+    @overload
     def window(self, config: CountWindow, *, orderBy: str | Sequence[str] = ()) -> CountedStream: ...
 
-    def window(self, config: DurationWindow | SessionWindow | CountWindow, **options: Any) -> Any:
+    def window(self, config: DurationWindow | SessionWindow | RollingWindows | CountWindow, **options: Any) -> Any:
         """The rows by windows of time, or of so many rows. See docs/windows.md.
 
         By time, ``config`` is ``TumblingDurationWindow.of("1 hour")``, ``SlidingDurationWindow.of(length, slide)`` or
         ``SessionWindow.of(gap)``, with the options of docs/windows.md. A row whose first window has fired is
         late, see `WindowedAggregate.lateStream`. Raises ConfigurationError.
+
+        ``RollingWindows.of("1 hour", "7 days", LIFETIME)`` takes the same options. Its windows never fire: each ends
+        when a reader asks. See docs/features.md.
 
         ``TumblingCountWindow.of(length)`` and ``SlidingCountWindow.of(length, slide)`` count a key's rows instead, and
         have one option, ``orderBy``: the columns that order the rows of one batch. Where they order them completely, a
@@ -221,9 +229,10 @@ class Stream(Rows[PersistentAggregate], Startable):
             check_names("a window by count has no option", options, ["orderBy"])
             order = options.get("orderBy", ())
             return CountedStream(self, config, (order,) if isinstance(order, str) else tuple(order))
-        if isinstance(config, DurationWindow | SessionWindow):
+        if isinstance(config, DurationWindow | SessionWindow | RollingWindows):
             check_names("a window by time has no option", options, WindowOptions.__annotations__)
-        return WindowedStream(self, windows_of(self.schema, config, **options))
+        windows = windows_of(self.schema, config, **options)
+        return RollingStream(self, windows) if isinstance(config, RollingWindows) else WindowedStream(self, windows)
 
     def tumblingWindow(self, length: Duration, **options: Unpack[WindowOptions]) -> WindowedStream:
         """`window` of ``TumblingDurationWindow.of(length)``, as Trident names it."""
@@ -232,6 +241,12 @@ class Stream(Rows[PersistentAggregate], Startable):
     def slidingWindow(self, length: Duration, slide: Duration, **options: Unpack[WindowOptions]) -> WindowedStream:
         """`window` of ``SlidingDurationWindow.of(length, slide)``, as Trident names it."""
         return self.window(SlidingDurationWindow.of(length, slide), **options)
+
+    def rollingWindows(
+        self, *windows: Duration | tuple[Duration, Duration], **options: Unpack[WindowOptions]
+    ) -> RollingStream:
+        """`window` of ``RollingWindows.of(*windows)``."""
+        return self.window(RollingWindows.of(*windows), **options)
 
     def late(self, step: LateRows, query: Query) -> Self:
         """The late rows of windows of this stream. See `WindowedAggregate.lateStream`."""

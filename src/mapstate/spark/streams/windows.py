@@ -20,13 +20,13 @@ from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField
 from mapstate.spark.driver.job import Downstream, Follower, Job, Windows
-from mapstate.spark.driver.window_rows import LateRows
+from mapstate.spark.driver.window_rows import TILE, LateRows
 from mapstate.spark.driver.windows import WINDOW_END, WINDOW_START, WindowedState, fired_type
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import InWindows, Windowable, check_of_windows
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spec import StateSpec
-from mapstate.windows import Duration, DurationWindow, SessionWindow, span_of
+from mapstate.windows import Duration, DurationWindow, RollingWindows, SessionWindow, span_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +49,9 @@ class WindowOptions(TypedDict, total=False):
     startTime: Duration
     """Where windows start, counted from 1970 in UTC: ``"15 minutes"`` past each hour."""
     retention: Duration | None
-    """How far the watermark passes a window's end before the window is removed; None: its length."""
+    """How far the watermark passes a window's end before the window is removed; None: its length. Of rolling windows:
+    how far before the watermark an end may be that is asked for; None: 0.
+    """
     inputs: Mapping[str, Sequence[str]] | None
     """The column that names a row's input, and its values: ``{"source": ["web", "app"]}``; None: one input."""
     idle: Duration | None
@@ -62,7 +64,7 @@ class WindowOptions(TypedDict, total=False):
 
 def windows_of(
     schema: StructType,
-    config: DurationWindow | SessionWindow,
+    config: DurationWindow | SessionWindow | RollingWindows,
     *,
     timestampField: str | None = None,
     lag: Duration = 0,
@@ -74,7 +76,7 @@ def windows_of(
 ) -> Windows:
     """Check a window and `WindowOptions` against a schema. Raises ConfigurationError."""
     is_session = isinstance(config, SessionWindow)
-    if not isinstance(config, DurationWindow | SessionWindow):
+    if not isinstance(config, DurationWindow | SessionWindow | RollingWindows):
         raise ConfigurationError(f"a window is such as TumblingDurationWindow.of('1 hour'), not {config!r}")
     kind = _time_type(schema, timestampField)
     if isinstance(config, SessionWindow) and (timestampField is None or startTime):
@@ -86,6 +88,11 @@ def windows_of(
         raise ConfigurationError(
             "lag, idle and inputs are about the times of rows: name the column that has them, timestampField='at'"
         )
+    if isinstance(config, RollingWindows) and timestampField is None:
+        raise ConfigurationError(
+            "rolling windows go by the times of rows, not by the clock: name the column that has them, "
+            "timestampField='at'"
+        )
     if kind == "bigint" and idle is not None:
         raise ConfigurationError(
             f"idle compares with the clock, and {timestampField!r} is a bigint of its own units: leave it out"
@@ -93,6 +100,16 @@ def windows_of(
     if kind != "bigint" and ahead is None:
         ahead = "1 minute"
     source, names = _inputs(schema, inputs)
+    if isinstance(config, RollingWindows):
+        return Windows(
+            definition=config.definition(kind, startTime=startTime, lag=lag, retention=retention or 0, idle=idle),
+            column=TILE,
+            type=kind,
+            time=timestampField,
+            source=source,
+            inputs=names,
+            ahead=None if ahead is None else span_of(ahead, kind, "ahead"),
+        )
     panes = config.panes(kind, startTime)
     definition = WindowDefinition(
         length=panes.length,
@@ -177,7 +194,7 @@ class WindowedStream(InWindows["WindowedAggregate"]):
     def adapted(
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
-        is_session = self.windows.definition.sessions
+        is_session = self.windows.by_pane.sessions
         taken = {WINDOW_START, WINDOW_END, self.windows.column} | ({FIRST, LAST} if is_session else set())
         check_of_windows(state, taken, [*by, *aggregates, *self.schema.names])
         if state.ttl is not None:
@@ -185,7 +202,7 @@ class WindowedStream(InWindows["WindowedAggregate"]):
                 "windows are kept without a ttl, which is by the wall clock: a job that was down for a while would "
                 "find open windows without their keys. retention= says how long a window stays after it has fired"
             )
-        if self.windows.definition.has_parts:
+        if self.windows.by_pane.has_parts:
             check_joined(aggregates, "a session" if is_session else "a sliding window")
         times: dict[str, Aggregator] = {}
         if is_session and self.windows.time is not None:
@@ -205,7 +222,7 @@ class WindowedStream(InWindows["WindowedAggregate"]):
         )
         query, branch = self.stream.branch_of(keyed)
         branch.make_driver = WindowedState
-        if windows.definition.sessions:
+        if windows.by_pane.sessions:
             from mapstate.spark.driver.sessions import SessionState
 
             branch.make_driver = SessionState
@@ -258,7 +275,7 @@ class WindowedAggregate(PersistentAggregate):
 
         Of tumbling windows only. Raises UsageError for sliding ones and sessions, whose panes are no windows.
         """
-        if self.windows.definition.has_parts:
+        if self.windows.by_pane.has_parts:
             raise UsageError(
                 "a batch touches panes, which are parts of sliding windows and of sessions, so it has no new "
                 "values of windows: take firedWindowsStream(), or tumbling windows"

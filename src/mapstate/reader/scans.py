@@ -1,14 +1,48 @@
-"""The number of keys that a scan finds, and whether it can be compared with the ledger's."""
+"""What scans and bulk reads give out, the number of keys that a scan finds, and whether it can be compared."""
 
 from __future__ import annotations
 
 from itertools import compress
 from typing import Any, NamedTuple
 
-from mapstate.errors import MissingKeysError
+from mapstate.errors import CorruptRecordError, MissingKeysError
 from mapstate.findings import DistinctKeys
-from mapstate.keys import StoreKey, contains_none
+from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.times import Time
+
+Page = list[tuple[Key, dict[str, Any]]]
+Listed = tuple[list[StoreKey], str | None]
+"""A page of keys, and the cursor behind it."""
+
+
+class Answer(NamedTuple):
+    """The result of `StateReader.answer`.
+
+    ``values``  the fields of each key, None for an absent one
+    ``ledger``  as of which they are
+    ``ends``    of rolling windows: where those of each key end; else None
+    """
+
+    values: list[dict[str, Any] | None]
+    ledger: LedgerRecord
+    ends: list[Time] | None
+
+
+class ScanPage(NamedTuple):
+    """A page of a scan: its keys and their fields, the ledger as of which they are, and the cursor behind it.
+
+    ``cursor`` is None where the store cannot go on from one: it is not a `mapstate.reader.capabilities.ScansFrom`.
+    Where the store's page is read in parts, all but the last part have the cursor in front of it.
+    ``problem`` names keys of this scan so far that cannot be read; the scan raises it behind its last page.
+    ``end`` is where rolling windows end, None for a state without, and for a page without keys.
+    """
+
+    rows: Page
+    ledger: LedgerRecord
+    cursor: str | None
+    problem: CorruptRecordError | None = None
+    end: Time | None = None
 
 
 class CountedKeys(NamedTuple):

@@ -1,0 +1,191 @@
+"""The fields of a state with rolling windows: what a batch makes of a key's tiles, and what readers see of them.
+
+See `mapstate.protocol.rolling` and `mapstate.serializers.tiles`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
+from mapstate.aggregators.fields import NULL, Fields
+from mapstate.aggregators.folding import called
+from mapstate.aggregators.joins import folded
+from mapstate.aggregators.sketches import SKETCHES
+from mapstate.errors import DataError, ValueOverflowError
+from mapstate.protocol.rolling import MOST_STORED, RollingDefinition, Tiling, columns_of
+from mapstate.schema import Field
+from mapstate.serializers.tiles import Tiles, tiles_of
+
+
+class TileFields(Fields):
+    """The fields of a task: its values and its partials are `Tiles`. ``tiling`` is that of the attempt's horizon."""
+
+    def __init__(self, fields: Sequence[Field], aggregators: Mapping[str, Aggregator], tiling: Tiling) -> None:
+        super().__init__(fields, aggregators)
+        self._tiling = tiling
+
+    def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
+        """The new tiles of a chunk: the old ones folded, and the batch's added.
+
+        Raises ValueOverflowError, and AggregatorError if a user's aggregator raised.
+        """
+        out: list[Tiles] = []
+        joins: list[tuple[Tiles, int, Tiles, int]] = []
+        for base, partial in zip(bases, partials, strict=True):
+            before = tiles_of(base)
+            if before is None:
+                out.append(self._checked(partial))
+                continue
+            after = self._folded(before)
+            for place, start in enumerate(partial.starts):  # ascending, so no place found before moves
+                at = bisect_left(after.starts, start)
+                if at < len(after.starts) and after.starts[at] == start:
+                    joins.append((after, at, partial, place))
+                    continue
+                after.starts.insert(at, start)
+                for column, added in zip(after.columns, partial.columns, strict=True):
+                    column.insert(at, added[place])
+            out.append(self._checked(after))
+        for number, (field, one) in enumerate(zip(self.fields, self.aggregators, strict=True)):
+            old = [after.columns[number][at] for after, at, _, _ in joins]
+            new = [partial.columns[number][place] for _, _, partial, place in joins]
+            if isinstance(one, NativeCombiner):
+                both = one.combine_all(old, new) if joins else []
+            else:
+                both = [folded(one, field.type, pair) for pair in zip(old, new, strict=True)]
+            for (after, at, _, _), value in zip(joins, both, strict=True):
+                after.columns[number][at] = value
+        return out
+
+    def _folded(self, before: Tiles) -> Tiles:
+        """A copy, with those tiles joined that no window tells apart any more, and without those that none has.
+
+        Tiles whose values cannot be joined stay as they are, which is never wrong: the read that joins them raises.
+        """
+        targets = self._tiling.tiles(before.starts)
+        if targets == before.starts:
+            return Tiles(list(before.starts), [list(column) for column in before.columns])
+        starts: list[int] = []
+        columns: list[list[Any]] = [[] for _ in before.columns]
+        for target, places in groupby(enumerate(targets), itemgetter(1)):
+            if target is None:
+                continue
+            (first, _), *others = places
+            end = first + 1 + len(others)
+            parts = [column[first:end] for column in before.columns]
+            own = [target]
+            if others:
+                try:
+                    parts = [
+                        [folded(one, field.type, part)]
+                        for one, field, part in zip(self.aggregators, self.fields, parts, strict=True)
+                    ]
+                except DataError:
+                    own = before.starts[first:end]
+            starts += own
+            for column, part in zip(columns, parts, strict=True):
+                column.extend(part)
+        return Tiles(starts, columns)
+
+    def _checked(self, tiles: Tiles) -> Tiles:
+        if len(tiles.starts) > MOST_STORED:
+            raise ValueOverflowError(
+                f"a key has rows in {len(tiles.starts)} tiles, and at most {MOST_STORED} fit: nothing of this batch "
+                "counts. Give the rows in the order of their times, in smaller batches. See "
+                "docs/features.md#history-first"
+            )
+        return tiles
+
+
+class Answers:
+    """What readers see of tiles: a column for each field and window, as plain values that `fields` shows.
+
+    ``joining`` are the fields of `mapstate.aggregators.results.joins_of`, ``columns`` those to make, None for all;
+    names that there are not are left out.
+    """
+
+    def __init__(self, joining: Fields, definition: RollingDefinition, columns: Sequence[str] | None = None) -> None:
+        self._definition = definition
+        places = {name: place for name, *place in columns_of([one.name for one in joining.fields], definition.windows)}
+        chosen = [name for name in dict.fromkeys(places if columns is None else columns) if name in places]
+        fields = [joining.fields[places[name][0]]._replace(name=name) for name in chosen]
+        self.fields = Fields(fields, {name: _shown(joining.aggregators[places[name][0]]) for name in chosen})
+        self._is_single = len(chosen) == 1
+        self._nothing = [_nothing(joining.aggregators[places[name][0]]) for name in chosen]
+        used = {place for _, place in map(places.__getitem__, chosen)}
+        windows = definition.windows
+        self._windows = [windows[place] for place in sorted(used, key=lambda place: windows[place].length or 1 << 80)]
+        order = {windows.index(window): step for step, window in enumerate(self._windows)}
+        wanted: dict[int, dict[int, int]] = {}  # of a field: where the answer for each window goes
+        for out, name in enumerate(chosen):
+            field, place = places[name]
+            wanted.setdefault(field, {})[order[place]] = out
+        self._plan = [
+            (at, joining.aggregators[at], joining.fields[at].type, [outs.get(step) for step in range(len(used))])
+            for at, outs in wanted.items()
+        ]
+
+    def values(self, found: Sequence[Any], ends: Sequence[tuple[int, int]]) -> list[Any]:
+        """A value for each committed one: of the windows that end at its end, with the rows before its second number.
+
+        Raises ValueOverflowError, and AggregatorError if a user's aggregator raised.
+        """
+        lows: dict[int, list[int]] = {}
+        out: list[Any] = []
+        for value, (end, until) in zip(found, ends, strict=True):
+            tiles = tiles_of(value)
+            if tiles is None:
+                out.append(None)
+                continue
+            own = lows.get(end)
+            if own is None:
+                own = lows[end] = [self._definition.low(window, end) for window in self._windows]
+            answer = self._of(tiles, own, until)
+            out.append(tuple(answer) if not self._is_single else NULL if answer[0] is None else answer[0])
+        return out
+
+    def _of(self, tiles: Tiles, lows: Sequence[int], until: int) -> list[Any]:
+        """From the shortest window to the longest: each tile is looked at once."""
+        starts, answer = tiles.starts, list(self._nothing)
+        high = bisect_left(starts, until)
+        cuts = [bisect_left(starts, low, 0, high) for low in lows]
+        for at, one, kind, outs in self._plan:
+            column, top, value = tiles.columns[at], high, None
+            for cut, place in zip(cuts, outs, strict=True):
+                if cut < top:
+                    part = folded(one, kind, column[cut:top])
+                    value = part if value is None else folded(one, kind, (part, value))
+                    top = cut
+                if place is not None and cut < high:
+                    answer[place] = value
+        return answer
+
+
+class _OfWindow(Aggregator):
+    """Shows the values of a user's own aggregator, and nothing for a window without a row."""
+
+    def __init__(self, own: Aggregator) -> None:
+        self._own = own
+
+    def result(self, value: Any) -> Any:
+        return None if value is None else called(self._own, self._own.result, value)
+
+    def result_type(self, value_type: str) -> str:
+        return self._own.result_type(value_type)
+
+    def describe(self) -> str:
+        return self._own.describe()
+
+
+def _shown(one: Aggregator) -> Aggregator:
+    return one if type(one).__module__.startswith("mapstate.") else _OfWindow(one)
+
+
+def _nothing(one: Aggregator) -> Any:
+    """The value of no rows. A sketch shows null of none."""
+    return one.zero() if isinstance(one, CombinerAggregator) and not isinstance(one, SKETCHES) else None

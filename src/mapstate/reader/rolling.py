@@ -1,0 +1,161 @@
+"""What a call asks of a state: the columns, and of rolling windows the time at which they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.results import joins_of
+from mapstate.aggregators.tiles import Answers
+from mapstate.errors import UnknownColumnError, UsageError, ValueOverflowError, WindowGoneError, shown
+from mapstate.keys import StoreKey
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.rolling import RollingRecord
+from mapstate.protocol.windows import WindowCommit
+from mapstate.reader.times import Time, clamped, number_of_caller
+
+At = Time | Literal["watermark"] | Sequence[Time] | None
+"""When rolling windows end: now, at the watermark, at a time, or at a time for each key."""
+
+Ends = Sequence[tuple[int, int]]
+"""For each key the unit at which its windows end, and the one before which rows count."""
+
+
+class RollingFields:
+    """The fields that readers see of one schema with rolling windows."""
+
+    def __init__(self, ledger: LedgerRecord, record: RollingRecord, aggregators: Mapping[str, Aggregator]) -> None:
+        self._fields = ledger.fields
+        self._definition = record.definition
+        self._aggregators = aggregators
+        self._chosen: dict[tuple[str, ...], Answers] = {}
+
+    @cached_property
+    def _joining(self) -> Fields:
+        return joins_of(self._fields, self._aggregators, "a rolling window joins the values of its tiles")
+
+    @cached_property
+    def all(self) -> Answers:
+        """All columns. Raises UsageError for a user's own aggregator that the reader lacks."""
+        return Answers(self._joining, self._definition)
+
+    def of(self, columns: Sequence[str] | None) -> Answers:
+        """Some columns; without those that there are not."""
+        if columns is None:
+            return self.all
+        found = self._chosen.get(tuple(columns))
+        if found is None:
+            self._chosen.clear()
+            found = self._chosen[tuple(columns)] = Answers(self._joining, self._definition, columns)
+        return found
+
+
+class Asked:
+    """What one call asks. ``at`` is as `At`; now is when this is made, and stays so in a scan.
+
+    Raises UsageError for columns that are no list.
+    """
+
+    def __init__(self, state: str, *, at: At = None, columns: Sequence[str] | None = None) -> None:
+        if isinstance(columns, str | bytes):
+            raise UsageError("columns is a list of field names, also for one field: columns=['visits']")
+        self.state = state
+        self.columns = None if columns is None else list(columns)
+        self._at = at
+        self._now = time.time_ns() // 1000
+        self._scan: tuple[int, int] | None = None
+
+    def check_plain(self) -> None:
+        """Raises UsageError where a time is asked of a state without rolling windows."""
+        if self._at is not None:
+            raise UsageError(
+                f"state {self.state!r} has no rolling windows, so at= has no meaning for it: its values are those of "
+                "its last batch. Nothing was read."
+            )
+
+    def ends(self, ledger: LedgerRecord, record: RollingRecord, done: WindowCommit, keys: int) -> Ends:
+        """Where the windows of each key end, under a ledger. Raises WindowGoneError, and UsageError for no time."""
+        definition, at = record.definition, self._at
+        if self._scan is not None:
+            ends: Ends = [self._scan] * keys
+        elif at is None:
+            latest = [] if done.newest is None else [done.newest]
+            latest += [self._now] if definition.type == "timestamp" else []
+            end = max([record.horizon, *map(definition.units, latest)])
+            return [(end, end + 1)] * keys
+        elif at == "watermark":
+            end = definition.units(ledger.final_mark())
+            ends = [(end, end)] * keys
+        elif isinstance(at, Sequence):
+            if isinstance(at, str) or len(at) != keys:
+                given = shown(at) if isinstance(at, str) else f"{len(at)} times for {keys} keys"
+                raise UsageError(f"at= is a time, 'watermark', or a time for each key, not {given}. Nothing was read.")
+            units = [definition.units(number_of_caller(time, definition.type, self.state)) for time in at]
+            ends = [(end, end) for end in units]
+        else:
+            end = definition.units(number_of_caller(at, definition.type, self.state))
+            ends = [(end, end)] * keys
+        earliest = min((end for end, _ in ends), default=record.horizon)
+        if earliest < record.horizon:
+            kind = definition.type
+            raise WindowGoneError(
+                f"state {self.state!r} cannot be read as of {clamped(definition.time(earliest), kind)}: its tiles are "
+                f"kept whole from {clamped(definition.time(record.horizon), kind)} on. Nothing was given out. Ask for "
+                "a later time; a longer retention= keeps earlier ones from then on. See "
+                "docs/features.md#which-times-can-be-asked-for",
+                state=self.state,
+            )
+        return ends
+
+    def named(self, fields: Fields, values: Sequence[Any]) -> list[Any]:
+        """The values by name. Raises UnknownColumnError."""
+        named: list[Any] = fields.named(values)
+        if self.columns is None:
+            return named
+        check_columns(self.state, self.columns, [field.name for field in fields.fields])
+        return [row if row is None else {name: row[name] for name in self.columns} for row in named]
+
+    def times(self, ledger: LedgerRecord, ends: Ends | None) -> list[Time] | None:
+        """Where windows end, as a caller gets it."""
+        if ends is None or ledger.rolling is None:
+            return None
+        definition = ledger.rolling.definition
+        return [clamped(definition.time(end), definition.type) for end, _ in ends]
+
+    def keep_end(self, ends: Ends | None) -> None:
+        """Later pages of this scan end where this one does."""
+        self._scan = ends[0] if ends else self._scan
+
+    def answered(self, fields: RollingFields, texts: Sequence[StoreKey], values: Sequence[Any], ends: Ends) -> Any:
+        """The fields and plain values of some tiles. Raises ValueOverflowError, with the key."""
+        answers = fields.of(self.columns)
+        if self.columns is not None and len(answers.fields.fields) < len(set(self.columns)):
+            check_columns(self.state, self.columns, [field.name for field in fields.all.fields.fields])
+        try:
+            return answers.fields, answers.values(values, ends)
+        except ValueOverflowError as error:
+            for text, value, end in zip(texts, values, ends, strict=True):
+                try:
+                    answers.values([value], [end])
+                except ValueOverflowError:
+                    raise ValueOverflowError(
+                        f"state {self.state!r}, key {shown(text)}: a window's value left its range, though each tile's "
+                        "is in it. Nothing was given out. Ask for other columns of this key, columns=[...].",
+                        state=self.state,
+                        key=str(text),
+                        aggregator=error.facts.get("aggregator"),
+                    ) from error
+            raise
+
+
+def check_columns(state: str, columns: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UnknownColumnError for a column that is not ``known``."""
+    for name in columns:
+        if name not in known:
+            raise UnknownColumnError(
+                f"state {state!r} has no field {name!r}; it has {', '.join(known)}. Nothing was read.", column=name
+            )

@@ -1,0 +1,102 @@
+"""A state with rolling windows, batch by batch: which rows count, and in which tiles.
+
+The rules are those of `mapstate.protocol.rolling`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.tiles import TileFields
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, LedgerRecord, OpenRequest
+from mapstate.protocol.rolling import RollingRecord
+from mapstate.protocol.windows import LATEST, WindowCommit
+from mapstate.schema import KeyOrder
+from mapstate.spark.driver.apply import AttemptResult
+from mapstate.spark.driver.event_time import TimedGrouping, TimedState, window_reports
+from mapstate.spark.driver.frames import SentRows
+from mapstate.spark.driver.job import Branch
+from mapstate.spark.driver.window_rows import TILE, with_tiles
+from mapstate.spark.executor.rolling_task import RollingTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class RollingGrouping(TimedGrouping):
+    """A grouping by key and tile, with the rows of a key as neighbours.
+
+    Spark first combines the rows of each tile, and then spreads the tiles by key: a second, small shuffle.
+    """
+
+    def of(self, batch_df: DataFrame) -> DataFrame:
+        if self.partials is not None:
+            rows = batch_df.groupBy(*self.keys, TILE).agg(*self.values)
+        else:
+            rows = batch_df.select(*self.keys, TILE, *self.values)
+        spread = rows.repartition(*self.places) if self.places else rows.repartition(1)
+        return spread.sortWithinPartitions(*self.places, TILE)
+
+    def in_order(self, rows: DataFrame, order: KeyOrder | None) -> DataFrame:
+        if order is None or not self.places:
+            return rows
+        return rows.sortWithinPartitions(*self.order_of(order), *self.places, TILE)
+
+
+class RollingState(TimedState):
+    """A state with rolling windows."""
+
+    def __init__(self, branch: Branch) -> None:
+        super().__init__(branch)
+        self._record: RollingRecord | None = None
+        self.make_grouping = partial(RollingGrouping, windows=self.windows)
+        self.make_task = partial(RollingTask, inputs=len(self.windows.inputs), hole=self.windows.hole)
+
+    def open_request(self, owner: str) -> OpenRequest:
+        return msgspec.structs.replace(super().open_request(owner), rolling=self.windows.rolling)
+
+    def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
+        """Rows count up to `Windows.ahead` beyond the clock, and back to the oldest window."""
+        super().set_batch(record, done)
+        if done is not None:
+            windows = None if done.commit is None else done.commit.windows
+            self.branch.taken = None if windows is None else windows.taken
+            return
+        kept = self._record = _rolling_of(record)
+        first, last = kept.first_time(), LATEST
+        if self.windows.type == "timestamp" and self.windows.ahead is not None:
+            last = self.near + self.windows.ahead
+        self.branch.taken = max(first, -LATEST), last
+
+    def make_fields(self, record: LedgerRecord) -> Fields:
+        return TileFields(record.fields, self.job.aggregators, _rolling_of(record).tiling)
+
+    def keyed(self, frame: DataFrame) -> DataFrame:
+        """A batch's rows with their tiles, as its grouping takes them."""
+        if self._record is None or self.branch.taken is None:
+            raise AssertionError("a batch has begun")
+        read = dict.fromkeys([*(key.name for key in self.job.keys), *self.job.columns])
+        return with_tiles(frame, self.windows, list(read), self.near, record=self._record, taken=self.branch.taken)
+
+    def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
+        """See `StateDriver.attempt`; then the new watermark."""
+        result = super().attempt(sent, record, attempt)
+        found = window_reports(result.reports)
+        newest = [one.newest for one in found if one.newest is not None]
+        last = (record.last_windows() or WindowCommit()).newest
+        result.window_commit = msgspec.structs.replace(
+            self.window_commit(record, found),
+            taken=self.branch.taken,
+            newest=max(newest if last is None else [*newest, last], default=None),
+        )
+        return result
+
+
+def _rolling_of(record: LedgerRecord) -> RollingRecord:
+    if record.rolling is None:
+        raise AssertionError("a state with rolling windows has a record of them")
+    return record.rolling
