@@ -71,9 +71,7 @@ def _steps_of(world: AnyWorld, protocol: Protocol | None = None) -> Any:
     return TogetherSteps(world, own)
 
 
-def explore(
-    world: AnyWorld, protocol: Protocol | None = None, *, limit: int = 100_000_000
-) -> Explored:
+def explore(world: AnyWorld, protocol: Protocol | None = None, *, limit: int = 100_000_000) -> Explored:
     """Looks at every state of a world, or at ``limit`` of them, until one is wrong."""
     started = time.monotonic()
     steps = _steps_of(world, protocol)

@@ -63,13 +63,14 @@ class Rolling:
 class Ledger(NamedTuple):
     """The library's ledger by its number, and what rolling windows add to it. All of it changes in one write.
 
-    ``marks``  of the last batches, as many as a rollback needs: the watermark after each, and the latest row time
+    ``marks``  of the last batches, as many as a rollback needs: the watermark after each, the latest row time, and the
+               horizon at its commit, which only a mutant minds
     """
 
     number: int = 0
     horizon: int = NEVER
     definition: int = 0
-    marks: tuple[tuple[int, int], ...] = ()
+    marks: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def watermark(self) -> int:
@@ -228,6 +229,7 @@ class RollingSteps:
     def __init__(self, world: Rolling, protocol: RollingProtocol) -> None:
         self.world = world
         self.protocol = protocol
+        self._most_rows = max(len(plan) for menu in world.plans for plan in menu)
         self._wrong_answer = cache(self._first_wrong_answer)
 
     def of(self, state: _State) -> Iterator[tuple[Label, _State]]:
@@ -268,12 +270,11 @@ class RollingSteps:
             is_other = number != ledger.definition
             if is_other and (state.used.restarts == world.restarts or not ledger.number):
                 continue
+            used = state.used._replace(restarts=state.used.restarts + is_other)
             if is_other and not self.protocol.may_open(ledger, own, definition):
-                yield ("StateSchemaError", "for a driver with definition", number), state
+                yield ("StateSchemaError", "for a driver with definition", number), state._replace(used=used)
                 continue
-            used = state.used._replace(
-                drivers=state.used.drivers + 1, restarts=state.used.restarts + is_other
-            )
+            used = used._replace(drivers=used.drivers + 1)
             yield from self._begin(state._replace(used=used), ledger._replace(definition=number), comes=True)
 
     def _begin(self, state: _State, ledger: Ledger, *, comes: bool = False) -> Iterator[tuple[Label, _State]]:
@@ -308,7 +309,7 @@ class RollingSteps:
 
     def _rows(self, plan: Plan, state: _State) -> tuple[Row, ...]:
         """The rows of a plan that are not set aside."""
-        first = 4 * state.used.attempts if not self.world.asked else 16 * state.used.attempts
+        first = self._most_rows * state.used.attempts
         rows = [Row(key, state.source + off, (-3) ** (first + at)) for at, (key, off) in enumerate(plan)]
         return tuple(row for row in rows if row.time <= state.clock + self.world.ahead)
 
@@ -323,7 +324,9 @@ class RollingSteps:
         """The next key, if there is anything to put. A late writer is refused: the attempt's own fence is the last."""
         key, record = attempt.at, state.records[attempt.at]
         after = state._replace(attempt=attempt._replace(at=key + 1))
-        rows = [row for row in attempt.rows if row.key == key and self.protocol.is_taken(row.time, state.ledger.watermark)]
+        rows = [
+            row for row in attempt.rows if row.key == key and self.protocol.is_taken(row.time, state.ledger.watermark)
+        ]
         value = self._value(attempt.ledger, record)
         if attempt.mark is None:
             return self._sweep(after, attempt, key, value)
@@ -358,7 +361,7 @@ class RollingSteps:
             raise ViolationError(f"txid {attempt.txid} is not committed: {answer}")
         if attempt.mark is None:
             return ("the vacuum ends",), state._replace(ledger=ledger._replace(number=answer), attempt=None)
-        after = ledger._replace(number=answer, marks=(*ledger.marks[-1:], attempt.mark))
+        after = ledger._replace(number=answer, marks=(*ledger.marks[-1:], (*attempt.mark, ledger.horizon)))
         after = after._replace(horizon=self.protocol.at_commit(after, self.world.definitions[after.definition]))
         return (
             ("commits", f"batch {batch}", "with watermark", after.watermark),
@@ -506,4 +509,11 @@ class RollingSteps:
             last = max([latest, first, *(row.time for row in rows)]) + longest + 2 * definition.unit
             return range(first, last), range(max(latest, first), last)
         own = [world.asked[(number + at) % len(world.asked)] for at in range(4)]
-        return [first + own[0], first + own[1], max(first, latest - own[2])], [latest, latest + own[3]]
+        times = [
+            first,
+            first + own[0],
+            first + own[1],
+            max(first, latest - own[2]),
+            max(first, latest - definition.lag),
+        ]
+        return times, [latest, latest + own[3]]

@@ -40,7 +40,7 @@ class Row(NamedTuple):
 class Aggregates(NamedTuple):
     """What a tile has of its rows, and what an answer has of a window's."""
 
-    count: int
+    rows: int
     total: int
     least: int
     most: int
@@ -48,7 +48,7 @@ class Aggregates(NamedTuple):
     def join(self, other: Aggregates) -> Aggregates:
         """Of the rows of both."""
         return Aggregates(
-            self.count + other.count,
+            self.rows + other.rows,
             self.total + other.total,
             min(self.least, other.least),
             max(self.most, other.most),
@@ -162,13 +162,12 @@ def undone(after: Tiles, how: Undo) -> Tiles | None:
 
 def slice_of(tiles: Tiles, begin: int, until: int | None) -> Aggregates | None:
     """What tiles say of the times from ``begin`` to ``until``: tiles count by where they begin."""
-    return _all_of([own for start, own in tiles if begin <= start and (until is None or start < until)])
+    found = [own for start, own in tiles if begin <= start and (until is None or start < until)]
+    return reduce(Aggregates.join, found) if found else None
 
 
 def right(rows: Sequence[Row], window: Window, end: int, until: int) -> Aggregates | None:
     """What is right of one key, from its rows alone. A live window reaches past its end, ``until`` a unit later."""
-    return _all_of([of_row(row) for row in rows if window.begin(end) <= row.time < until])
-
-
-def _all_of(found: list[Aggregates]) -> Aggregates | None:
-    return reduce(Aggregates.join, found) if found else None
+    begin = window.begin(end)
+    numbers = [row.number for row in rows if begin <= row.time < until]
+    return Aggregates(len(numbers), sum(numbers), min(numbers), max(numbers)) if numbers else None
