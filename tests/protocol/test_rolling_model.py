@@ -47,10 +47,8 @@ def test_on_no_way_through_a_random_world_is_an_answer_wrong(setting, worlds):
 
 
 def test_everything_that_is_modelled_happens_somewhere():
-    said = {
-        " ".join(map(str, label)) for world in ROLLING if world.name not in _LARGER for label in explored(world).labels
-    }
-    said |= {" ".join(map(str, label)) for label in _ways_of("windows that come and go")}
+    labels = {label for world in ROLLING if world.name not in _LARGER for label in explored(world).labels}
+    said = {" ".join(map(str, label)) for label in (*labels, *_offered("windows that come and go"))}
     for happening in (
         "a driver comes with definition 1 and begins",
         "begins batch 2",
