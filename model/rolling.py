@@ -324,9 +324,8 @@ class RollingSteps:
         """The next key, if there is anything to put. A late writer is refused: the attempt's own fence is the last."""
         key, record = attempt.at, state.records[attempt.at]
         after = state._replace(attempt=attempt._replace(at=key + 1))
-        rows = [
-            row for row in attempt.rows if row.key == key and self.protocol.is_taken(row.time, state.ledger.watermark)
-        ]
+        taken = [row for row in attempt.rows if self.protocol.is_taken(row.time, state.ledger.watermark)]
+        rows = tuple(row for row in taken if row.key == key)
         value = self._value(attempt.ledger, record)
         if attempt.mark is None:
             return self._sweep(after, attempt, key, value)

@@ -7,7 +7,7 @@ tuple of tiles in the order of time; tiles do not overlap, and each reaches up t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 __all__ = [
@@ -138,7 +138,8 @@ def joined(pieces: Iterable[tuple[int | None, Aggregates]]) -> Tiles:
     return tuple(sorted(tiles.items()))
 
 
-def folded(definition: Definition, horizon: int, value: Tiles, rows: Sequence[Row] = ()) -> Tiles:
+@lru_cache(1 << 14)  # worlds that are explored fold the same over and over
+def folded(definition: Definition, horizon: int, value: Tiles, rows: tuple[Row, ...] = ()) -> Tiles:
     """A value with more rows, and without the cuts that no window needs from ``horizon`` on."""
     old = [(definition.tile(start, horizon), own) for start, own in value]
     return joined([*old, *((definition.tile(row.time, horizon), of_row(row)) for row in rows)])

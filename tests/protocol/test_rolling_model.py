@@ -114,7 +114,8 @@ def test_tiles_answer_as_their_rows_do_however_often_they_are_folded():
         rows, horizon = [], NEVER
         value: Tiles = ()
         for number in range(30):
-            more = [Row(0, number - draw.choice([0, 0, 3, 40]), (-3) ** (2 * number + at)) for at in range(2)]
+            times = [number - draw.choice([0, 0, 3, 40]) for _ in range(2)]
+            more = tuple(Row(0, time, (-3) ** (2 * number + at)) for at, time in enumerate(times))
             before = value
             value = folded(definition, horizon, before, more)
             assert undone(value, undo(before, value)) == before
