@@ -7,6 +7,7 @@
     Replans, ...    checkpoints that are copied and put back                 `replans`
     Following, ...  a state with a change log, and who follows it            `following`
     Parts, ...      functions that give a batch in parts                     `parts`
+    Rolling, ...    rolling windows, whose values are tiles                  `rolling`, `rolling_tiles`
     WindowWorld     windows in random worlds, by the library's own tasks     `windows`, `window_mutants`
     explore, walk   every state of a small world, long ways through others   `explore`
 

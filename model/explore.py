@@ -15,11 +15,14 @@ from model.following import Following, FollowingProtocol, FollowingSteps
 from model.parts import Parts, PartsProtocol, PartsSteps
 from model.protocol import Protocol
 from model.replans import Replans, ReplansSteps, protocol_of
+from model.rolling import Rolling, RollingProtocol, RollingSteps
 from model.steps import Steps
 from model.together import Together, TogetherProtocol, TogetherSteps
 from model.world import Label, ViolationError, World
 
-__all__ = ["Explored", "explore", "walk"]
+__all__ = ["AnyWorld", "Explored", "explore", "walk"]
+
+AnyWorld = World | Together | Replans | Following | Parts | Rolling
 
 
 class Explored(NamedTuple):
@@ -45,7 +48,7 @@ class Explored(NamedTuple):
         return f"{self.world}: {self.violation}, after {len(self.trace)} steps ({self.states:,} states):{steps}"
 
 
-def _steps_of(world: World | Together | Replans | Following | Parts, protocol: Protocol | None = None) -> Any:
+def _steps_of(world: AnyWorld, protocol: Protocol | None = None) -> Any:
     """The steps of a world, under the library's protocol or a mutant's."""
     if isinstance(world, World):
         return Steps(world, protocol or Protocol(world.type))
@@ -57,6 +60,10 @@ def _steps_of(world: World | Together | Replans | Following | Parts, protocol: P
         in_parts = protocol or PartsProtocol(world.type)
         assert isinstance(in_parts, PartsProtocol)
         return PartsSteps(world, in_parts)
+    if isinstance(world, Rolling):
+        rolling = protocol or RollingProtocol()
+        assert isinstance(rolling, RollingProtocol)
+        return RollingSteps(world, rolling)
     if isinstance(world, Replans):
         return ReplansSteps(world, protocol_of(world, protocol))
     own = protocol or TogetherProtocol(world.type)
@@ -64,9 +71,7 @@ def _steps_of(world: World | Together | Replans | Following | Parts, protocol: P
     return TogetherSteps(world, own)
 
 
-def explore(
-    world: World | Together | Replans | Following | Parts, protocol: Protocol | None = None, *, limit: int = 100_000_000
-) -> Explored:
+def explore(world: AnyWorld, protocol: Protocol | None = None, *, limit: int = 100_000_000) -> Explored:
     """Looks at every state of a world, or at ``limit`` of them, until one is wrong."""
     started = time.monotonic()
     steps = _steps_of(world, protocol)
@@ -101,7 +106,7 @@ def explore(
 
 
 def walk(
-    world: World,
+    world: World | Rolling,
     choose: Callable[[Sequence[Label]], int],
     protocol: Protocol | None = None,
     *,
@@ -123,7 +128,7 @@ def walk(
 
 
 def _found(
-    world: World | Together | Replans | Following | Parts,
+    world: AnyWorld,
     parents: dict[int, int],
     started: float,
     error: ViolationError,

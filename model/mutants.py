@@ -18,6 +18,7 @@ from mapstate.protocol import plans, transitions, ways_back
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
 from mapstate.protocol.plans import BatchPlan
 from mapstate.reader.changes import Position
+from model.explore import AnyWorld
 from model.following import Following, FollowingProtocol
 from model.parts import WHOLE, Function, Parts, PartsProtocol
 from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
@@ -33,7 +34,7 @@ class Mutant(NamedTuple):
 
     name: str
     protocol: type[Protocol]
-    world: World | Together | Replans | Following | Parts
+    world: AnyWorld
     shows: str = "reads as"
 
 

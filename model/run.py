@@ -14,12 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from model.explore import Explored, explore, walk
-from model.following import Following
+from model.explore import AnyWorld, Explored, explore, walk
 from model.mutants import MUTANTS, Mutant
-from model.parts import Parts
-from model.replans import Replans
-from model.together import Together
+from model.rolling_mutants import ROLLING_MUTANTS
+from model.rolling_worlds import ROLLING, ROLLING_SETTINGS, RollingSetting, weighted
 from model.window_mutants import WINDOW_MUTANTS, WindowMutant
 from model.window_oracle import SETTINGS, Setting
 from model.windows import Played, play
@@ -47,14 +45,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="worlds and mutants whose name holds TEXT")
     parser.add_argument("--limit", type=int, default=3_000_000, help="the most states of one world (%(default)s)")
     parser.add_argument("--walks", type=int, default=2000, help="ways through each wide world (%(default)s)")
-    parser.add_argument("--windows", type=int, default=1000, help="worlds of each kind of windows (%(default)s)")
+    parser.add_argument("--windows", type=int, default=1000, help="random worlds of each kind of windows (%(default)s)")
+    parser.add_argument(
+        "--rolling", type=int, default=100, help="random worlds of each kind of rolling windows (%(default)s)"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at one time (%(default)s)")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     work: list[Callable[[], Outcome]] = []
-    work += [partial(_explored, world, options.limit) for world in (*LARGE, *SMALL) if options.only in world.name]
+    work += [
+        partial(_explored, world, options.limit) for world in (*LARGE, *SMALL, *ROLLING) if options.only in world.name
+    ]
     work += [partial(_walked, world, options.walks) for world in WIDE if options.only in world.name]
-    work += [partial(_mutant, mutant, options.limit) for mutant in MUTANTS if options.only in mutant.name]
+    mutants = (*MUTANTS, *ROLLING_MUTANTS)
+    work += [partial(_mutant, mutant, options.limit) for mutant in mutants if options.only in mutant.name]
+    work += [partial(_rolling, one, options.rolling) for one in ROLLING_SETTINGS if options.only in one.title]
     work += [partial(_windows, one, options.windows) for one in SETTINGS if options.only in f"windows: {one}"]
     work += [
         partial(_window_mutant, mutant, 10 * options.windows)
@@ -82,7 +87,7 @@ def _run(work: Callable[[], Outcome]) -> Outcome:
     return work()
 
 
-def _explored(world: World | Together | Replans | Following | Parts, limit: int) -> Outcome:
+def _explored(world: AnyWorld, limit: int) -> Outcome:
     found = explore(world, limit=limit)
     return Outcome(found.violation is None, found.complete, found.states, str(found))
 
@@ -101,6 +106,17 @@ def _walks(world: World, walks: int) -> Iterator[Explored]:
     for seed in range(walks):
         chance = random.Random(seed)
         yield walk(world, lambda labels, chance=chance: chance.randrange(len(labels)))  # type: ignore[misc]
+
+
+def _rolling(setting: RollingSetting, worlds: int) -> Outcome:
+    steps = 0
+    for seed in range(worlds):
+        found = walk(setting.world(seed), weighted(random.Random(seed)), longest=2000)
+        steps += found.states
+        if found.violation is not None:
+            return Outcome(False, True, steps, str(found))
+    line = f"{setting.title}: {worlds:,} random worlds of {steps:,} steps, no counterexample"
+    return Outcome(True, True, steps, line)
 
 
 def _windows(setting: Setting, worlds: int) -> Outcome:
