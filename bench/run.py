@@ -42,6 +42,7 @@ QUESTIONS = (
     "aerospike_floor",
     "sqlite_floor",
     "reader_cost",
+    "rolling_reads",
     "serving",
     "drpc",
     "dataframes",

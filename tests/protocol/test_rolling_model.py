@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from mapstate.protocol.rolling import RollingDefinition, RollingWindow, Tiling
 from model import explore, walk
 from model.rolling import Rolling
 from model.rolling_mutants import ROLLING_MUTANTS
@@ -143,27 +144,26 @@ def test_a_window_more_is_accepted_only_if_its_cuts_are_there():
 
 def test_the_tiles_of_the_library_are_those_of_the_model():
     """Each has arithmetic of its own: the library counts times in units from an offset on."""
-    library = pytest.importorskip("mapstate.protocol.rolling")
     draw = random.Random(13)
     for definition in _definitions(draw):
         unit, offset = definition.unit, draw.choice([0, 0, 3])
-        windows = {one: _of_library(library, one) for one in definition.windows}
-        own = library.RollingDefinition(windows=tuple(windows.values()), type="bigint", unit=unit, offset=offset)
+        windows = {one: _of_library(one) for one in definition.windows}
+        own = RollingDefinition(windows=tuple(windows.values()), type="bigint", unit=unit, offset=offset)
         horizon = definition.floor(draw.randint(-40, 40))
         for time in range(horizon - 200, horizon + 20):
             expected = definition.tile(time, horizon)
-            (start,) = library.Tiling(own, horizon // unit).tiles([own.units(time + offset)])
+            (start,) = Tiling(own, horizon // unit).tiles([own.units(time + offset)])
             if expected in (None, NEVER):
                 assert start is None if expected is None else start < -(10**9)
             else:
                 assert own.time(start) == expected + offset, (definition, horizon, time)
         for _ in range(20):
             more = Window(draw.randint(1, 30) * unit, draw.randint(1, 12) * unit)
-            can = own.has_cuts_of(_of_library(library, more), horizon // unit)
+            can = own.has_cuts_of(_of_library(more), horizon // unit)
             assert can == definition.has_cuts_of(more, horizon), (definition, more, horizon)
 
 
-def _of_library(library, window):
+def _of_library(window):
     if window.length is None:
-        return library.RollingWindow("lifetime", 0, 0)
-    return library.RollingWindow("some", window.length, window.step)
+        return RollingWindow("lifetime", 0, 0)
+    return RollingWindow("some", window.length, window.step)
