@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
 # The goal is 32,000 lines. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 247, "lines": 37_379, "head": 6_563, "one_importer": 64, "words_of_docs": 65_638}
+MOST = {"files": 236, "lines": 37_192, "head": 6_390, "one_importer": 58, "words_of_docs": 65_638}
 
 
 @pytest.fixture(scope="module")
