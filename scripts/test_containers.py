@@ -33,6 +33,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "final_windows",
         "options",
         "scan_parts",
+        "rolling_reads",
         "dataframes",
         "key_order",
         "changes",
@@ -52,6 +53,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "drpc",
         "reading_path",
         "replanned",
+        "rolling_windows",
         "running",
         "session_windows",
     )

@@ -22,6 +22,7 @@ from mapstate.aggregators import (
     CountDistinct,
     First,
     Last,
+    LastN,
     Max,
     Min,
     StdDev,
@@ -54,6 +55,7 @@ ALL: list[NativeCombiner] = [
     *(Count(), Count("n"), Sum("n"), Sum("d"), Sum("dec"), Avg("n"), Avg("d"), Avg("dec"), Min("s"), Max("d")),
     *(BoolAnd("b"), BoolOr("b"), First("s", by="t"), Last("n", by="t"), ArgMin("n", "d"), ArgMax("n", "d")),
     *(Collect("s", most=100), CountDistinct("s", most=100), TopN(3, "n"), TopN(2, "s", by="count", most=50)),
+    *(LastN("n", 3, by="t"), LastN("s", 2, by="n")),
     *(Variance("d"), VariancePop("d"), StdDev("d"), StdDevPop("d"), ApproxCountDistinct("s", log2k=9)),
     *(ApproxPercentiles("d", [0.5, 0.9], k=100), ApproxTopK(2, "s", tracked=8), ThetaSketch("s", log2k=8)),
 ]

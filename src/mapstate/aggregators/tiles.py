@@ -157,12 +157,16 @@ class Answers:
         for at, one, kind, outs in self._plan:
             column, top, value = tiles.columns[at], high, None
             for cut, place in zip(cuts, outs, strict=True):
+                if place is None or cut >= high:
+                    continue
+                if cut > top:  # a coarse resolution made the shorter window the longer one
+                    answer[place] = folded(one, kind, column[cut:high])
+                    continue
                 if cut < top:
                     part = folded(one, kind, column[cut:top])
                     value = part if value is None else folded(one, kind, (part, value))
                     top = cut
-                if place is not None and cut < high:
-                    answer[place] = value
+                answer[place] = value
         return answer
 
 

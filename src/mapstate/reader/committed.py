@@ -320,7 +320,7 @@ class CommittedReads:
         if was.rolling is None:
             asked.check_plain()
             return None
-        return asked.ends(was, was.rolling, self.last_windows(ledger), keys)
+        return asked.ends(was.rolling, self.last_windows(ledger), self.final_mark(ledger), keys)
 
     def answered(
         self, opened: Opened, asked: Asked, texts: list[StoreKey], values: list[Any], ends: Ends | None

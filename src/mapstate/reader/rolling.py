@@ -77,8 +77,11 @@ class Asked:
                 "its last batch. Nothing was read."
             )
 
-    def ends(self, ledger: LedgerRecord, record: RollingRecord, done: WindowCommit, keys: int) -> Ends:
-        """Where the windows of each key end, under a ledger. Raises WindowGoneError, and UsageError for no time."""
+    def ends(self, record: RollingRecord, done: WindowCommit, mark: int, keys: int) -> Ends:
+        """Where the windows of each key end: after a commit, and with a final mark.
+
+        Raises WindowGoneError, and UsageError for no time.
+        """
         definition, at = record.definition, self._at
         if self._scan is not None:
             ends: Ends = [self._scan] * keys
@@ -88,7 +91,7 @@ class Asked:
             end = max([record.horizon, *map(definition.units, latest)])
             return [(end, end + 1)] * keys
         elif at == "watermark":
-            end = definition.units(ledger.final_mark())
+            end = definition.units(mark)
             ends = [(end, end)] * keys
         elif isinstance(at, Sequence):
             if isinstance(at, str) or len(at) != keys:

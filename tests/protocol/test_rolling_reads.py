@@ -1,0 +1,449 @@
+"""Rolling windows for readers: as of any time that is kept, whole batches, whoever writes meanwhile."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from driven_reader import WAYS
+from rolled import WINDOWS, Rolled, Row, shown, suffix
+from states import Job, form_of
+
+from mapstate import LIFETIME, Count, Sum
+from mapstate.aggregators.aggregator import CombinerAggregator, ReducerAggregator
+from mapstate.backends import resolve
+from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError, WindowGoneError
+from mapstate.reader import StateReader, open_reader, rolling
+
+USERS = ["ann", "bob", "cyd", "eve"]
+
+
+@pytest.fixture(params=WAYS)
+def opened(request: Any) -> Callable[..., Any]:
+    """Opens a reader, blocking or on an event loop."""
+    return WAYS[request.param]["open_reader"]
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def url(request: Any, tmp_path: Any) -> str:
+    """A store of each kind, empty."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return request.getfixturevalue("redis_url")
+
+
+@pytest.fixture
+def clock(monkeypatch: Any) -> SimpleNamespace:
+    """The clock of readers, in seconds."""
+    clock = SimpleNamespace(now=0)
+    monkeypatch.setattr(rolling, "time", SimpleNamespace(time_ns=lambda: clock.now * 1_000_000_000))
+    return clock
+
+
+def some(draw: random.Random, start: int) -> list[Row]:
+    """The rows of a batch: most are of its time, some are late."""
+    late = [Row(start - draw.randint(20, 200), draw.choice(USERS[:3]), draw.randint(-9, 9)) for _ in range(3)]
+    return late + [Row(start + draw.randint(0, 20), draw.choice(USERS[:3]), draw.randint(-9, 9)) for _ in range(9)]
+
+
+def made(url: str, batches: int = 5, **changes: Any) -> Rolled:
+    """A state with some batches."""
+    draw, job = random.Random(7), Rolled(url, **({"lag": 6, "serializer": form_of(url)} | changes))
+    for batch in range(batches):
+        job.batch(*some(draw, 20 * batch))
+    return job
+
+
+def first_time(job: Rolled) -> int:
+    kept = job.record.rolling
+    return kept.definition.time(kept.horizon) // job.scale
+
+
+@pytest.mark.parametrize("kind", ["bigint", "timestamp"])
+def test_every_way_of_asking_is_that_of_the_rows(url, opened, clock, kind):
+    job = made(url, kind=kind, retention=10, startTime=3)
+    first, times = first_time(job), []
+    with opened(url, "s") as reader:
+        for clock.now in (0, job.newest - 3, job.newest, job.newest + 1, job.newest + 33, 10**6):
+            now = clock.now if kind == "timestamp" else None
+            assert reader.multi_get(USERS) == [job.right(user, now=now) for user in USERS]
+            assert dict(reader.scan()) == {(user,): job.right(user, now=now) for user in USERS[:3]}
+        assert reader.multi_get(USERS, at="watermark") == [job.right(user, "watermark") for user in USERS]
+        assert reader.watermark().time == job.time(job.mark)
+        for at in range(first, job.newest + 30, 3):
+            assert reader.get("ann", at=job.time(at)) == job.right("ann", at)
+            times.append(at)
+        users = [USERS[at % 4] for at in range(len(times))]
+        one_each = reader.multi_get(users, at=[job.time(at) for at in times])
+        assert one_each == [job.right(user, at) for user, at in zip(users, times, strict=True)]
+        assert reader.multi_get(users, at=tuple(job.time(at) for at in times)) == one_each
+        assert reader.multi_get([], at=job.time(first)) == reader.multi_get([], at=[]) == []
+
+
+def test_no_row_at_or_after_a_given_time_is_in_the_answer(url, opened):
+    """A label's row never sees its future, whichever resolution."""
+    job = Rolled(url, [(20, 5), LIFETIME], serializer=form_of(url))
+    job.batch(*(Row(at, "ann", at) for at in range(40)))
+    with opened(url, "s") as reader:
+        for at in range(job.mark, 60):
+            newest = reader.get("ann", at=at)["newest_lifetime"][0]
+            assert newest < at
+            assert newest == min(at - at % 5, 40) - 1
+
+
+@pytest.mark.parametrize("kind", ["bigint", "timestamp"])
+def test_an_answer_says_where_its_windows_end(url, opened, clock, kind):
+    job = made(url, kind=kind)
+    clock.now = job.newest + 7
+    with opened(url, "s") as reader:
+        answer = reader.answer(["ann", "bob"])
+        newest = clock.now if kind == "timestamp" else job.newest
+        assert answer.ends == [job.time(newest)] * 2
+        assert answer.ledger == job.record
+        assert reader.answer(["ann"], at="watermark").ends == [job.time(job.mark)]
+        at = [job.time(job.mark), job.time(job.mark + 9)]
+        assert reader.answer(["ann", "bob"], at=at).ends == at
+        values, ledger = reader.multi_get_as_of(["ann"], at=job.time(job.mark))
+        assert (values, ledger) == ([job.right("ann", job.mark)], job.record)
+        (page,) = (page for page in reader.pages_as_of(at=job.time(job.mark)) if page.rows)
+        assert (dict(page.rows)[("ann",)], page.end) == (job.right("ann", job.mark), job.time(job.mark))
+        assert reader.answer([]).ends == []
+
+
+def test_what_is_no_time(url, opened):
+    numbers = made(url)
+    with opened(url, "s") as reader:
+        for wrong in (dt.datetime(2026, 1, 1, tzinfo=dt.UTC), 1.5, True, [dt.datetime(2026, 1, 1, tzinfo=dt.UTC)]):
+            with pytest.raises(UsageError, match="are numbers"):
+                reader.get("ann", at=wrong)
+        for given, said in (
+            ("now", "not 'now'"),
+            ([numbers.mark], "not 1 times for 2 keys"),
+            ([numbers.mark] * 3, "not 3 times for 2 keys"),
+            ([], "not 0 times for 2 keys"),
+        ):
+            with pytest.raises(UsageError, match=f"a time for each key, {said}"):
+                reader.multi_get(["ann", "bob"], at=given)
+        with pytest.raises(UsageError, match="are numbers"):
+            reader.multi_get(["ann", "bob"], at=[numbers.mark, "watermark"])
+        with pytest.raises(UsageError, match="are numbers"):
+            list(reader.scan(at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC)))
+
+
+def test_a_time_has_a_zone(url, opened):
+    made(url, kind="timestamp")
+    with opened(url, "s") as reader:
+        for wrong in (20, dt.datetime(2026, 1, 1), "2026-01-01", dt.date(2026, 1, 1)):
+            with pytest.raises(UsageError, match=r"datetimes with a time zone|a time for each key"):
+                reader.get("ann", at=wrong)
+        west = dt.timezone(dt.timedelta(hours=-7))
+        at = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=95)
+        assert reader.get("ann", at=at.astimezone(west)) == reader.get("ann", at=at)
+
+
+@pytest.mark.parametrize("kind", ["bigint", "timestamp"])
+def test_before_the_horizon_a_time_is_gone(url, opened, kind):
+    job = made(url, kind=kind, retention=10)
+    first = first_time(job)
+    with opened(url, "s") as reader:
+        assert reader.get("ann", at=job.time(first)) == job.right("ann", first)
+        for call in (
+            lambda: reader.get("ann", at=job.time(first - 1)),
+            lambda: reader.multi_get(["ann", "bob"], at=[job.time(first), job.time(first - 1)]),
+            lambda: list(reader.scan(at=job.time(first - 1))),
+            lambda: reader.to_arrow(at=job.time(first - 1)),
+            lambda: reader.get("nobody", at=job.time(first - 1)),
+        ):
+            with pytest.raises(WindowGoneError, match="its tiles are kept whole from") as caught:
+                call()
+            assert str(job.time(first)) in str(caught.value)
+            assert caught.value.facts["state"] == "s"
+
+
+def test_a_state_without_rolling_windows_has_no_time(url, opened):
+    job = Job(url)
+    job.batch(a=1, b=2)
+    with opened(url, "s") as reader:
+        for call in (
+            lambda: reader.get("a", at=5),
+            lambda: reader.multi_get(["a"], at="watermark"),
+            lambda: reader.multi_get([], at=5),
+            lambda: reader.answer(["a"], at=[5]),
+            lambda: list(reader.scan(at=5)),
+            lambda: reader.to_arrow(at=5),
+        ):
+            with pytest.raises(UsageError, match="has no rolling windows, so at= has no meaning"):
+                call()
+        assert reader.get("a", columns=["n"]) == {"n": 1}
+        assert reader.answer(["a"]).ends is None
+        assert [page.end for page in reader.pages_as_of()][:1] == [None]
+        for call in (lambda: reader.get("a", columns=["m"]), lambda: list(reader.scan(columns=["n", "m"]))):
+            with pytest.raises(UnknownColumnError, match="has no field 'm'; it has n"):
+                call()
+        for wrong in ("n", b"n"):
+            with pytest.raises(UsageError, match="columns is a list of field names"):
+                reader.get("a", columns=wrong)
+
+
+def test_columns_are_given_in_their_order_and_no_others(url, opened):
+    job = made(url)
+    chosen = ["total_40", "rows_lifetime", "newest_10"]
+    right = {user: job.right(user) for user in USERS[:3]}
+    with opened(url, "s") as reader:
+        for user, whole in right.items():
+            found = reader.get(user, columns=chosen)
+            assert list(found.items()) == [(name, whole[name]) for name in chosen]
+            for name in whole:
+                assert reader.get(user, columns=[name]) == {name: whole[name]}
+        assert reader.multi_get(["eve", "ann"], columns=["rows_10"]) == [None, {"rows_10": right["ann"]["rows_10"]}]
+        assert dict(reader.scan(columns=["least_120"])) == {
+            (user,): {"least_120": whole["least_120"]} for user, whole in right.items()
+        }
+        assert reader.get("ann", columns=[]) == {}
+        assert reader.get("ann", columns=["rows_10", "rows_10"]) == {"rows_10": right["ann"]["rows_10"]}
+        for call in (
+            lambda: reader.get("ann", columns=["rows_10", "rows_11"]),
+            lambda: reader.get("ann", columns=["rows"]),
+            lambda: list(reader.scan(columns=["rows_11"])),
+            lambda: reader.to_arrow(columns=["rows_11"]),
+        ):
+            with pytest.raises(UnknownColumnError, match="it has rows_10, rows_40"):
+                call()
+
+
+def test_a_table_has_a_column_for_each_window(url, opened):
+    job = made(url)
+    with opened(url, "s") as reader:
+        table = reader.to_arrow()
+        fields = [f"{field}_{suffix(one)}" for field in job.aggregates for one in WINDOWS]
+        assert table.column_names == ["user", *fields]
+        rows = {row.pop("user"): row for row in table.to_pylist()}
+        assert rows == {user: job.right(user) for user in USERS[:3]}
+        at = job.mark + 3
+        some_columns = reader.to_arrow(columns=["rows_40", "newest_lifetime"], at=at)
+        assert some_columns.column_names == ["user", "rows_40", "newest_lifetime"]
+        for row in some_columns.to_pylist():
+            right = job.right(row["user"], at)
+            assert (row["rows_40"], row["newest_lifetime"]) == (right["rows_40"], right["newest_lifetime"])
+
+
+def test_a_scan_ends_where_it_did_when_it_began(tmp_path, clock):
+    url = f"memory://{tmp_path.name}"
+    job = Rolled(url, [(10, 1), LIFETIME], kind="timestamp", lag=30)
+    users = [f"user {at}" for at in range(40)]
+    job.batch(*(Row(at, user, at) for at, user in enumerate(users)))
+    before = list(job.rows)
+    clock.now = 45
+    with open_reader(url, "s") as reader:
+        scan = reader.pages_as_of(10)
+        pages = [next(scan)]
+        clock.now = 70
+        job.batch(*(Row(46 + at % 20, user, at) for at, user in enumerate(users)))
+        pages += list(scan)
+    found: dict[Any, Any] = {}
+    for page in pages:
+        if page.rows:
+            assert page.end == job.time(45)
+            rows = before if page.ledger.last_commit.batch_id == 0 else job.rows
+            for (user,), value in page.rows:
+                assert value == job.renamed(shown(rows, user, job.windows, end=45, until=46))
+                found[user] = value
+    assert set(found) == set(users)
+    with open_reader(url, "s") as reader:
+        at = [page.end for page in reader.pages_as_of(10, at="watermark") if page.rows]
+        assert set(at) == {job.time(job.mark)}
+
+
+# Beside a job
+
+
+def test_an_attempt_is_seen_once_it_is_committed_and_one_that_died_never(url, opened):
+    draw, job = random.Random(3), made(url, retention=15)
+    with opened(url, "s") as reader, opened(url, "s") as kept_open:
+        for batch in range(5, 11):
+            before = [job.right(user) for user in USERS]
+            at_mark = [job.right(user, "watermark") for user in USERS]
+            for _ in range(draw.randint(0, 2)):  # each replay has other rows, and the keys that it came to
+                job.attempt(*some(draw, 20 * batch + draw.choice([0, 500])), only=draw.sample(USERS, 2))
+                assert reader.multi_get(USERS) == before
+                assert reader.multi_get(USERS, at="watermark") == at_mark
+                first = first_time(job)
+                for at in range(first, job.newest + 9, 5):
+                    assert reader.multi_get(USERS, at=at) == [job.right(user, at) for user in USERS]
+            attempted = job.attempt(*some(draw, 20 * batch))
+            assert reader.multi_get(USERS) == before
+            job.commit(attempted)
+            for own in (reader, kept_open):
+                assert own.multi_get(USERS) == [job.right(user) for user in USERS]
+
+
+class Between:
+    """A backend without a joint read of ledger and records: ``calls`` run one by one, each in front of a read."""
+
+    shared_between_processes = False
+
+    def __init__(self, url: str, *calls: Callable[[], None]) -> None:
+        self.store: Any = resolve(url).open("s")
+        self.calls = list(calls)
+
+    def open(self, state: str, *, ttl: float | None = None) -> Any:
+        names = ("load", "swap", "multi_put")
+        return type(
+            "Some",
+            (),
+            {"multi_get": staticmethod(self._read)} | {n: staticmethod(getattr(self.store, n)) for n in names},
+        )()
+
+    def _read(self, keys: Any) -> Any:
+        if self.calls:
+            self.calls.pop(0)()
+        return self.store.multi_get(keys)
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_keys_of_an_answer_are_of_one_batch(tmp_path, place):
+    """Batches come between the reads of a call, and an attempt that has written one key and not the other."""
+    url = f"memory://{tmp_path.name}"
+    job, draw = made(url), random.Random(place)
+    right = [[job.right(user) for user in USERS]]
+
+    def more(batches: int) -> None:
+        for _ in range(batches):
+            job.attempt(*some(draw, job.newest), only=["ann"])
+            job.batch(*(Row(job.newest + 5, user, 2) for user in USERS[:3]), *some(draw, job.newest))
+            right.append([job.right(user) for user in USERS])
+        job.attempt(*some(draw, job.newest), only=["bob"])
+
+    calls = [*[lambda: None] * place, lambda: more(1), lambda: more(2), lambda: more(1)]
+    with open_reader(Between(url, *calls), "s") as reader:
+        for _ in range(8):
+            assert reader.multi_get(USERS) in right
+        assert reader.multi_get(USERS) == right[-1]
+    assert len(right) == 5
+
+
+def test_what_was_read_latest_has_the_rows_of_the_attempt(url, opened):
+    job = made(url)
+    rows = [Row(job.newest, "ann", 50), Row(job.newest - 60, "ann", 51)]
+    with opened(url, "s", consistency="latest") as latest, opened(url, "s") as reader:
+        assert latest.multi_get(USERS) == reader.multi_get(USERS) == [job.right(user) for user in USERS]
+        attempted = job.attempt(*rows)
+        assert latest.get("ann") == job.right("ann", rows=[*job.rows, *rows])
+        assert latest.get("bob") == job.right("bob")
+        assert reader.get("ann") == job.right("ann")
+        job.commit(attempted)
+        assert latest.get("ann") == reader.get("ann") == job.right("ann")
+
+
+def test_a_reader_as_of_a_batch_and_before_one(url):
+    job = made(url)
+    ledger, before = job.record, [job.right(user) for user in USERS]
+    mark, at_mark = job.mark, [job.right(user, "watermark") for user in USERS]
+    backend = resolve(url)
+    for step in range(3):
+        with StateReader(backend, "s", "committed", {}, as_of=ledger) as reader:
+            assert reader.multi_get(USERS) == before
+            assert reader.multi_get(USERS, at="watermark") == at_mark
+            assert dict(reader.scan(at=mark)) == {(u,): own for u, own in zip(USERS, at_mark, strict=True) if own}
+            assert reader.watermark().time == mark
+        if step == 0:
+            job.attempt(Row(job.newest + 90, "ann"), Row(3, "bob"))
+        elif step == 1:
+            job.batch(Row(job.newest + 50, "ann"), Row(3, "bob"), Row(4, "eve"))
+    with StateReader(backend, "s", "committed", {}, before=("q", job.next - 1)) as reader:
+        assert reader.multi_get(USERS, at="watermark") == at_mark
+        assert reader.watermark().time == mark
+        assert reader.answer(["ann"], at="watermark").ends == [mark]
+        assert reader.multi_get(USERS) == before
+    job.batch(Row(job.newest + 1, "ann"))
+    with (
+        StateReader(backend, "s", "committed", {}, as_of=ledger) as reader,
+        pytest.raises(StaleBatchError),
+    ):
+        reader.multi_get(USERS)
+
+
+def test_a_rollback_is_seen_at_once(url, opened):
+    job = made(url)
+    with opened(url, "s") as reader:
+        before = reader.multi_get(USERS)
+        job.batch(Row(job.newest + 70, "ann", 4), Row(job.newest - 50, "bob"), Row(1, "eve"))
+        assert reader.multi_get(USERS) == [job.right(user) for user in USERS] != before
+        job.roll_back()
+        assert reader.multi_get(USERS) == before == [job.right(user) for user in USERS]
+        assert reader.watermark().time == job.mark
+
+
+def test_other_windows_are_seen_by_a_reader_that_is_open(url, opened):
+    job = made(url)
+    with opened(url, "s") as reader:
+        assert "rows_40" in reader.get("ann")
+        other = job.restarted([(40, 20), LIFETIME], lag=6)
+        other.begin()
+        assert reader.get("ann") == other.right("ann")
+        assert dict(reader.scan(columns=["rows_40"])).keys() == {("ann",), ("bob",), ("cyd",)}
+        more = other.restarted([(40, 20), (30, 20), LIFETIME], lag=6)
+        more.batch(Row(job.newest, "ann"))
+        assert reader.get("ann", columns=["rows_30"]) == {"rows_30": more.right("ann")["rows_30"]}
+
+
+class Names(CombinerAggregator):
+    """A user's own."""
+
+    def init(self, row: Any) -> Any:
+        return [row["n"]]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return sorted(a + b)
+
+    def result(self, value: Any) -> Any:
+        return {"all": value}
+
+
+class Rows(ReducerAggregator):
+    """A user's own, which joins no tiles."""
+
+    def init(self) -> Any:
+        return 0
+
+    def reduce(self, acc: Any, row: Any) -> Any:
+        return acc + 1
+
+
+def test_a_users_own_aggregator_is_given_to_the_reader(url, opened):
+    own = {"names": Names(), "rows": Count(), "total": Sum("n")}
+    job = made(url, aggregates=own)
+    with opened(url, "s") as reader:
+        for call in (lambda: reader.get("ann"), lambda: list(reader.scan()), reader.to_arrow):
+            with pytest.raises(UsageError, match=r"a rolling window joins the values of its tiles.*aggregators="):
+                call()
+    with opened(url, "s", aggregators={"names": Rows()}) as reader, pytest.raises(UsageError):
+        reader.get("ann")
+    with opened(url, "s", aggregators={"names": Names()}) as reader:
+        for user in USERS[:3]:
+            found = reader.get(user)
+            for window in WINDOWS:
+                name = window if window == LIFETIME else window[0]
+                low = -(10**9) if window == LIFETIME else (job.newest - window[0]) // window[1] * window[1]
+                numbers = sorted(row.n for row in job.rows if row.user == user and low <= row.at)
+                assert found[f"names_{name}"] == ({"all": numbers} if numbers else None)
+                assert found[f"rows_{name}"] == len(numbers)
+
+
+def test_a_state_without_a_batch_has_no_key(url, opened):
+    job = Rolled(url, [(10, 1)], serializer=form_of(url))
+    job.begin()
+    with opened(url, "s") as reader:
+        assert reader.multi_get(["ann"]) == reader.multi_get(["ann"], at=5) == [None]
+        assert reader.multi_get(["ann"], at="watermark") == [None]
+        assert reader.watermark().time is None
+        assert list(reader.scan()) == []
+    job.batch(Row(1, "ann"))
+    with opened(url, "s") as reader:
+        assert reader.multi_get(["ann", "bob"]) == [job.right("ann"), None]
