@@ -56,6 +56,11 @@ ADVICE: dict[str, str] = {
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
     "windows#a-clock-or-a-row-that-is-wrong": """
         operations/test_windowed_operations.py::test_a_watermark_that_is_put_back_opens_what_is_not_gone_and_the_next_batch_drags_it_no_more""",
+    "features#changes-at-a-restart": """
+        spark/test_features_page.py::test_each_change_at_a_restart_does_what_its_row_says""",
+    "features#which-times-can-be-asked-for": """
+        spark/test_features_page.py::test_times_can_be_asked_for_from_the_watermark_before_less_the_retention""",
+    "features#history-first": PAGE_RUNS,
     "readers#how-old": """
         backends/test_max_age.py::test_no_call_answers_as_of_a_commit_that_is_older_than_max_age""",
     "operating#each-refusal-and-what-to-do: MissingBatchesError": """

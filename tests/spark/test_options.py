@@ -404,6 +404,22 @@ def _(job: Restarts) -> None:
     assert not job.warned()
 
 
+@row("rolling windows: a window more")
+def _(job: Restarts) -> None:
+    def spent(batch_id: int, *windows: tuple[int, int]) -> Any:
+        frame = job.spark.createDataFrame([(5 + 100 * batch_id,)], "at bigint")
+        stream = newStream("s", frame).rollingWindows(*windows, timestampField="at")
+        stream.persistentAggregate(opaque(job.sqlite, "s"), n=Count())(frame, batch_id)
+        with open_reader(job.sqlite, "s") as reader:
+            return reader.get(())
+
+    for batch_id in range(3):
+        spent(batch_id, (1000, 10))
+    with pytest.raises(StateSchemaError, match="does not keep where 2000 begins"):
+        spent(3, (1000, 10), (2000, 10))
+    assert spent(3, (1000, 10), (200, 20)) == {"n_1000": 4, "n_200": 3}
+
+
 @row("`idle`, `ahead`")
 def _(job: Restarts) -> None:
     now = dt.datetime.now(dt.UTC)
