@@ -1,9 +1,9 @@
 """What features of rolling windows cost a reader, beside plain values of the same fields.
 
 Two states on one Redis have the same thousand keys and the same fields, a count and a sum: a plain one, and one with
-rolling windows of 1 hour, 24 hours, 7 days, 30 days and a lifetime, so ten values a key. Its keys have 40 days of rows:
-5 % have a row each 5 minutes, 50 % ten rows a day, 45 % a row a week. Both are read by `open_reader`, by turns; a turn is
-the median of its reads.
+rolling windows of 1 hour, 24 hours, 7 days, 30 days and a lifetime, so ten values a key. Its keys have 40 days of
+rows: 5 % have a row each 5 minutes, 50 % ten rows a day, 45 % a row a week. Both are read by `open_reader`, by turns;
+a turn is the mean of its reads.
 
     1, 50, 1,000 keys    `multi_get` of so many keys
     two columns          `multi_get` of all keys with ``columns=`` of one window

@@ -26,11 +26,11 @@ from mapstate.aggregators.results import joins_of
 from mapstate.aggregators.sketches import SKETCHES
 from mapstate.aggregators.tiles import Answers, TileFields
 from mapstate.errors import ConfigurationError, CorruptRecordError, DuplicateNameError, ValueOverflowError
-from mapstate.protocol.rolling import BASE, RollingDefinition, RollingRecord, RollingWindow, Tiling, columns_of
-from mapstate.protocol.tiles import Earlier, Tiles, tiles_of, undo_of
+from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingWindow, Tiling, columns_of
 from mapstate.protocol.windows import NEVER, WindowCommit
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers.tiles import BASE, Earlier, Tiles, tiles_of, undo_of
 from mapstate.spark.steps.columns import check_unique
 
 DATA = Path(__file__).parents[1] / "data" / "rolling"

@@ -16,6 +16,7 @@ from mapstate.aggregators.fields import NULL, Fields
 from mapstate.aggregators.folding import called
 from mapstate.aggregators.joins import folded
 from mapstate.aggregators.sketches import SKETCHES
+from mapstate.aggregators.sums import Count, Sum
 from mapstate.errors import DataError, ValueOverflowError
 from mapstate.protocol.rolling import MOST_STORED, RollingDefinition, Tiling, columns_of
 from mapstate.schema import Field
@@ -119,55 +120,73 @@ class Answers:
         self._nothing = [_nothing(joining.aggregators[places[name][0]]) for name in chosen]
         used = {place for _, place in map(places.__getitem__, chosen)}
         windows = definition.windows
-        self._windows = [windows[place] for place in sorted(used, key=lambda place: windows[place].length or 1 << 80)]
-        order = {windows.index(window): step for step, window in enumerate(self._windows)}
+        self._windows = [windows[place] for place in sorted(used)]
+        order = {place: step for step, place in enumerate(sorted(used))}
         wanted: dict[int, dict[int, int]] = {}  # of a field: where the answer for each window goes
         for out, name in enumerate(chosen):
             field, place = places[name]
             wanted.setdefault(field, {})[order[place]] = out
-        self._plan = [
-            (at, joining.aggregators[at], joining.fields[at].type, [outs.get(step) for step in range(len(used))])
-            for at, outs in wanted.items()
-        ]
+        self._wanted = [(at, joining.aggregators[at], joining.fields[at].type, outs) for at, outs in wanted.items()]
+        self._plans: dict[tuple[int, ...], list[_Plan]] = {}
 
     def values(self, found: Sequence[Any], ends: Sequence[tuple[int, int]]) -> list[Any]:
         """A value for each committed one: of the windows that end at its end, with the rows before its second number.
 
         Raises ValueOverflowError, and AggregatorError if a user's aggregator raised.
         """
-        lows: dict[int, list[int]] = {}
+        known: dict[int, tuple[list[int], list[_Plan]]] = {}
         out: list[Any] = []
         for value, (end, until) in zip(found, ends, strict=True):
             tiles = tiles_of(value)
             if tiles is None:
                 out.append(None)
                 continue
-            own = lows.get(end)
-            if own is None:
-                own = lows[end] = [self._definition.low(window, end) for window in self._windows]
-            answer = self._of(tiles, own, until)
+            if end not in known:
+                known[end] = self._plan(end)
+            answer = self._of(tiles, *known[end], until)
             out.append(tuple(answer) if not self._is_single else NULL if answer[0] is None else answer[0])
         return out
 
-    def _of(self, tiles: Tiles, lows: Sequence[int], until: int) -> list[Any]:
-        """From the shortest window to the longest: each tile is looked at once."""
-        starts, answer = tiles.starts, list(self._nothing)
+    def _plan(self, end: int) -> tuple[list[int], list[_Plan]]:
+        """Where the windows begin, from the last beginning on, and for each field where their answers go."""
+        lows = [self._definition.low(window, end) for window in self._windows]
+        order = tuple(sorted(range(len(lows)), key=lows.__getitem__, reverse=True))
+        if order not in self._plans:
+            self._plans[order] = [
+                (at, one, kind, kind == "bigint" and type(one) in (Count, Sum), [outs.get(step) for step in order])
+                for at, one, kind, outs in self._wanted
+            ]
+        return [lows[step] for step in order], self._plans[order]
+
+    def _of(self, tiles: Tiles, lows: Sequence[int], plan: Sequence[_Plan], until: int) -> list[Any]:
+        """Each tile is looked at once."""
+        starts, columns = tiles
+        answer = list(self._nothing)
         high = bisect_left(starts, until)
         cuts = [bisect_left(starts, low, 0, high) for low in lows]
-        for at, one, kind, outs in self._plan:
-            column, top, value = tiles.columns[at], high, None
+        for at, one, kind, is_sum, outs in plan:
+            column = columns[at]
+            if is_sum and None not in column:
+                total, top = 0, high
+                for cut, place in zip(cuts, outs, strict=True):
+                    total += sum(column[cut:top])
+                    top = cut
+                    if place is not None and cut < high:
+                        answer[place] = one.fold([total])
+                continue
+            value, top = None, high
             for cut, place in zip(cuts, outs, strict=True):
-                if place is None or cut >= high:
-                    continue
-                if cut > top:  # a coarse resolution made the shorter window the longer one
-                    answer[place] = folded(one, kind, column[cut:high])
-                    continue
                 if cut < top:
                     part = folded(one, kind, column[cut:top])
                     value = part if value is None else folded(one, kind, (part, value))
                     top = cut
-                answer[place] = value
+                if place is not None and cut < high:
+                    answer[place] = value
         return answer
+
+
+_Plan = tuple[int, Any, str, bool, list[int | None]]
+"""Of a field: its place, its aggregator and type, whether its values are integers to add up, and where answers go."""
 
 
 class _OfWindow(Aggregator):

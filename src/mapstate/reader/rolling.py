@@ -127,7 +127,8 @@ class Asked:
         if ends is None or ledger.rolling is None:
             return None
         definition = ledger.rolling.definition
-        return [clamped(definition.time(end), definition.type) for end, _ in ends]
+        times = {end: clamped(definition.time(end), definition.type) for end in {end for end, _ in ends}}
+        return [times[end] for end, _ in ends]
 
     def keep_end(self, ends: Ends | None) -> None:
         """Later pages of this scan end where this one does."""

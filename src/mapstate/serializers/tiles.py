@@ -2,15 +2,17 @@
 
 A record is ``[txid, value, undo]``. A value is ``[has_base, steps, column, ...]``: the differences of the tiles'
 starts, which are small numbers, and a column for each field. Instead of the whole value before, the undo has only the
-tiles that its batch changed, folded ones included: ``[gone, has_base, steps, column, ...]``, null for a new key. The
-value before is made of it when somebody asks, which is while a batch runs, and after one that does not count.
+tiles that its batch changed, folded ones included: ``[gone, has_base, steps, column, ...]``, null for a new key. A
+removed key has null for its value, and all tiles before in its undo. The value before is made of the undo when somebody
+asks for it, which is while a batch runs, and after one that does not count.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain, pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from mapstate.schema import Field
@@ -43,17 +45,18 @@ class Undo(NamedTuple):
 
 
 class Earlier:
-    """The value before a batch, in a record that was read."""
+    """The value before a batch, in a record that was read: what its undo makes of the value after it."""
 
-    __slots__ = ("_after", "_undo")
+    __slots__ = ("_after", "_more", "_undo")
 
-    def __init__(self, after: Tiles, undo: Undo) -> None:
+    def __init__(self, after: Tiles, undo: Callable[[], Undo], more: int = 0) -> None:
         self._after = after
         self._undo = undo
+        self._more = more
 
     def tiles(self) -> Tiles:
         """The tiles. Each call makes them."""
-        (starts, columns), (gone, back) = self._after, self._undo
+        (starts, columns), (gone, back) = self._after, self._undo()
         starts, columns = list(starts), [list(column) for column in columns]
         for start in gone:
             at = bisect_left(starts, start)
@@ -67,11 +70,11 @@ class Earlier:
                     column.insert(at, None)
             for column, old in zip(columns, back.columns, strict=True):
                 column[at] = old[place]
-        return Tiles(starts, columns)
+        return Tiles(starts, columns).widened(len(columns) + self._more)
 
     def widened(self, fields: int) -> Earlier:
         """With nulls for the fields that were added since."""
-        return Earlier(self._after.widened(fields), Undo(self._undo.gone, self._undo.back.widened(fields)))
+        return Earlier(self._after, self._undo, fields - len(self._after.columns))
 
 
 def tiles_of(value: Any) -> Any:
@@ -106,7 +109,7 @@ class TileLayout:
         self._native = form.native
         columns = tuple(list[wire_type(field.type, form)] for field in fields)  # type: ignore[misc]
         tiles = (bool, list[int], *columns)
-        places = tuple[tiles], tuple[(list[int | None], *tiles)] | None  # type: ignore[valid-type]
+        places = tuple[tiles] | None, tuple[(list[int | None], *tiles)] | None  # type: ignore[valid-type]
         record = tuple[(*places, txid)] if self._native else tuple[(txid, *places)]  # type: ignore[valid-type]
         self.decode: Callable[[Any], Any] = decoder(record).decode
         self._to_wire = [to_wire(field.type, form) for field in fields]
@@ -115,23 +118,28 @@ class TileLayout:
 
     def out_of(self, record: Any) -> list[Any]:
         """A record's document. ``record`` has the value before, of which the undo is made."""
-        txid, after, before = record
-        after, before = tiles_of(after), tiles_of(before)
+        txid, *both = record
+        after, before = map(tiles_of, both)
         undo = None
         if before is not None:
-            gone, back = undo_of(before, after)
+            gone, back = ([], before) if after is None else undo_of(before, after)
             undo = [[None if start == BASE else start for start in gone], *self._packed(back)]
-        value = self._packed(after)
+        value = None if after is None else self._packed(after)
         return [value, undo, txid] if self._native else [txid, value, undo]
 
-    def into(self, document: Any) -> tuple[int, Tiles, Earlier | None]:
+    def into(self, document: Any) -> tuple[int, Tiles | None, Tiles | Earlier | None]:
         """The record of a document. Raises ValueError where columns differ in length."""
-        value, undo, txid = document if self._native else (*document[1:], document[0])
-        after = self._unpacked(value)
+        value, undo, txid = document if self._native else (document[1], document[2], document[0])
+        after = None if value is None else self._unpacked(value)
         if undo is None:
             return txid, after, None
-        gone = [BASE if start is None else start for start in undo[0]]
-        return txid, after, Earlier(after, Undo(gone, self._unpacked(undo[1:])))
+        if after is None:
+            return txid, None, self._unpacked(undo[1:])
+        return txid, after, Earlier(after, partial(self._undo, undo))
+
+    def _undo(self, undo: Sequence[Any]) -> Undo:
+        gone, *value = undo
+        return Undo([BASE if start is None else start for start in gone], self._unpacked(value))
 
     def _packed(self, tiles: Tiles) -> list[Any]:
         starts, columns = tiles
@@ -142,10 +150,13 @@ class TileLayout:
 
     def _unpacked(self, value: Sequence[Any]) -> Tiles:
         has_base, steps, *columns = value
-        starts = list(chain((BASE,), accumulate(steps))) if has_base else list(accumulate(steps))
+        starts = list(accumulate(steps))
+        if has_base:
+            starts.insert(0, BASE)
+        count = len(starts)
         for column in columns:
-            if len(column) != len(starts):
-                raise ValueError(f"{len(starts)} tiles, and {len(column)} values")
+            if len(column) != count:
+                raise ValueError(f"{count} tiles, and {len(column)} values")
         if self._converts:
             columns = [*map(_converted, self._from_wire, columns)]
         return Tiles(starts, columns)
