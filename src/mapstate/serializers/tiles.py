@@ -135,6 +135,7 @@ class TileLayout:
             return txid, after, None
         if after is None:
             return txid, None, self._unpacked(undo[1:])
+        _check_lengths(*undo[1:])
         return txid, after, Earlier(after, partial(self._undo, undo))
 
     def _undo(self, undo: Sequence[Any]) -> Undo:
@@ -153,10 +154,7 @@ class TileLayout:
         starts = list(accumulate(steps))
         if has_base:
             starts.insert(0, BASE)
-        count = len(starts)
-        for column in columns:
-            if len(column) != count:
-                raise ValueError(f"{count} tiles, and {len(column)} values")
+        _check_lengths(has_base, steps, *columns)
         if self._converts:
             columns = [*map(_converted, self._from_wire, columns)]
         return Tiles(starts, columns)
@@ -164,3 +162,10 @@ class TileLayout:
 
 def _converted(convert: Convert | None, column: list[Any]) -> list[Any]:
     return column if convert is None else [*map(convert, column)]
+
+
+def _check_lengths(has_base: bool, steps: list[int], *columns: list[Any]) -> None:
+    count = len(steps) + has_base
+    for column in columns:
+        if len(column) != count:
+            raise ValueError(f"{count} tiles, and {len(column)} values")
