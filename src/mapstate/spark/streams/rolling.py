@@ -18,7 +18,7 @@ from mapstate.spark.driver.job import Job, Windows
 from mapstate.spark.driver.rolling import RollingState
 from mapstate.spark.driver.window_rows import LateRows
 from mapstate.spark.steps.columns import check_unique, empty_frame
-from mapstate.spark.streams.grouped import InWindows, Windowable, check_of_windows
+from mapstate.spark.streams.grouped import InWindows, Windowable
 from mapstate.spark.streams.persistent_aggregate import PersistentAggregate
 from mapstate.spec import StateSpec
 
@@ -32,7 +32,16 @@ class RollingStream(InWindows["RollingAggregate"]):
     def adapted(
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
-        check_of_windows(state, (), ())
+        if state.changes is not None:
+            raise ConfigurationError(
+                "rolling windows keep no change log, because what a window holds changes without a batch, as time goes "
+                "on: leave out changes, and scan"
+            )
+        if state.type != "opaque":
+            raise ConfigurationError(
+                f"rolling windows are kept by opaque states only, and this one is {state.type}: a record keeps what "
+                "undoes its batch. Take opaque(...)"
+            )
         if state.ttl is not None:
             raise ConfigurationError(
                 "rolling windows are kept without a ttl, which is by the wall clock: a job that was down for a while "

@@ -1,0 +1,202 @@
+"""SIGKILL of a driver with rolling windows at each of its steps, again and again on one checkpoint."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import signal
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chain import files_until, put_file
+from processes import FIXTURES, job
+from rolled import Row, floor, shown
+from rolling_job import LAG, RETENTION, STATES
+
+from mapstate import LIFETIME, errors, open_reader
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
+
+BEGUN = ["Mark", {"method": "swap_all", "after": True, "name": "begun"}]
+
+# All states are of one store, and change in one write.
+STEPS: dict[str, list[Any]] = {
+    "before the begin": [["swap_all", {"where": "Begins"}]],
+    "after the begin": [["swap_all", {"after": True, "where": "Begins"}]],
+    "after a claim": [["claim", {"after": True, "since": "begun"}]],
+    "after a get": [["multi_get", {"after": True, "since": "begun"}]],
+    "before a put": [["multi_put", {"since": "begun"}]],
+    "after the first put": [["multi_put", {"after": True, "since": "begun"}]],
+    "after the fourth put": [["multi_put", {"after": True, "since": "put"}]],
+    "before the commit": [["swap_all", {"where": "Commits"}]],
+    "after the commit": [["swap_all", {"after": True, "where": "Commits"}]],
+}
+USERS = "vwxyz"
+
+
+@pytest.mark.parametrize("store", ["redis", pytest.param("sqlite", marks=pytest.mark.full)])
+def test_rolling_windows_are_right_whenever_the_driver_dies(
+    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+):
+    seed = secrets.randbits(32)
+    url = redis_url if store == "redis" else f"sqlite:///{tmp_path}/state.db"
+    draw = random.Random(seed)
+    steps = [step for step in STEPS for _ in range(12)]
+    draw.shuffle(steps)
+    steps = steps[: rounds(1, len(steps))]
+    chain = RollingChain(tmp_path / "chain", url, draw, files=len(steps) + 5)
+    for at, step in enumerate(steps):
+        try:
+            chain.kill(step)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, after {steps[:at]}")
+            raise
+    chain.finish()
+    for step, number in chain.kills.items():
+        tally(f"driver with rolling windows killed {step}", kills=number)
+    tally(f"rolling windows on {store}", read=chain.read, set_aside=chain.late)
+    assert chain.read
+    assert chain.late
+
+
+class RollingChain:
+    """One stream with rolling windows, and what has to be true after each of its driver's deaths."""
+
+    def __init__(self, folder: Path, url: str, draw: random.Random, *, files: int) -> None:
+        self._folder = folder
+        self._url = url
+        self._draw = draw
+        self._files: list[list[Row]] = []
+        self._starts = 0
+        self._ends = [0]  # of each committed batch; Spark keeps the offsets of the last hundred only
+        self.kills: Counter[str] = Counter()
+        self.read = self.late = self.due = 0
+        (folder / "input").mkdir(parents=True)
+        for number in range(files):
+            self._files.append([])
+            self._put(number)
+
+    def kill(self, step: str) -> None:
+        """Starts the driver, which dies at ``step`` of a batch; checks everything, and may change the batch's rows."""
+        batch = self.due + self._draw.choice([0, 1])
+        ((method, fields),) = STEPS[step]
+        fields = dict(fields)
+        if "where" in fields:
+            fields["where"] = [fields["where"], batch]
+        folder = self._new_folder()
+        begun = [BEGUN[0], BEGUN[1] | {"where": ["Begins", batch]}]
+        puts = ["Mark", {"method": "multi_put", "after": True, "since": "begun", "name": "put", "times": 3}]
+        fault = ["Kill", {"who": "driver", "name": "kill", "method": method} | fields]
+        faults = [begun, puts, fault]
+        with job(FIXTURES / "rolling_job.py", self._options(folder, faults), self._folder / "job.log") as process:
+            process.wait(240)
+        said = (self._folder / "job.log").read_text()[-3000:]
+        assert process.returncode == -signal.SIGKILL, f"{step} of batch {batch} was never come to: {said}"
+        assert (folder / "kill").exists(), said
+        self.check(f"killed {step} of batch {batch}")
+        assert self.due == batch + (step == "after the commit"), (step, batch, self.due)
+        self.kills[step] += 1
+        if self._draw.random() < 0.7:
+            self._put(files_until(self._folder / "checkpoint", self.due + 1) - 1)  # the replay holds other rows
+
+    def finish(self) -> None:
+        """The driver runs to its end."""
+        folder = self._new_folder()
+        with job(FIXTURES / "rolling_job.py", self._options(folder, []), self._folder / "job.log") as process:
+            assert process.wait(600) == 0, (self._folder / "job.log").read_text()[-3000:]
+        self.check("ended")
+        assert files_until(self._folder / "checkpoint", self.due) == len(self._files)
+
+    def check(self, when: str) -> None:
+        """Every key and window of every time that can be asked for, as of the batches that the ledger has."""
+        try:
+            with open_reader(self._url, "all") as plain:
+                last = plain.ledger().last_commit
+                self.due = 0 if last is None else last.batch_id + 1
+                batches = self._batches()
+                counts = Counter(row.user for rows in batches for row in rows)
+                assert {key[0]: value["rows"] for key, value in plain.scan()} == counts, when
+        except errors.StateNotFoundError:
+            self.due = 0
+            return
+        self.late = 0
+        for name, windows in STATES.items():
+            self._check_state(name, windows, batches, when)
+
+    def _check_state(self, name: str, windows: Any, batches: list[list[Row]], when: str) -> None:
+        unit = min(one[1] for one in windows if one != LIFETIME)
+        kept: list[Row] = []
+        aside, horizon, mark = 0, None, None
+        for rows in batches:
+            horizon = horizon if mark is None else floor(mark - RETENTION, unit)
+            first = None
+            if horizon is not None and LIFETIME not in windows:
+                first = min(floor(horizon - length, step) for length, step in windows)
+            own = [row for row in rows if row.at is not None and (first is None or row.at >= first)]
+            aside += len(rows) - len(own)
+            kept += own
+            mark = max((row.at - LAG for row in kept if row.at is not None), default=None)
+        with open_reader(self._url, name) as reader, open_reader(self._url, f"{name}-late") as late:
+            ledger = reader.ledger()
+            assert (0 if ledger.last_commit is None else ledger.last_commit.batch_id + 1) == self.due, when
+            assert (late.get(()) or {"rows": 0})["rows"] == aside, when
+            self.late += aside
+            if mark is None:
+                assert reader.multi_get(list(USERS)) == [None] * 5, when
+                return
+            assert reader.watermark().time == mark, when
+            newest = mark + LAG
+            # A begin behind the last commit may have moved the horizon; no batch may move it further.
+            begun = floor(mark - RETENTION, unit)
+            assert ledger.rolling is not None
+            first_end = ledger.rolling.definition.time(ledger.rolling.horizon) if horizon is not None else begun
+            assert first_end in (horizon, begun), when
+            live = floor(newest, unit)
+            asked: list[tuple[Any, int, int]] = [(None, live, live + unit), ("watermark", *[floor(mark, unit)] * 2)]
+            asked += [(at, *[floor(at, unit)] * 2) for at in range(begun, newest + 80, 7)]
+            for at, end, until in asked:
+                found = reader.multi_get(list(USERS), at=at)
+                right = [shown(kept, user, windows, end=end, until=until) for user in USERS]
+                assert found == right, (when, name, at)
+                self.read += len(found)
+
+    def _batches(self) -> list[list[Row]]:
+        more = range(len(self._ends) - 1, self.due)
+        self._ends += [files_until(self._folder / "checkpoint", at + 1) for at in more]
+        return [
+            [row for rows in self._files[first:end] for row in rows]
+            for first, end in pairwise(self._ends[: self.due + 1])
+        ]
+
+    def _put(self, number: int) -> None:
+        time = 100 + 12 * number
+        self._files[number] = [
+            Row(
+                None if self._draw.random() < 0.1 else time + self._draw.randint(-150, 12),
+                self._draw.choice(USERS),
+                self._draw.randint(-9, 9),
+            )
+            for _ in range(self._draw.randint(6, 14))
+        ]
+        lines = [f"{'' if row.at is None else row.at},{row.user},{row.n}" for row in self._files[number]]
+        put_file(self._folder / "input", number, lines)
+
+    def _new_folder(self) -> Path:
+        self._starts += 1
+        folder = self._folder / f"start-{self._starts}"
+        folder.mkdir()
+        return folder
+
+    def _options(self, folder: Path, faults: list[Any]) -> dict[str, Any]:
+        return {
+            "url": self._url,
+            "input": str(self._folder / "input"),
+            "checkpoint": str(self._folder / "checkpoint"),
+            "folder": str(folder),
+            "faults": faults,
+            "apply_on": self._draw.choice(["executors", "executors", "auto"]),
+        }

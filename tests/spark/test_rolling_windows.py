@@ -1,0 +1,405 @@
+"""Rolling windows on real Spark, held against brute force over the raw rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from rolled import Row, floor, inside, shown, suffix
+
+from mapstate import (
+    LIFETIME,
+    CombinerAggregator,
+    Count,
+    LastN,
+    Max,
+    Min,
+    ReducerAggregator,
+    RollingWindows,
+    Sum,
+    Topology,
+    errors,
+    newStream,
+    opaque,
+    transactional,
+)
+from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingWindow
+from mapstate.protocol.windows import LATEST, NEVER
+from mapstate.reader import open_reader
+from mapstate.spark.driver.job import Windows
+from mapstate.spark.driver.window_rows import TILE, with_tiles
+from mapstate.spark.streams.rolling import RollingStream
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "at bigint, user string, n bigint"
+WINDOWS: tuple[Any, ...] = ((10, 1), (40, 5), (120, 20), LIFETIME)
+FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+DAY = 86_400_000_000
+
+
+@pytest.fixture
+def url(each_url: str) -> str:
+    return each_url
+
+
+def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+# The tile of a row
+
+
+def tiles_by_catalyst(spark: SparkSession, record: RollingRecord, times: list[int | None], **options: Any) -> list[Any]:
+    definition = record.definition
+    windows = Windows(definition=definition, column=TILE, type=definition.type, time="at")
+    taken = options.get("taken", (max(record.first_time(), -LATEST), LATEST))
+    given = spark.createDataFrame([(at, time) for at, time in enumerate(times)], "id int, at bigint")
+    if definition.type == "timestamp":
+        given = given.selectExpr("id", "timestamp_micros(at) as at")
+    placed = with_tiles(given, windows, ["id"], 0, record=record, taken=taken)
+    rows = placed.selectExpr("monotonically_increasing_id() as place", TILE).orderBy("place").collect()
+    return [row[TILE] for row in rows]
+
+
+def cases() -> list[RollingRecord]:
+    hour = 3_600_000_000
+    of_time = (
+        RollingWindow("1_hour", hour, hour // 12),
+        RollingWindow("7_days", 7 * DAY, 6 * hour),
+        RollingWindow("30_days", 30 * DAY, DAY),
+    )
+    lifetime = RollingWindow(LIFETIME, 0, 0)
+    found = []
+    for windows, kind, unit, offset, horizon in (
+        ((*of_time, lifetime), "timestamp", hour // 12, 0, 1_790_000_000_000_000),
+        (of_time, "timestamp", hour // 12, 5 * hour + 7, 1_790_000_000_000_000),
+        ((*of_time, lifetime), "timestamp", hour // 12, DAY, -1_000_000_000_000),
+        ((of_time[0],), "timestamp", hour // 12, 0, -61_000_000_000_000_000),
+        (of_time, "timestamp", hour // 12, 0, None),
+        ((RollingWindow("10", 10, 3), RollingWindow("50", 50, 9), lifetime), "bigint", 3, 2, 1000),
+        ((RollingWindow("10", 10, 3), RollingWindow("50", 50, 9)), "bigint", 3, 0, -1000),
+        ((RollingWindow("9", 9, 1), RollingWindow("30", 30, 7), RollingWindow("31", 31, 3)), "bigint", 1, 0, 0),
+    ):
+        definition = RollingDefinition(windows=windows, type=kind, unit=unit, offset=offset)
+        found.append(
+            RollingRecord(definition=definition, horizon=NEVER if horizon is None else definition.units(horizon))
+        )
+    return found
+
+
+@pytest.mark.parametrize("at", range(len(cases())))
+def test_the_tile_of_a_row_is_that_of_python(spark, at):
+    record, draw = cases()[at], random.Random(at)
+    definition = record.definition
+    levels = definition.levels(record.horizon)
+    horizon = 0 if record.horizon == NEVER else record.horizon
+    times: list[int | None] = [None]
+    edges = [horizon, horizon + 1, horizon + 7]
+    for step, least in levels:
+        if least != NEVER:
+            edges += [least, least + step, least + 3 * step]
+    reach = 40 * max(one.resolution for one in definition.windows)
+    times += [definition.time(horizon) + draw.randint(-2 * reach, reach) for _ in range(150)]
+    for edge in edges:
+        times += [definition.time(edge) + by for by in (-1, 0, 1)]
+    if definition.type == "timestamp":
+        times += [FIRST + definition.unit, LAST - definition.unit, -1, 0, 1]
+    else:
+        times += [-LATEST, LATEST, -1, 0, 1]
+    first = max(record.first_time(), -LATEST)
+    expected = []
+    for one in times:
+        (tile,) = record.tiling.tiles([definition.units(one)]) if one is not None else (None,)
+        expected.append(tile if one is not None and one >= first else None)
+    found = tiles_by_catalyst(spark, record, times)
+    assert dict(zip(times, found, strict=True)) == dict(zip(times, expected, strict=True))
+    assert sum(tile is not None for tile in found) > 50
+
+
+def test_a_time_that_python_has_not_is_none(spark):
+    record = cases()[4]
+    unit = record.definition.unit
+    assert tiles_by_catalyst(spark, record, [FIRST + unit - 1, LAST - unit + 1, FIRST, LAST]) == [None] * 4
+    record = cases()[5]
+    assert tiles_by_catalyst(spark, record, [-LATEST - 1, LATEST + 1, (1 << 63) - 1, -(1 << 63)]) == [None] * 4
+
+
+# Batches against brute force
+
+
+class Site:
+    """A topology: rolling windows, a state of the rows that are set aside, and a plain state beside them."""
+
+    def __init__(self, spark: SparkSession, url: str, name: str, **options: Any) -> None:
+        self.spark, self.url, self.name = spark, url, name
+        self.windows = options.pop("windows", WINDOWS)
+        self.by: tuple[str, ...] = options.pop("by", ("user",))
+        self.own = options.pop("own", {})
+        self.lag = options.get("lag", 0)
+        self.unit = min(one[1] for one in self.windows if one != LIFETIME)
+        self.topology = Topology("site")
+        stream = self.topology.newStream("clicks", frame(spark, []))
+        rolling = stream.window(RollingWindows.of(*self.windows), timestampField="at", **options)
+        grouped: Any = rolling.groupBy(*self.by) if self.by else rolling
+        spec = opaque(url, name, repeat="allowed", chunk_size=3)
+        aggregates = {"rows": Count(), "total": Sum("n"), "least": Min("n"), "newest": LastN("n", 2, by="at")}
+        self.kept = grouped.persistentAggregate(spec, **aggregates, **self.own)
+        self.kept.lateStream().persistentAggregate(opaque(url, f"{name}-late", repeat="allowed"), rows=Count())
+        stream.groupBy("user").persistentAggregate(opaque(url, f"{name}-all", repeat="allowed"), rows=Count())
+        self.rows: list[Row] = []
+        self.late: list[Row] = []
+        self.batch_id = 0
+
+    def send(self, rows: list[Row]) -> None:
+        self.topology(frame(self.spark, rows), self.batch_id)
+
+    def batch(self, rows: list[Row]) -> None:
+        """What the driver sets aside is worked out from the ledger's horizon alone, before it begins."""
+        first = self.first()
+        self.send(rows)
+        self.rows += [row for row in rows if row.at is not None and row.at >= first]
+        self.late += [row for row in rows if row.at is None or row.at < first]
+        self.batch_id += 1
+
+    def first(self) -> int:
+        """The beginning of the longest window that ends at the horizon of the batch to come, from its rows alone."""
+        times = [row.at for row in self.rows if row.at is not None]
+        if LIFETIME in self.windows or not times or self.batch_id == 0:
+            return -(10**15)
+        end = floor(max(times) - self.lag, self.unit)
+        return min(floor(end - length, step) for length, step in self.windows)
+
+    def right(self, user: str, end: int, until: int) -> dict[str, Any] | None:
+        return shown(self.rows, user, self.windows, end=end, until=until)
+
+    def check(self) -> None:
+        """All keys, as of all times that can be asked for."""
+        own = {name: type(one)() for name, one in self.own.items()}
+        newest = max(row.at for row in self.rows if row.at is not None)
+        with open_reader(self.url, self.name, aggregators=own) as reader:
+            kept = reader.ledger().rolling
+            assert kept is not None
+            users = sorted({row.user for row in self.rows + self.late})
+            keys: list[Any] = users if self.by else [()] * len(users)
+            users = users if self.by else ["all"] * len(users)
+            if not self.by:
+                self.rows = [row._replace(user="all") for row in self.rows]
+            ends = [(None, newest, newest + self.unit)]
+            first = max(kept.definition.time(kept.horizon), newest - 20)
+            ends += [(at, floor(at, self.unit), floor(at, self.unit)) for at in range(first, newest + 70, 9)]
+            for at, end, until in ends:
+                end = floor(end, self.unit)  # noqa: PLW2901
+                until = end + self.unit if at is None else until  # noqa: PLW2901
+                for user, found in zip(users, reader.multi_get(keys, at=at), strict=True):
+                    right = self.right(user, end, until)
+                    if right is None:
+                        assert found is None, (user, at, found)
+                        continue
+                    assert {name: found[name] for name in right} == right, (user, at)
+                    if self.own:
+                        for window in self.windows:
+                            mine = inside(self.rows, user, window, end=end, until=until)
+                            assert found[f"names_{suffix(window)}"] == sorted(row.n for row in mine)
+            reports = reader.reports()
+            assert sum(report.rows_late for report in reports) == len(self.late)
+            assert sum(report.rows for report in reports) == len(self.rows) + len(self.late)
+        with open_reader(self.url, f"{self.name}-late") as late, open_reader(self.url, f"{self.name}-all") as plain:
+            assert (late.get(()) or {"rows": 0})["rows"] == len(self.late)
+            assert sum(value["rows"] for _, value in plain.scan()) == len(self.rows) + len(self.late)
+
+
+class Names(CombinerAggregator):
+    """A user's own: all values of the rows, which go through Python."""
+
+    def init(self, row: Any) -> Any:
+        return [row["n"]]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return sorted(a + b)
+
+    def zero(self) -> Any:
+        return []
+
+
+def drawn(draw: random.Random, now: int, users: str, most: int = 25) -> list[Row]:
+    return [
+        Row(None if draw.random() < 0.05 else now + draw.randint(-180, 15), draw.choice(users), draw.randint(-9, 9))
+        for _ in range(draw.randint(0, most))
+    ]
+
+
+def dies(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("native", {}),
+        ("own", {"own": {"names": Names()}, "lag": 7}),
+        ("bounded", {"windows": WINDOWS[:3], "lag": 3}),
+        ("ungrouped", {"by": (), "retention": 11}),
+    ],
+)
+def test_rolling_windows_are_those_of_brute_force(spark, url, monkeypatch, name, options):
+    """Attempts fail in front of their commit, and replays hold fewer, more and other rows."""
+    site, draw, now = Site(spark, url, name, **options), random.Random(name), 0
+    for batch in range(4):
+        now += draw.choice([8, 30, 90])
+        rows = [*drawn(draw, now, "xyz"), Row(now, "x", batch)]
+        if batch in (1, 2, 3):
+            with monkeypatch.context() as patch:
+                patch.setattr(Ledgers, "commit", dies)
+                with pytest.raises(KeyboardInterrupt):
+                    site.send([*rows, Row(now + 5000, "y", 9), *drawn(draw, now, "xyz")])
+            site.check()
+            rows = {1: rows[::2], 2: rows + drawn(draw, now, "xyzw"), 3: drawn(draw, now, "wxyz")}[batch]
+        site.batch(rows)
+        site.check()
+    if name == "bounded":
+        assert any(row.at is not None for row in site.late)
+    assert site.late
+
+
+def test_many_keys_of_several_partitions_and_chunks(spark, tmp_path):
+    """A key's tiles are more than one Arrow batch, and a chunk is three keys."""
+    site = Site(spark, f"sqlite:///{tmp_path}/s.db", "many", own={"names": Names()})
+    users = [f"user {at}" for at in range(40)]
+    with_small = {"spark.sql.execution.arrow.maxRecordsPerBatch": "7"}
+    before = {name: spark.conf.get(name) for name in with_small}
+    try:
+        for name, value in with_small.items():
+            spark.conf.set(name, value)
+        for start in (0, 50):
+            site.batch([Row(start + (at * 7) % 40, user, at) for at in range(9) for user in users])
+        site.batch([Row(300, user, 1) for user in users[::3]] + [Row(260 + at, "user 1", at) for at in range(30)])
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    site.check()
+
+
+def test_rows_beyond_ahead_and_keys_with_only_such_rows(spark, tmp_path, monkeypatch):
+    now = dt.datetime(2026, 11, 28, 12, tzinfo=dt.UTC)
+    clock = SimpleNamespace(now=now)
+    monkeypatch.setattr(time, "time_ns", lambda: int(clock.now.timestamp()) * 1_000_000_000)
+    url, schema = f"sqlite:///{tmp_path}/s.db", "at timestamp, user string"
+    stream = newStream("clicks", spark.createDataFrame([], schema))
+    rolling = stream.rollingWindows("1 hour", "24 hours", timestampField="at", lag="10 minutes", ahead="5 minutes")
+    kept = rolling.groupBy("user").persistentAggregate(opaque(url, repeat="allowed"), n=Count(), last=Max("at"))
+    late: list[Any] = []
+    kept.lateStream().foreachBatch(lambda rows, _: late.extend((row["user"], row["at"]) for row in rows.collect()))
+
+    def at(**ago: Any) -> dt.datetime:
+        return clock.now - dt.timedelta(**ago)
+
+    def batch(number: int, *rows: Any) -> None:
+        late.clear()
+        kept(spark.createDataFrame(list(rows), schema), number)
+
+    batch(
+        0, (at(minutes=-5), "ann"), (at(minutes=-6), "ann"), (None, "bob"), (at(days=-3000), "eve"), (at(days=9), "cyd")
+    )
+    assert sorted(user for user, _ in late) == ["ann", "bob", "eve"]
+    clock.now += dt.timedelta(minutes=10)
+    batch(1, (at(minutes=1), "dan"))
+    clock.now += dt.timedelta(minutes=10)
+    batch(2, (at(days=3), "fay"), (at(hours=23), "dan"), (at(minutes=0), "dan"))
+    assert [user for user, _ in late] == ["fay"]
+    with open_reader(url, "clicks") as reader:
+        found = {key[0]: value for key, value in reader.scan()}
+        assert set(found) == {"ann", "cyd", "dan"}
+        assert (found["dan"]["n_1_hour"], found["dan"]["n_24_hours"]) == (2, 3)
+        assert (found["ann"]["n_1_hour"], found["cyd"]["n_24_hours"]) == (1, 0)
+        assert found["ann"]["last_1_hour"] == now + dt.timedelta(minutes=5)
+        assert [report.rows_late for report in reader.reports()] == [1, 0, 3]
+        assert reader.multi_get(["bob", "eve", "fay"]) == [None] * 3
+        mark = reader.watermark().time
+        assert mark == clock.now - dt.timedelta(minutes=10)
+
+
+def test_a_restart_with_another_declaration(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    first = Site(spark, url, "s")
+    first.batch([Row(at, user, at) for at in range(0, 60, 3) for user in "xy"])
+    first.batch([Row(100, "x", 1)])
+    first.batch([Row(101, "x", 1)])
+
+    def restarted(*windows: Any, **options: Any) -> Site:
+        site = Site(spark, url, "s", windows=windows, **options)
+        site.rows, site.late, site.batch_id, site.unit = list(first.rows), [], first.batch_id, 1
+        return site
+
+    for windows, options, said in (
+        ([*WINDOWS[:3], (39, 1)], {}, "does not keep where 39 begins"),
+        (WINDOWS, {"startTime": 3}, "the job asks for"),
+    ):
+        with pytest.raises(errors.StateSchemaError, match=said):
+            restarted(*windows, **options).batch([Row(102, "x", 1)])
+    plain = newStream("clicks", frame(spark, [])).groupBy("user")
+    with pytest.raises(errors.StateSchemaError, match=r"the job asks for \(none\)"):
+        plain.persistentAggregate(opaque(url, "s", repeat="allowed"), rows=Count())(frame(spark, []), 3)
+    other = restarted((40, 5), (30, 5), LIFETIME)
+    other.batch([Row(102, "x", 1), Row(70, "z", 1)])
+    other.check()
+
+
+# What is refused
+
+
+def test_what_rolling_windows_refuse(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    stream = newStream("clicks", frame(spark, []))
+    rolling = stream.rollingWindows((10, 1), LIFETIME, timestampField="at")
+    assert isinstance(rolling, RollingStream)
+    by_user = rolling.groupBy("user")
+    for spec, aggregate, said in (
+        (opaque("redis://localhost", ttl=60.0), Count(), "rolling windows are kept without a ttl"),
+        (opaque(url, changes=10), Count(), "rolling windows keep no change log"),
+        (transactional(url), Count(), "kept by opaque states only, and this one is transactional"),
+        (opaque(url), Total(), "n=Total is a reducer"),
+    ):
+        with pytest.raises(errors.ConfigurationError, match=said):
+            by_user.persistentAggregate(spec, n=aggregate)
+    named = newStream("x", spark.createDataFrame([], "at bigint, n_10 string"))
+    grouped = named.rollingWindows((10, 1), timestampField="at").groupBy("n_10")
+    with pytest.raises(errors.DuplicateNameError, match="n_10"):
+        grouped.persistentAggregate(opaque(url), n=Count())
+    kept = by_user.persistentAggregate(opaque(url, repeat="allowed"), n=Count())
+    with pytest.raises(errors.UsageError, match="rolling windows have no new values"):
+        kept.newValuesStream()
+    with pytest.raises(errors.UsageError, match="rolling windows do not fire"):
+        kept.firedWindowsStream()
+    for call, said in (
+        (lambda: stream.window(RollingWindows.of((10, 1))), "name the column that has them, timestampField='at'"),
+        (lambda: stream.rollingWindows((10, 1), timestampField="at", idle=5), "idle compares with the clock"),
+        (lambda: stream.rollingWindows("1 hour", timestampField="at"), "own units"),
+        (lambda: stream.rollingWindows(timestampField="at"), "at least one with a length"),
+    ):
+        with pytest.raises(errors.ConfigurationError, match=said):
+            call()
+    with pytest.raises(errors.UnknownColumnError):
+        stream.rollingWindows((10, 1), timestampField="when")
+    with pytest.raises(errors.UnsupportedTypeError):
+        stream.rollingWindows((10, 1), timestampField="user")
+    kept(frame(spark, [Row(1, "x", 1)]), 0)
+    with open_reader(url, "clicks") as reader:
+        with pytest.raises(errors.UsageError, match="no windows that fire by time"):
+            reader.windows("x")
+        assert msgspec.to_builtins(reader.ledger().rolling.definition)["unit"] == 1
+
+
+class Total(ReducerAggregator):
+    def init(self) -> int:
+        return 0
+
+    def reduce(self, acc: int, row: Any) -> int:
+        return acc + 1
