@@ -18,7 +18,7 @@ _NOTHING = {f"{field}_{window}": 0 for field in ("requests", "bytes") for window
 
 
 def _why(size: int, address: dict[str, Any], url: dict[str, Any]) -> list[str]:
-    """What is unusual about a request: a model in real life."""
+    """What is unusual about a request."""
     unusual = {
         "new address": address["requests_lifetime"] == 0,
         "burst": address["requests_5_minutes"] > 20,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from access_logs import REAL, ROOT, made_up, moved
 from processes import with_fast_java
 from starlette.testclient import TestClient
-from test_access_log_windows import REAL, ROOT, made_up, moved
 
 from mapstate import open_reader
 from mapstate.errors import WindowGoneError
@@ -25,7 +25,7 @@ from mapstate.serve import make_app
 
 LAG, MINUTE, DAY = 60, 60, 86_400
 # seconds: how long a window is, and to what its beginning is rounded down
-LENGTHS = {"5_minutes": (300, 60), "1_hour": (3600, 300), "6_hours": (21_600, 1800), "1_day": (DAY, 3600)}
+LENGTHS = {"5_minutes": (300, 60), "1_hour": (3600, 300), "6_hours": (21_600, 300), "1_day": (DAY, 3600)}
 BATCHES, TIMES, KEYS = 5, 40, 60
 
 pytestmark = pytest.mark.spark

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import random
 import subprocess
 import sys
 import time
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from access_logs import REAL, ROOT, made_up, moved
 from processes import with_fast_java
 
 from mapstate import open_reader
 
-ROOT = Path(__file__).resolve().parents[2]
-REAL = ROOT.parent / "shared/data/apache_logs"
 LAG = 60
 
 pytestmark = pytest.mark.spark
@@ -67,27 +65,6 @@ def awk(files: list[Path]) -> tuple[dict[tuple[int, str], tuple[int, int | None]
         end, url, requests, size = line.split(" ")
         found[int(end), url] = int(requests), None if size == "-" else int(size)
     return found, int(late.split()[1])
-
-
-def made_up(seed: int) -> list[str]:
-    """Lines of a server whose requests end up to an hour behind those that came after them."""
-    draw, lines, now = random.Random(seed), [], dt.datetime(2024, 2, 28, 22, tzinfo=dt.UTC)
-    for _ in range(2000):
-        now += dt.timedelta(seconds=draw.randrange(90))
-        at = now - dt.timedelta(seconds=draw.choice([0, 5, 50, 500, 5000]))
-        shown = at.astimezone(dt.timezone(dt.timedelta(hours=draw.choice([-4, 0, 5]), minutes=30)))
-        size = draw.choice(["-", str(draw.randrange(10**6))])
-        lines.append(f'192.0.2.1 - - [{shown:%d/%b/%Y:%H:%M:%S %z}] "GET /{draw.choice("abcde")} HTTP/1.1" 200 {size}')
-    return lines
-
-
-def moved(lines: list[str]) -> list[str]:
-    """Some lines of a log come three hundred lines later, as those of a second server that was away."""
-    back = lines[50::97]
-    kept = [line for at, line in enumerate(lines) if at < 50 or (at - 50) % 97]
-    for at, line in enumerate(back):
-        kept.insert(min(len(kept), 50 + 97 * at + 300), line)
-    return kept
 
 
 @pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import sqlite3
 from pathlib import Path
@@ -79,6 +80,25 @@ def test_times_can_be_asked_for_from_the_watermark_before_less_the_retention(spa
         job.get(at=969)
     assert [job.get(at=at) for at in (970, 1000, 1004, 1005, 1059, 1060, 1065)] == [0, 0, 0, 1, 1, 1, 0]
     assert (job.get(at="watermark"), job.get()) == (0, 1)
+
+
+def test_rows_that_are_set_aside_are_counted_and_in_the_late_stream(spark):
+    now, url, late = dt.datetime.now(dt.UTC), f"memory://{uuid4().hex}", []
+
+    def batch(batch_id: int, *ages: dt.timedelta | None) -> None:
+        rows = [(None if age is None else now - age, number) for number, age in enumerate(ages)]
+        frame = spark.createDataFrame(rows, "at timestamp, number int")
+        stream = newStream("s", frame).rollingWindows("1 hour", timestampField="at")
+        kept = stream.persistentAggregate(opaque(url, "s"), n=Count())
+        kept.lateStream().foreachBatch(lambda rows, _: late.append(sorted(row.number for row in rows.collect())))
+        kept(frame, batch_id)
+
+    batch(0, dt.timedelta(0))
+    batch(1, dt.timedelta(0), None, dt.timedelta(hours=-1), dt.timedelta(minutes=59), dt.timedelta(days=3))
+    with open_reader(url, "s") as reader:
+        assert [report.rows_late for report in reader.reports()] == [3, 0]
+        assert reader.get(()) == {"n_1_hour": 3}
+    assert late[-1] == [1, 2, 4]
 
 
 def test_each_change_at_a_restart_does_what_its_row_says(spark):
