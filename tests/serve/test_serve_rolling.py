@@ -224,6 +224,16 @@ def test_the_state_says_its_windows(url, tens):
         validate(client.get("/openapi.json").json())
 
 
+def test_the_watermark_is_a_metric(url):
+    state = Rolled(url, windows=HOURS)
+    state.batch(("a", T0, 1))
+    Rolled(url, name="tens").batch(("a", 3, 1))
+    with client_of(url) as client:
+        lines = client.get("/metrics").text.splitlines()
+        assert f'mapstate_watermark_timestamp_seconds{{state="s"}} {T0 / 1e6!r}' in lines
+        assert not any(line.startswith('mapstate_watermark_timestamp_seconds{state="tens"}') for line in lines)
+
+
 def test_requests_at_one_time_get_their_own_times(url, tens):
     """They are merged into few reads; one of a time that is gone fails alone."""
     from mapstate.serve.states import States

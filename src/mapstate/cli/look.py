@@ -14,8 +14,9 @@ from mapstate.errors import CorruptRecordError, StoreError, cut
 from mapstate.operations.doctor import examine
 from mapstate.operations.states import ListedState, list_states
 from mapstate.reader import StateReader, open_reader
-from mapstate.reader.forms import JsonRows, json_state, typed_keys
+from mapstate.reader.forms import JsonRows, json_state, rows_of, time_asked, typed_keys
 from mapstate.urls import LIKE_A_URL
+from mapstate.values import text
 
 
 def ls(*, url: StoreUrl = None, as_json: AsJson = False) -> None:
@@ -96,7 +97,18 @@ def doctor(
         raise typer.Exit(1)
 
 
-def get(*, place: Place, as_json: AsJson = False) -> None:
+def get(
+    *,
+    place: Place,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="when rolling windows end, or watermark; by default now", show_default=False),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="the fields to show, with commas between them", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     r"""Shows the value of one key or more, all as of one batch; exit code 1 if a key is absent.
 
     A key is one argument per key column, and more keys follow in the same way. \N is null.
@@ -105,14 +117,17 @@ def get(*, place: Place, as_json: AsJson = False) -> None:
     with open_reader(url, state) as reader:
         record = reader.ledger()
         keys = typed_keys(texts, record.keys)
-        values = reader.multi_get(keys)
+        time = None if at is None else time_asked(record, at)
+        values, record, ends = reader.answer(keys, columns=None if columns is None else columns.split(","), at=time)
     if as_json:
-        for row in JsonRows(record.keys, record.fields).rows(zip(keys, values, strict=True)):
+        for row in rows_of(record).rows(zip(keys, values, strict=True)):
             emit(row)
     else:
         rows = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
         if rows:
             show_rows(console(), record, rows)
+        if ends:
+            say(f"as of {text(ends[0])}", err=True)
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 parts = JsonRows(record.keys, ()).cells(key, None)

@@ -18,7 +18,7 @@ from mapstate.errors import CorruptRecordError, MissingKeysError
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
-from mapstate.reader.forms import JsonRows, json_state, typed_keys
+from mapstate.reader.forms import JsonRows, json_state, rows_of, typed_keys
 
 _TRIES = 20
 _Show = Callable[[LedgerRecord, list[tuple[Key, dict[str, Any] | None]]], None]
@@ -71,8 +71,7 @@ def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
     to = console()
     if as_json:
         yield lambda ledger, rows: emit(
-            {"state": state, **json_state(ledger), "is_exact": True}
-            | {"rows": JsonRows(ledger.keys, ledger.fields).rows(rows)}
+            {"state": state, **json_state(ledger), "is_exact": True} | {"rows": rows_of(ledger).rows(rows)}
         )
     elif to.is_terminal:
         with Live(console=to, auto_refresh=False) as live:
@@ -80,7 +79,7 @@ def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
                 Group(title_of(_title(state, ledger)), table_of(ledger, rows)), refresh=True
             )
     else:
-        yield lambda ledger, rows: _print_lines(_title(state, ledger), JsonRows(ledger.keys, ledger.fields), rows)
+        yield lambda ledger, rows: _print_lines(_title(state, ledger), rows_of(ledger), rows)
 
 
 def _print_lines(title: str, shown: JsonRows, rows: list[tuple[Key, dict[str, Any] | None]]) -> None:

@@ -1,7 +1,8 @@
 """The form of records whose value is tiles: ``[txid, value, undo]``. See `mapstate.protocol.tiles`.
 
 A value is ``[has_base, steps, column, ...]``: the differences of the tiles' starts, which are small numbers, and a
-column for each field. The undo is null for a new key, else ``[gone, has_base, steps, column, ...]``.
+column for each field. The undo is null for a new key, else ``[gone, has_base, steps, column, ...]``. A removed key has
+null for its value, and the tiles before in its undo.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class TileLayout:
         self._native = serializer.native
         columns = tuple(list[wire_type(field.type, form)] for field in fields)  # type: ignore[misc]
         tiles = (bool, list[int], *columns)
-        places = tuple[tiles], tuple[(list[int | None], *tiles)] | None  # type: ignore[valid-type]
+        places = tuple[tiles] | None, tuple[(list[int | None], *tiles)] | None  # type: ignore[valid-type]
         record = tuple[(*places, txid)] if self._native else tuple[(txid, *places)]  # type: ignore[valid-type]
         self.decode: Callable[[Any], Any] = serializer.decoder(record).decode
         self._to_wire = [to_wire(field.type, form) for field in fields]
@@ -41,14 +42,16 @@ class TileLayout:
         after, before = tiles_of(after), tiles_of(before)
         undo = None
         if before is not None:
-            gone, back = undo_of(before, after)
+            gone, back = ([], before) if after is None else undo_of(before, after)
             undo = [[None if start == BASE else start for start in gone], *self._packed(back)]
-        value = self._packed(after)
+        value = None if after is None else self._packed(after)
         return [value, undo, txid] if self._native else [txid, value, undo]
 
-    def into(self, document: Any) -> tuple[int, Tiles, Earlier | None]:
+    def into(self, document: Any) -> tuple[int, Tiles | None, Tiles | Earlier | None]:
         """The record of a document. Raises ValueError where columns differ in length."""
         value, undo, txid = document if self._native else (*document[1:], document[0])
+        if value is None:
+            return txid, None, None if undo is None else self._unpacked(undo[1:])
         after = self._unpacked(value)
         if undo is None:
             return txid, after, None

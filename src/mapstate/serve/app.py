@@ -196,10 +196,9 @@ class _Service:
         state = await self._state(request)
         ledger = await state.ledger()
         document = state_document(ledger, await state.reports(ledger))
-        if ledger.windows is not None or ledger.rolling is not None:
-            kind = ledger.keys[0].type if ledger.rolling is None else ledger.rolling.definition.type
+        if ledger.time_type is not None:
             done = ledger.last_windows() or WindowCommit()
-            mark = watermark_of(done, ledger.final_mark(), kind)
+            mark = watermark_of(done, ledger.final_mark(), ledger.time_type)
             document["watermark"] = plain(mark.time)
             document["inputs"] = {name: plain(one.latest) for name, one in mark.inputs.items()}
         return Response(line({**document, "as_of": as_of(ledger)}), media_type="application/json")

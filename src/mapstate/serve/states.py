@@ -86,7 +86,7 @@ class OpenState:
             return await ask(known)
         except (KeyEncodingError, UsageError, BadRequest):
             newest = self.view(await self.ledger())
-            if (newest.ledger.keys, _times_of(newest.ledger)) == (known.ledger.keys, _times_of(known.ledger)):
+            if (newest.ledger.keys, newest.ledger.time_type) == (known.ledger.keys, known.ledger.time_type):
                 raise
             return await ask(newest)
 
@@ -239,11 +239,6 @@ class States:
             state = await task
             self._closed_reads += state.merged.reads
             await state.reader.close()
-
-
-def _times_of(ledger: LedgerRecord) -> str | None:
-    """The type of the times of rolling windows; None for a state without."""
-    return None if ledger.rolling is None else ledger.rolling.definition.type
 
 
 def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
