@@ -104,7 +104,8 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
     with RedisServer().start() as server:
         visits = (KeyField("user_id", "string"),), (Field("visits", "Count", "bigint"),)
         made_of_one_batch(server.url, "visits", *visits, {f"user-{at}": at for at in range(users)})
-        alone = {"mapstate.serve.merged:MergedReads.multi_get": "lambda self, keys: self._reader.multi_get_as_of(keys)"}
+        answer = "lambda self, keys, **asked: self._reader.answer(keys, **asked)"
+        alone = {"mapstate.serve.merged:MergedReads.answer": answer}
         with serving(server.url) as merged, serving(server.url, code=alone) as single:
             found: dict[str, list[dict[str, float]]] = {"merged": [], "alone": []}
             for turn in range(turns):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mapstate.errors import KeyEncodingError, StoreUnavailableError
+from mapstate.errors import KeyEncodingError, StoreUnavailableError, UsageError, WindowGoneError
+from mapstate.reader.scans import Answer
 from mapstate.serve import merged as merged_module
 from mapstate.serve.merged import MergedReads
 
@@ -19,14 +20,22 @@ class CountingReader:
     def __init__(self):
         self.asked: list[int] = []
 
-    async def multi_get_as_of(self, keys):
+    async def answer(self, keys, *, columns=None, at=None):
         self.asked.append(len(keys))
         await asyncio.sleep(0.01)
         if "bad" in keys:
             raise KeyEncodingError("bad")
         if "away" in keys:
             raise StoreUnavailableError("away")
-        return list(keys), None
+        if isinstance(at, list):
+            if "gone" in at:
+                raise WindowGoneError("gone")
+            return Answer([(key, time, columns) for key, time in zip(keys, at, strict=True)], None, at)
+        if at == "gone":
+            raise WindowGoneError("gone")
+        ends: list[Any] = [at or "now"] * len(keys)
+        values: list[Any] = list(keys) if at is None and columns is None else [(key, at, columns) for key in keys]
+        return Answer(values, None, ends)
 
 
 def test_requests_that_wait_are_read_together():
@@ -78,7 +87,7 @@ def test_a_client_that_goes_beside_a_wrong_key_leaves_its_place_to_others(when):
         asked: list[Any] = []
         go_on = asyncio.Event()
 
-        async def multi_get_as_of(keys):
+        async def answer(keys, **_):
             asked.append(keys)
             if keys == ["bad"]:
                 await go_on.wait()
@@ -86,14 +95,14 @@ def test_a_client_that_goes_beside_a_wrong_key_leaves_its_place_to_others(when):
                 raise KeyEncodingError("bad")
             if keys == ["hangs"]:
                 await asyncio.Event().wait()
-            return list(keys), None
+            return Answer(list(keys), None, None)
 
         async def is_asked(*reads):
             async with asyncio.timeout(5):
                 while asked != [*reads]:  # noqa: ASYNC110  a count of what it did
                     await asyncio.sleep(0)
 
-        merged: Any = MergedReads(SimpleNamespace(multi_get_as_of=multi_get_as_of))
+        merged: Any = MergedReads(SimpleNamespace(answer=answer))
         for _ in range(2):
             asked.clear()
             go_on.clear()
@@ -111,6 +120,46 @@ def test_a_client_that_goes_beside_a_wrong_key_leaves_its_place_to_others(when):
         asked.clear()
         found, _ = await asyncio.wait_for(merged.multi_get(["a"]), 5)
         assert (found, asked) == (["a"], [["a"]])
+
+    asyncio.run(main())
+
+
+def test_requests_of_other_times_or_columns_get_their_own_answers():
+    async def main():
+        reader: Any = CountingReader()
+        merged: Any = MergedReads(reader)
+        asked = []
+        for at in range(60):
+            time: Any = [None, "watermark", at, [at, -at]][at % 4]
+            asked.append(([f"a{at}", f"b{at}"], time, [None, ["n"], ["n", "m"]][at % 3]))
+        found: Any = await asyncio.gather(
+            *(merged.answer(keys, at=time, columns=columns) for keys, time, columns in asked)
+        )
+        for (keys, time, columns), answer in zip(asked, found, strict=True):
+            times = time if isinstance(time, list) else [time] * 2
+            chosen = None if columns is None else tuple(columns)
+            if time is None and chosen is None:
+                assert (answer.values, answer.ends) == (keys, ["now"] * 2)
+            else:
+                assert answer.values == [(key, one, chosen) for key, one in zip(keys, times, strict=True)]
+                assert answer.ends == [one or "now" for one in times]
+        assert len(reader.asked) <= 18  # of nine kinds
+
+    asyncio.run(main())
+
+
+def test_a_time_that_is_gone_and_a_list_that_does_not_fit_fail_alone():
+    async def main():
+        reader: Any = CountingReader()
+        merged: Any = MergedReads(reader)
+        requests = [(["a"], 1), (["b"], "gone"), (["c", "d"], [3, 4]), (["e"], [5, 6]), ([], [])]
+        found: Any = await asyncio.gather(
+            *(merged.answer(keys, at=at) for keys, at in requests), return_exceptions=True
+        )
+        assert found[0].values == [("a", 1, None)]
+        assert [type(found[1]), type(found[3])] == [WindowGoneError, UsageError]
+        assert found[2].values == [("c", 3, None), ("d", 4, None)]
+        assert found[4].values == []
 
     asyncio.run(main())
 

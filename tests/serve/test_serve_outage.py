@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from servers import RedisServer, hanging
@@ -26,6 +26,7 @@ from states import Job, Tens
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import StoreUnavailableError
+from mapstate.reader.scans import Answer
 from mapstate.serve.guard import Guard
 from mapstate.serve.merged import MergedReads
 from mapstate.testing import wait_for
@@ -256,9 +257,9 @@ def test_a_read_that_nobody_waits_for_frees_the_place_of_its_keys(monkeypatch):
         answers = asyncio.Event()
 
         class Reader:
-            async def multi_get_as_of(self, keys: Any) -> Any:
+            async def answer(self, keys: Any, **_: Any) -> Any:
                 await answers.wait()
-                return list(keys), None
+                return Answer(list(keys), cast("Any", None), None)
 
         reader: Any = Reader()
         merged = MergedReads(reader)

@@ -67,7 +67,8 @@ def export(
 
 def _as_of(done: Exported) -> str:
     if done.is_one_batch:
-        return f"It is as of {_batch(done.last)}."
+        ends = "" if done.end is None else f" Its windows end at {plain(done.end)}."
+        return f"It is as of {_batch(done.last)}.{ends}"
     span = f"from {_batch(done.first)} to {_batch(done.last)}"
     return f"It is not as of one batch: batches were at work, {span}. Each key is as of one of them."
 
@@ -94,6 +95,7 @@ def _json_exported(done: Exported, to: str, form: str, took: float) -> dict[str,
         "is_one_batch": done.is_one_batch,
         "first": first,
         "last": last,
+        **({} if done.end is None else {"end": plain(done.end)}),
     }
 
 

@@ -26,10 +26,10 @@ from mapstate.operations.doctor import examine
 from mapstate.operations.states import ListedState, list_states
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
-from mapstate.reader.forms import JsonRows, json_state, typed_keys
+from mapstate.reader.forms import JsonRows, json_state, rows_of, time_asked, typed_keys
 from mapstate.schema import KeyField
 from mapstate.urls import LIKE_A_URL
-from mapstate.values import plain
+from mapstate.values import plain, text
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _STATES = ("state", "type", "keys", "fields", "last commit", "committed at", "keys held")
@@ -115,7 +115,18 @@ def doctor(
     out.has_failed = any(finding.severity == "error" for finding in findings)
 
 
-def get(out: Output, *, place: Place) -> None:
+def get(
+    out: Output,
+    *,
+    place: Place,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="when rolling windows end, or watermark; by default now", show_default=False),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="the fields to show, with commas between them", show_default=False)
+    ] = None,
+) -> None:
     r"""Shows the value of one key or more, all as of one batch; exit code 1 if a key is absent.
 
     A key is one argument per key column, and more keys follow in the same way. \N is null.
@@ -124,8 +135,12 @@ def get(out: Output, *, place: Place) -> None:
     with open_reader(url, state) as reader:
         record = reader.ledger()
         keys = typed_keys(texts, record.keys)
-        rows = list(zip(keys, reader.multi_get(keys), strict=True))
+        time = None if at is None else time_asked(record, at)
+        values, record, ends = reader.answer(keys, columns=None if columns is None else columns.split(","), at=time)
+        rows = list(zip(keys, values, strict=True))
     out.rows(record, rows)
+    if ends and not out.as_json:
+        say(f"as of {text(ends[0])}", err=True)
     out.has_failed = any(value is None for _, value in rows)
     for key in [key for key, value in rows if value is None and not out.as_json]:
         parts = JsonRows(record.keys, ()).cells(key, None)
@@ -212,8 +227,7 @@ def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
     to = show.console()
     if as_json:
         yield lambda ledger, rows: show.emit(
-            {"state": state, **json_state(ledger), "is_exact": True}
-            | {"rows": JsonRows(ledger.keys, ledger.fields).rows(rows)}
+            {"state": state, **json_state(ledger), "is_exact": True} | {"rows": rows_of(ledger).rows(rows)}
         )
     elif to.is_terminal:
         with Live(console=to, auto_refresh=False) as live:
@@ -221,7 +235,7 @@ def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
                 Group(show.title_of(_title(state, ledger)), show.table_of(ledger, rows)), refresh=True
             )
     else:
-        yield lambda ledger, rows: _print_lines(_title(state, ledger), JsonRows(ledger.keys, ledger.fields), rows)
+        yield lambda ledger, rows: _print_lines(_title(state, ledger), rows_of(ledger), rows)
 
 
 def _print_lines(title: str, shown: JsonRows, rows: list[tuple[Key, dict[str, Any] | None]]) -> None:

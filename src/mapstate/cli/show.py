@@ -21,7 +21,8 @@ from mapstate.keys import Key
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
-from mapstate.reader.forms import JsonRows
+from mapstate.reader.forms import JsonRows, rows_of
+from mapstate.reader.rolling import earliest_end
 from mapstate.schema import span_text, time_text
 from mapstate.values import text as text_of
 
@@ -70,7 +71,7 @@ class Output:
     def rows(self, ledger: LedgerRecord, rows: Rows) -> None:
         """Print keys and their values: a JSON document for each, or a table of those that are there."""
         if self.as_json:
-            for row in JsonRows(ledger.keys, ledger.fields).rows(rows):
+            for row in rows_of(ledger).rows(rows):
                 emit(row)
         elif present := [(key, value) for key, value in rows if value is not None]:
             _print_rows(ledger, present)
@@ -186,6 +187,7 @@ def print_ledger(ledger: LedgerRecord) -> None:
         ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
         ("rewrites", str(ledger.rewrites)),
         *_windows(ledger),
+        *_rolling(ledger),
         ("offsets", (ledger.last_commit.offsets if ledger.last_commit is not None else None) or "not known"),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -235,8 +237,8 @@ def _print_rows(ledger: LedgerRecord, rows: Rows) -> None:
     if to.is_terminal:
         to.print(table_of(ledger, rows))
         return
-    print_row([*(key.name for key in ledger.keys), *(field.name for field in ledger.fields)])
-    shown = JsonRows(ledger.keys, ledger.fields)
+    shown = rows_of(ledger)
+    print_row([*(key.name for key in ledger.keys), *_names(shown, rows)])
     for key, value in rows:
         print_row(shown.cells(key, value))
 
@@ -251,12 +253,17 @@ def table_of(ledger: LedgerRecord, rows: Rows) -> Table:
     table = Table()
     for name in (key.name for key in ledger.keys):
         table.add_column(Text(_shown(name)), overflow="fold")
-    for name in (field.name for field in ledger.fields):
+    shown = rows_of(ledger)
+    for name in _names(shown, rows):
         table.add_column(Text(_shown(name)), justify="right", overflow="fold")
-    shown = JsonRows(ledger.keys, ledger.fields)
     for key, value in rows:
         table.add_row(*(Text(_shown(part)) for part in shown.cells(key, value)))
     return table
+
+
+def _names(shown: JsonRows, rows: Sequence[tuple[Key, Mapping[str, Any] | None]]) -> list[str]:
+    """The columns of the values, which may be a part of the state's."""
+    return next((list(value) for _, value in rows if value is not None), shown.columns)
 
 
 def print_row(parts: Iterable[Any]) -> None:
@@ -316,6 +323,30 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
         *(("", f"input {name or 'of all rows'}: latest {_time(known.latest, kind)}") for name, known in inputs.items()),
         ("panes", panes),
         ("purged", "nothing" if windows.purged == NEVER else f"what ends at {_time(windows.purged, kind)} or before"),
+    ]
+
+
+def _rolling(ledger: LedgerRecord) -> list[tuple[str, str]]:
+    """The lines of a state with rolling windows."""
+    if ledger.rolling is None:
+        return []
+    own, done = ledger.rolling.definition, ledger.last_windows()
+    windows = (
+        f"{one.name} by {span_text(one.resolution, own.type)}" if one.length else one.name for one in own.windows
+    )
+    spans = [("unit", own.unit), ("lag", own.lag), ("retention", own.retention)]
+    spans += [] if own.idle is None else [("idle", own.idle)]
+    inputs = {} if done is None else done.inputs
+    earliest = earliest_end(ledger.rolling)
+    return [
+        ("rolling windows", ", ".join(windows)),
+        ("", ", ".join(f"{name} {span_text(span, own.type)}" for name, span in spans)),
+        ("watermark", "none yet" if done is None else _time(ledger.final_mark(), own.type)),
+        *(
+            ("", f"input {name or 'of all rows'}: latest {_time(known.latest, own.type)}")
+            for name, known in inputs.items()
+        ),
+        ("can be read as of", "any time" if earliest is None else f"{text_of(earliest)} or later"),
     ]
 
 

@@ -169,14 +169,13 @@ def _measured(
 
 
 def _reports(place: str, state: str) -> tuple[str, list[BatchReport]]:
-    """The type of a state's first key column, which is that of its watermark, and its reports, newest first.
+    """The type of a state's watermark, and its reports, newest first.
 
     No report where the state has no batch yet, or lies in another store.
     """
     try:
         with open_reader(place, state) as reader:
-            keys = reader.ledger().keys
-            return (keys[0].type if keys else ""), reader.reports()
+            return reader.ledger().time_type or "", reader.reports()
     except LedgerError:
         return "", []
 

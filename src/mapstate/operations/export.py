@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Self, TypedDict
 import msgspec
 
 from mapstate import errors
-from mapstate.aggregators.results import results_of
 from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Scan, Snapshots
@@ -28,7 +27,9 @@ from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import check_page_size, decode_ledger
 from mapstate.reader import StateReader, open_reader
+from mapstate.reader.rolling import End, end_of, end_time, shown_fields
 from mapstate.reader.tables import types_of
+from mapstate.reader.times import Time
 from mapstate.serializers import serializer
 from mapstate.serializers.value_types import WireForm, item_type, struct_fields, wire_type
 
@@ -59,6 +60,7 @@ class Exported(NamedTuple):
     ``missing``          keys that the ledger counts, and that are not there; 0 also where that is unknown
     ``unreadable``       keys that hold no record of the state; they are left out
     ``unreadable_keys``  the first ten of them
+    ``end``              where rolling windows end; None for a state without
     """
 
     rows: int
@@ -69,6 +71,7 @@ class Exported(NamedTuple):
     missing: int = 0
     unreadable: int = 0
     unreadable_keys: tuple[str, ...] = ()
+    end: Time | None = None
 
 
 def export(
@@ -88,7 +91,7 @@ def export(
 
     What an interrupted export has read is in ``to`` with ``.part`` at its end. The next export to the same file goes
     on from there. It begins anew if the state has changed and the store offers a snapshot, or if the state was reset or
-    has another schema.
+    has another schema. An export of rolling windows, which end when it begins, is not gone on with.
 
     Args:
         backend_or_url: The store of the state.
@@ -100,7 +103,7 @@ def export(
 
     Raises:
         UsageError: The store cannot list its keys; the file cannot be there, or is a SQLite database, which may hold
-            states; or another export to it is at work.
+            states; another export to it is at work; or there is a part of rolling windows.
         StateNotFoundError: There is no such state.
         LedgerLostError: There are records without a ledger.
         StoreFullError: There is no room for the file.
@@ -134,10 +137,11 @@ def _collect(
         ledger = reader.ledger()
         start = part.resume(ledger, state, anew_if_changed=frozen)
         resumed = source.skip = part.count()
+        end = end_of(ledger, None)
         unreadable: tuple[int, tuple[str, ...]] = (0, ())
         expected = None
         try:
-            _read_all(reader, ledger, part, page_size, on_page)
+            _read_all(reader, ledger, part, page_size, on_page, end=end)
         except errors.MissingKeysError as error:
             expected = int(error.facts["expected"])
         except errors.CorruptRecordError as error:
@@ -148,12 +152,19 @@ def _collect(
     rows = part.count()
     is_one_batch = start.is_whole and _same_values(start.ledger, last)
     missing = 0 if expected is None or not is_one_batch else max(0, expected - rows)
-    columns = list(starmap(Column, types_of(ledger.keys, results_of(ledger.fields, {})).items()))
-    return Exported(rows, resumed, is_one_batch, start.ledger, last, missing, *unreadable), columns
+    columns = list(starmap(Column, types_of(ledger.keys, shown_fields(ledger, {})).items()))
+    time = None if end is None else end_time(ledger, end)
+    return Exported(rows, resumed, is_one_batch, start.ledger, last, missing, *unreadable, time), columns
 
 
 def _read_all(
-    reader: StateReader, ledger: LedgerRecord, part: _ExportFile, page_size: int, on_page: Callable[[int], None] | None
+    reader: StateReader,
+    ledger: LedgerRecord,
+    part: _ExportFile,
+    page_size: int,
+    on_page: Callable[[int], None] | None,
+    *,
+    end: End | None,
 ) -> None:
     """Collect every key that is not collected yet. Errors as of `StateReader.scan`, after all other keys."""
     codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
@@ -165,9 +176,10 @@ def _read_all(
         if on_page is not None:
             on_page(part.added)
 
-    names = [field.name for field in ledger.fields]  # a field that is added meanwhile has no column in the file
+    # A field that is added meanwhile has no column in the file.
+    names = [field.name for field in shown_fields(ledger, {}).fields]
     try:
-        for row in reader.scan(page_size, columns=names):
+        for row in reader.scan(page_size, columns=names, at=end):
             page.append(row)
             if len(page) >= page_size:
                 keep()
@@ -310,6 +322,12 @@ class _ExportFile:
             before = decode_ledger(found[2], state)
             is_whole = bool(found[3]) and _same_values(before, ledger)
             if _same_state(before, ledger) and (is_whole or not anew_if_changed):
+                if ledger.rolling is not None and self.count():
+                    raise UsageError(
+                        f"{str(self._path)!r} has what an interrupted export of state {state!r} has read as of another "
+                        "time. Rolling windows of two times are not put into one file. Nothing was written. Delete it, "
+                        "and export from the start."
+                    )
                 self._db.execute("UPDATE about SET is_whole = ?", (is_whole,))
                 self.added = self.count()
                 self.commit()

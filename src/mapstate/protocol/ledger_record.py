@@ -177,6 +177,13 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
             return msgspec.structs.replace(self, initial_keys=held)
         return msgspec.structs.replace(self, last_commit=msgspec.structs.replace(self.last_commit, keys_held=held))
 
+    @property
+    def time_type(self) -> str | None:
+        """The type of the times of its windows; None for a state without."""
+        if self.rolling is not None:
+            return self.rolling.definition.type
+        return None if self.windows is None else self.keys[0].type
+
     def last_windows(self) -> WindowCommit | None:
         """What the last commit did to the windows; None before one."""
         return None if self.last_commit is None else self.last_commit.windows

@@ -209,6 +209,12 @@ def _put_back(commit: Commit | None, windows: WindowsRecord, to: int, now: int) 
 def check_advance(ledger: LedgerRecord) -> WindowsRecord:
     """The windows of a state whose watermark an operator can advance. Raises UsageError for another state."""
     windows = ledger.windows
+    if ledger.rolling is not None:
+        raise UsageError(
+            f"state {ledger.state!r} has rolling windows, which never fire: they end whenever a reader asks, so there "
+            "is no watermark to move. Nothing was written. Read as of a time: mapstate get --at TIME.",
+            state=ledger.state,
+        )
     if windows is None:
         raise UsageError(
             f"state {ledger.state!r} has no windows by time: there is no watermark to move. Nothing was written.",

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.results import results_of
 from mapstate.capabilities import LedgerReads, Scan, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
@@ -43,7 +42,7 @@ from mapstate.protocol.stored_ledger import (
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.reader.reports import BatchReports, read_reports
-from mapstate.reader.rolling import Asked, Ends, RollingFields
+from mapstate.reader.rolling import Asked, Ends, RollingFields, shown_fields
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 
@@ -389,7 +388,7 @@ class CommittedReads:
                     ledger.field_counts,
                     in_tiles=ledger.rolling is not None,
                 ),
-                results_of(ledger.fields, self.aggregators)
+                shown_fields(ledger, self.aggregators)
                 if ledger.rolling is None
                 else RollingFields(ledger, ledger.rolling, self.aggregators),
             )

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from mapstate.aggregators.aggregator import Aggregator
+from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import results_of
 from mapstate.errors import KeyEncodingError, UsageError, cut
 from mapstate.keys import Key, KeyCodec
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.rolling import no_rolling_windows, shown_fields
 from mapstate.reader.tables import types_of
+from mapstate.reader.times import Time
 from mapstate.schema import Field, KeyField
 from mapstate.urls import quoted
 from mapstate.values import SAME_IN_JSON, html_table, plain, text
@@ -47,15 +50,20 @@ _EXAMPLES = {
 class JsonRows:
     """Keys and values of one schema as JSON. Made once per schema.
 
-    ``aggregators`` are those of the reader whose values they are.
+    ``aggregators`` are those of the reader whose values they are. ``columns`` are the names of the fields.
     """
 
     def __init__(
-        self, keys: Sequence[KeyField], fields: Sequence[Field], aggregators: Mapping[str, Aggregator] | None = None
+        self,
+        keys: Sequence[KeyField],
+        fields: Sequence[Field] | Fields,
+        aggregators: Mapping[str, Aggregator] | None = None,
     ) -> None:
         self._keys = tuple(keys)
         self._names = [key.name for key in keys]
-        self._kinds = types_of((), results_of(fields, aggregators or {}))
+        shown = fields if isinstance(fields, Fields) else results_of(fields, aggregators or {})
+        self._kinds = types_of((), shown)
+        self.columns = list(self._kinds)
         self._are_keys_same = all(key.type in SAME_IN_JSON for key in keys)
         self._are_values_same = not aggregators and SAME_IN_JSON.issuperset(self._kinds.values())
 
@@ -86,6 +94,33 @@ class JsonRows:
         return parts + [text(part, self._kinds.get(name, "any")) for name, part in value.items()]
 
 
+def rows_of(ledger: LedgerRecord, aggregators: Mapping[str, Aggregator] | None = None) -> JsonRows:
+    """The keys and values of a state, as its readers see them. Raises UsageError as `shown_fields`."""
+    return JsonRows(ledger.keys, shown_fields(ledger, aggregators or {}), aggregators)
+
+
+def time_asked(ledger: LedgerRecord, given: str | int) -> Time | Literal["watermark"]:
+    """The time at which rolling windows shall end, of text or of a number in JSON. Raises UsageError."""
+    if ledger.rolling is None:
+        raise no_rolling_windows(ledger.state)
+    kind = ledger.rolling.definition.type
+    if given == "watermark":
+        return "watermark"
+    try:
+        if isinstance(given, str):
+            time: Time = _parsed(KeyField("at", kind), given)
+            return time
+        if kind == "bigint":
+            return int(_in_range(kind, given))
+    except (KeyEncodingError, ValueError):
+        pass
+    example = "a number" if kind == "bigint" else "an instant, such as 2026-11-27T10:00:00Z"
+    raise UsageError(
+        f"the times of state {ledger.state!r} are a {kind}: at is {example}, or watermark; this is none: "
+        f"{quoted(str(given)[:100])}. Nothing was read."
+    )
+
+
 def json_state(ledger: LedgerRecord) -> dict[str, Any]:
     """The part of a ledger that says as of which batch something was read."""
     last = ledger.last_commit
@@ -103,6 +138,14 @@ def reader_html(state: str, seen: LedgerRecord | None) -> str:
         rows = [("type", seen.type), ("last batch that was read", done and done.batch_id), ("at", done and done.at)]
         rows += [("keys", seen.keys_held()), *seen.keys, *((field.name, field.aggregator) for field in seen.fields)]
     return html_table(f"reader of state {state}", rows)
+
+
+class KeysAsked(NamedTuple):
+    """The keys of a request; ``at`` and ``columns`` are those of `StateReader.multi_get`, times as they were given."""
+
+    keys: list[Any]
+    at: str | int | list[str | int] | None
+    columns: list[str] | None
 
 
 class JsonKeys:
@@ -129,17 +172,22 @@ class JsonKeys:
 
     def decode(self, body: bytes) -> list[Any]:
         """The keys: bare values where there is one key column. Raises UsageError."""
+        return self.asked(body).keys
+
+    def asked(self, body: bytes) -> KeysAsked:
+        """The keys, and what a body asks beside them. Raises UsageError."""
         problems = []
         for form, decoder, columns_of in self._forms:
             try:
-                keys = decoder.decode(body).keys
+                found = decoder.decode(body)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 problems.append(f"{form}: {cut(error)}")
                 continue
+            beside = found.at, found.columns
             if not self._fields:
-                return [()] * len(keys)
-            columns = [self._column(*one) for one in zip(self._fields, columns_of(keys), strict=True)]
-            return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+                return KeysAsked([()] * len(found.keys), *beside)
+            columns = [self._column(*one) for one in zip(self._fields, columns_of(found.keys), strict=True)]
+            return KeysAsked(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)), *beside)
         names = ", ".join(f"{field.name} {field.type}" for field in self._fields)
         raise UsageError(
             f"the body is no object with a list of keys ({names}), {'; '.join(problems)}. Nothing was read."
@@ -151,7 +199,9 @@ class JsonKeys:
 
 def _decoder(key: Any) -> msgspec.json.Decoder[Any]:
     kind: Any = list[key]
-    return msgspec.json.Decoder(msgspec.defstruct("Keys", [("keys", kind)], forbid_unknown_fields=True, gc=False))
+    beside: list[Any] = [("at", str | int | list[str | int] | None, None), ("columns", list[str] | None, None)]
+    keys = msgspec.defstruct("Keys", [("keys", kind), *beside], forbid_unknown_fields=True, gc=False)
+    return msgspec.json.Decoder(keys)
 
 
 def _of_json(field: KeyField, value: Any) -> Any:
@@ -195,14 +245,19 @@ def _typed(field: KeyField, text: str) -> Any:
     if field.type == "string":
         return text
     try:
-        if field.type == "timestamp":
-            return _unrounded(_instant(text), text)
-        if field.type == "binary" and not text:
-            return b""
-        return _in_range(field.type, _unrounded(KeyCodec([field]).decode(_checked(field.type, text))[0], text))
+        return _parsed(field, text)
     except (KeyEncodingError, ValueError):
         example = _EXAMPLES.get(field.type, "")
     raise UsageError(f"key column {field.name!r} is a {field.type}{example}; this is none: {quoted(text[:100])}")
+
+
+def _parsed(field: KeyField, text: str) -> Any:
+    """The value. Raises KeyEncodingError and ValueError."""
+    if field.type == "timestamp":
+        return _unrounded(_instant(text), text)
+    if field.type == "binary" and not text:
+        return b""
+    return _in_range(field.type, _unrounded(KeyCodec([field]).decode(_checked(field.type, text))[0], text))
 
 
 def _instant(text: str) -> dt.datetime:

@@ -5,24 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.results import joins_of
+from mapstate.aggregators.results import joins_of, results_of
 from mapstate.aggregators.tiles import Answers
 from mapstate.errors import UnknownColumnError, UsageError, ValueOverflowError, WindowGoneError, shown
 from mapstate.keys import StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.rolling import RollingRecord
-from mapstate.protocol.windows import WindowCommit
+from mapstate.protocol.windows import NEVER, WindowCommit
 from mapstate.reader.times import Time, clamped, number_of_caller
 
-At = Time | Literal["watermark"] | Sequence[Time] | None
-"""When rolling windows end: now, at the watermark, at a time, or at a time for each key."""
 
-Ends = Sequence[tuple[int, int]]
-"""For each key the unit at which its windows end, and the one before which rows count."""
+class End(NamedTuple):
+    """The unit at which rolling windows end, and the one before which rows count: of now, the one after it."""
+
+    unit: int
+    until: int
+
+
+At = Time | Literal["watermark"] | Sequence[Time] | End | None
+"""When rolling windows end: now, at the watermark, at a time, or at a time for each key. An `End` is `end_of`."""
+
+Ends = Sequence[End]
+"""For each key where its windows end."""
 
 
 class RollingFields:
@@ -55,27 +63,26 @@ class RollingFields:
 
 
 class Asked:
-    """What one call asks. ``at`` is as `At`; now is when this is made, and stays so in a scan.
+    """What one call asks. ``at`` is as `At`; now is when this is made, and stays so in a scan, unless ``now`` says it.
 
     Raises UsageError for columns that are no list.
     """
 
-    def __init__(self, state: str, *, at: At = None, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, state: str, *, at: At = None, columns: Sequence[str] | None = None, now: int | None = None
+    ) -> None:
         if isinstance(columns, str | bytes):
             raise UsageError("columns is a list of field names, also for one field: columns=['visits']")
         self.state = state
         self.columns = None if columns is None else list(columns)
         self._at = at
-        self._now = time.time_ns() // 1000
-        self._scan: tuple[int, int] | None = None
+        self._now = time.time_ns() // 1000 if now is None else now
+        self._scan: End | None = at if isinstance(at, End) else None
 
     def check_plain(self) -> None:
         """Raises UsageError where a time is asked of a state without rolling windows."""
         if self._at is not None:
-            raise UsageError(
-                f"state {self.state!r} has no rolling windows, so at= has no meaning for it: its values are those of "
-                "its last batch. Nothing was read."
-            )
+            raise no_rolling_windows(self.state)
 
     def ends(self, record: RollingRecord, done: WindowCommit, mark: int, keys: int) -> Ends:
         """Where the windows of each key end: after a commit, and with a final mark.
@@ -89,19 +96,17 @@ class Asked:
             latest = [] if done.newest is None else [done.newest]
             latest += [self._now] if definition.type == "timestamp" else []
             end = max([record.horizon, *map(definition.units, latest)])
-            return [(end, end + 1)] * keys
+            return [End(end, end + 1)] * keys
         elif at == "watermark":
             end = definition.units(mark)
-            ends = [(end, end)] * keys
+            ends = [End(end, end)] * keys
         elif isinstance(at, Sequence):
-            if isinstance(at, str) or len(at) != keys:
-                given = shown(at) if isinstance(at, str) else f"{len(at)} times for {keys} keys"
-                raise UsageError(f"at= is a time, 'watermark', or a time for each key, not {given}. Nothing was read.")
-            units = [definition.units(number_of_caller(time, definition.type, self.state)) for time in at]
-            ends = [(end, end) for end in units]
+            times = check_times(at, keys)
+            units = [definition.units(number_of_caller(time, definition.type, self.state)) for time in times]
+            ends = [End(end, end) for end in units]
         else:
             end = definition.units(number_of_caller(at, definition.type, self.state))
-            ends = [(end, end)] * keys
+            ends = [End(end, end)] * keys
         earliest = min((end for end, _ in ends), default=record.horizon)
         if earliest < record.horizon:
             kind = definition.type
@@ -126,9 +131,8 @@ class Asked:
         """Where windows end, as a caller gets it."""
         if ends is None or ledger.rolling is None:
             return None
-        definition = ledger.rolling.definition
-        times = {end: clamped(definition.time(end), definition.type) for end in {end for end, _ in ends}}
-        return [times[end] for end, _ in ends]
+        times = {end: end_time(ledger, end) for end in set(ends)}
+        return [times[end] for end in ends]
 
     def keep_end(self, ends: Ends | None) -> None:
         """Later pages of this scan end where this one does."""
@@ -154,6 +158,55 @@ class Asked:
                         aggregator=error.facts.get("aggregator"),
                     ) from error
             raise
+
+
+def check_times(at: Sequence[Any], keys: int) -> Sequence[Time]:
+    """The times. Raises UsageError unless ``at`` has one for each of so many keys."""
+    if isinstance(at, str) or len(at) != keys:
+        given = shown(at) if isinstance(at, str) else f"{len(at)} times for {keys} keys"
+        raise UsageError(f"at= is a time, 'watermark', or a time for each key, not {given}. Nothing was read.")
+    return at
+
+
+def no_rolling_windows(state: str) -> UsageError:
+    """The error where a time is asked of a state without rolling windows."""
+    return UsageError(
+        f"state {state!r} has no rolling windows, so at= has no meaning for it: its values are those of its last "
+        "batch. Nothing was read."
+    )
+
+
+def end_of(ledger: LedgerRecord, at: At, *, now: int | None = None) -> End | None:
+    """Where the rolling windows of all keys end, for reads of several processes; None for a state without.
+
+    Raises WindowGoneError, and UsageError for no time.
+    """
+    asked = Asked(ledger.state, at=at, now=now)
+    if ledger.rolling is None:
+        asked.check_plain()
+        return None
+    return asked.ends(ledger.rolling, ledger.last_windows() or WindowCommit(), ledger.final_mark(), 1)[0]
+
+
+def end_time(ledger: LedgerRecord, end: End) -> Time:
+    """An end as a caller gets it."""
+    if ledger.rolling is None:
+        raise no_rolling_windows(ledger.state)
+    definition = ledger.rolling.definition
+    return clamped(definition.time(end.unit), definition.type)
+
+
+def earliest_end(record: RollingRecord) -> Time | None:
+    """The earliest time that can be asked for; None for any."""
+    definition = record.definition
+    return None if record.horizon == NEVER else clamped(definition.time(record.horizon), definition.type)
+
+
+def shown_fields(ledger: LedgerRecord, aggregators: Mapping[str, Aggregator]) -> Fields:
+    """The fields that readers see of a state. Raises UsageError as `RollingFields.all`."""
+    if ledger.rolling is None:
+        return results_of(ledger.fields, aggregators)
+    return RollingFields(ledger, ledger.rolling, aggregators).all.fields
 
 
 def check_columns(state: str, columns: Sequence[str], known: Sequence[str]) -> None:

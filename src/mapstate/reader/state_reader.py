@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,10 +13,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import check_state_name, naming, resolve
 from mapstate.backing_map import Backend
-from mapstate.errors import (
-    KeyEncodingError,
-    UsageError,
-)
+from mapstate.errors import KeyEncodingError, UsageError
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.maps.serialized import Room
@@ -90,6 +88,8 @@ class StateReader:
     ``as_of`` is a ledger of the state. All is then read as of its last batch, by whatever process and however long that
     takes; or StaleBatchError says that the values of then are gone. An opaque state keeps them until the second batch
     after it writes the same keys; a state of another type, until the next batch begins.
+
+    ``now``, in microseconds, is the clock of its rolling windows, for the tasks of one query.
     """
 
     def __init__(
@@ -102,8 +102,10 @@ class StateReader:
         before: tuple[str, int] | None = None,
         as_of: LedgerRecord | None = None,
         max_age: float | None = None,
+        now: int | None = None,
     ) -> None:
         self._state = check_state_name(state)
+        self._ask = partial(Asked, state, now=now)
         self._reads = CommittedReads(
             backend.open(state), state, consistency, aggregators, before=before, as_of=as_of, max_age=max_age
         )
@@ -191,7 +193,7 @@ class StateReader:
         """`multi_get` with all that there is to say of it: the ledger, and where rolling windows end."""
         if isinstance(keys, str | bytes):
             raise UsageError("multi_get takes a list of keys; for one key there is get")
-        asked = Asked(self._state, at=at, columns=columns)
+        asked = self._ask(at=at, columns=columns)
         if not keys:
             ledger = self.ledger()
             return Answer([], ledger, None if self._reads.ends(ledger, asked, 0) is None else [])
@@ -202,7 +204,7 @@ class StateReader:
         self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
     ) -> tuple[Fields, list[Key], list[Any]]:
         """What `part` yields, of those of the keys that are there. Errors as of `multi_get`."""
-        _, fields, values, _ = self._values(keys, Asked(self._state, at=at, columns=columns))
+        _, fields, values, _ = self._values(keys, self._ask(at=at, columns=columns))
         there = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
         return fields, [key for key, _ in there], [value for _, value in there]
 
@@ -351,7 +353,7 @@ class StateReader:
         Raises the errors of `scan`, and StoreUnavailableError where the store has moved its keys about: then divide
         anew. The number of keys is not compared with the ledger's.
         """
-        asked = Asked(self._state, at=at, columns=columns)
+        asked = self._ask(at=at, columns=columns)
         for _, fields, keys, values, *_ in self._found(self._reads.part(part, page_size), None, asked):
             yield fields, keys, values
 
@@ -405,7 +407,7 @@ class StateReader:
 
     def _asked(self, columns: Sequence[str] | None, at: At) -> Asked:
         """What a scan asks. Raises UnknownColumnError for columns that the newest ledger lacks."""
-        asked = Asked(self._state, at=at, columns=columns)
+        asked = self._ask(at=at, columns=columns)
         if asked.columns is not None:
             known = [field.name for field in self._reads.opened().fields.fields]
             if not set(asked.columns) <= set(known):

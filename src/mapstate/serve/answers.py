@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any
@@ -29,8 +30,12 @@ from mapstate.errors import (
     WindowGoneError,
 )
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.rolling import RollingRecord
 from mapstate.reader.committed import mark_of
 from mapstate.reader.forms import JsonKeys, JsonRows
+from mapstate.reader.rolling import earliest_end, shown_fields
+from mapstate.reader.times import Time, shown_time
+from mapstate.values import plain
 
 _encoder = msgspec.json.Encoder()
 # The first class that fits says the status, and whether the request may be sent again as it is.
@@ -100,6 +105,14 @@ def as_of(ledger: LedgerRecord, of: Commit | BatchReport | None = None) -> dict[
     return {"batch_id": last.batch_id, "txid": last.txid, "committed_at": last.at or None, "commit": commit}
 
 
+def as_of_end(ledger: LedgerRecord, end: Time | Sequence[Time] | None) -> dict[str, Any]:
+    """`as_of`, of a state with rolling windows also with the watermark and where the windows end."""
+    if ledger.rolling is None:
+        return as_of(ledger)
+    kind = ledger.rolling.definition.type
+    return {**as_of(ledger), "end": plain(end), "watermark": plain(shown_time(ledger.final_mark(), kind))}
+
+
 def _tag_of(ledger: LedgerRecord) -> str | None:
     """The ETag of all that is read under this ledger, None where values may change without a commit."""
     if ledger.type != "opaque" or ledger.has_had_ttl:
@@ -125,6 +138,17 @@ class View:
         self.tag = _tag_of(ledger)
         self.head = {"state": ledger.state, "as_of": as_of(ledger)}
 
+    def ending(self, ends: Time | Sequence[Time] | None) -> View:
+        """The same of answers whose rolling windows end there; a list has an end for each key."""
+        if self.ledger.rolling is None:
+            return self
+        ending = copy(self)
+        ending.head = {"state": self.ledger.state, "as_of": as_of_end(self.ledger, ends)}
+        if self.tag is not None:
+            named = repr((self.tag, ending.head, self.ledger.rolling.definition))
+            ending.tag = f'"{blake2b(named.encode(), digest_size=9).hexdigest()}"'
+        return ending
+
 
 def json_answer(request: Request, view: View, document: Callable[[], Mapping[str, Any]]) -> Response:
     """The document, with ``as_of`` in front; or 304 where the client has it."""
@@ -142,9 +166,9 @@ class Forms(JsonRows):
     """Keys and values of one schema as JSON; keys of a window apart, which lack its time."""
 
     def __init__(self, ledger: LedgerRecord, aggregators: Mapping[str, Aggregator]) -> None:
-        super().__init__(ledger.keys, ledger.fields, aggregators)
+        super().__init__(ledger.keys, shown_fields(ledger, aggregators), aggregators)
         self.of_window = JsonRows(ledger.keys[1:], ledger.fields, aggregators)
-        self.keys_in = JsonKeys(ledger.keys).decode
+        self.asked_in = JsonKeys(ledger.keys).asked
 
 
 def state_document(ledger: LedgerRecord, reports: Sequence[BatchReport] | None = None) -> dict[str, Any]:
@@ -162,9 +186,32 @@ def state_document(ledger: LedgerRecord, reports: Sequence[BatchReport] | None =
         "attempt": None if ledger.in_flight is None else ledger.in_flight.batch_id,
         "has_windows": ledger.windows is not None,
     }
+    if ledger.rolling is not None:
+        document["rolling_windows"] = _rolling_document(ledger.rolling)
     if reports is not None:
         document["reports"] = [msgspec.to_builtins(report) for report in reports]
     return document
+
+
+def _rolling_document(record: RollingRecord) -> dict[str, Any]:
+    """Spans are seconds, or units of times that are a ``bigint``; null is a lifetime, and no horizon."""
+    definition = record.definition
+
+    def span(number: int) -> float:
+        whole = definition.type == "bigint"
+        return number if whole else number / 1_000_000 if number % 1_000_000 else number // 1_000_000
+
+    return {
+        "windows": [
+            {"name": one.name, "length": span(one.length) or None, "resolution": span(one.resolution) or None}
+            for one in definition.windows
+        ],
+        "times": definition.type,
+        "unit": span(definition.unit),
+        "lag": span(definition.lag),
+        "retention": span(definition.retention),
+        "horizon": plain(earliest_end(record)),
+    }
 
 
 def line(document: Any) -> bytes:

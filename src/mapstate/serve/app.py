@@ -26,13 +26,22 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.times import watermark_of
 from mapstate.serve import answers
-from mapstate.serve.answers import BadRequest, Busy, Problem, View, as_of, line, lines, problem_of
+from mapstate.serve.answers import BadRequest, Busy, Problem, View, as_of, as_of_end, line, lines, problem_of
 from mapstate.serve.commits import Commits
 from mapstate.serve.drpc import Calls, Execute, Functions
 from mapstate.serve.guard import Guard
 from mapstate.serve.metrics import Metrics
 from mapstate.serve.openapi import openapi
-from mapstate.serve.parameters import body_of, check_names, cursor_of, cursor_text, key_of, time_of
+from mapstate.serve.parameters import (
+    at_of,
+    body_of,
+    check_names,
+    cursor_of,
+    cursor_text,
+    key_of,
+    others_of,
+    time_of,
+)
 from mapstate.serve.states import OpenState, States
 from mapstate.values import plain
 
@@ -140,9 +149,10 @@ class _Service:
         state = await self._state(request)
 
         async def ask(known: View) -> Response:
-            fields = known.ledger.keys
-            key = key_of(request, fields, _WAIT)
-            values, view = await state.multi_get([key], known)
+            others = others_of(known.ledger, _WAIT)
+            key = key_of(request, known.ledger.keys, others)
+            at = at_of(known.ledger, request.query_params.get("at") if "at" in others else None)
+            values, view = await state.multi_get([key], known, at)
             shown = known.forms.key(key)
             return answers.json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
 
@@ -155,10 +165,10 @@ class _Service:
         state = await self._state(request)
 
         async def ask(known: View) -> Response:
-            keys = known.forms.keys_in(body)
+            keys, at, columns = known.forms.asked_in(body)
             if len(keys) > MOST_KEYS:
                 raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(keys)}.")
-            values, view = await state.multi_get(keys, known)
+            values, view = await state.multi_get(keys, known, at_of(known.ledger, at), columns)
             return answers.json_answer(request, view, lambda: {"values": view.forms.values(values)})
 
         return await state.by_schema(ask)
@@ -175,9 +185,9 @@ class _Service:
         state = await self._state(request)
         ledger = await state.ledger()
         document = answers.state_document(ledger, await state.reports(ledger))
-        if ledger.windows is not None:
-            done, kind = ledger.last_windows() or WindowCommit(), ledger.keys[0].type
-            mark = watermark_of(done, ledger.final_mark(), kind)
+        if ledger.time_type is not None:
+            done = ledger.last_windows() or WindowCommit()
+            mark = watermark_of(done, ledger.final_mark(), ledger.time_type)
             document["watermark"] = plain(mark.time)
             document["inputs"] = {name: plain(one.latest) for name, one in mark.inputs.items()}
         return Response(line({**document, "as_of": as_of(ledger)}), media_type="application/json")
@@ -188,12 +198,17 @@ class _Service:
         if given is not None and not re.fullmatch(r"(?=0*[1-9])\d{1,18}", given, re.ASCII):
             raise BadRequest("limit is a number from 1 on.")
         limit = None if given is None else int(given)
-        check_names(request, {"limit", "cursor", "columns", *_WAIT})
+        check_names(request, {"limit", "cursor", "columns", "at", *_WAIT})
         columns = request.query_params["columns"].split(",") if "columns" in request.query_params else None
         state = await self._state(request)
         size = _PAGE if limit is None else min(limit, _PAGE)
         start = cursor_of(cursor)
-        pages = state.reader.pages_as_of(size, columns=columns, cursor=start)
+
+        async def parse(known: View) -> Any:
+            return at_of(known.ledger, request.query_params.get("at"))
+
+        at = await state.by_schema(parse) if "at" in request.query_params else None
+        pages = state.reader.pages_as_of(size, columns=columns, at=at, cursor=start)
 
         async def sent() -> AsyncGenerator[bytes, None]:
             count, last = 0, start
@@ -206,7 +221,8 @@ class _Service:
                     is_last = limit is not None and count >= limit and page.cursor not in (None, last)
                     if is_last and page.problem is not None:
                         behind["problem"] = problem_of(page.problem).document
-                    yield lines([{"as_of": as_of(page.ledger), "keys": len(rows)}, *rows, {"is_end": False, **behind}])
+                    head = {"as_of": as_of_end(page.ledger, page.end), "keys": len(rows)}
+                    yield lines([head, *rows, {"is_end": False, **behind}])
                     if is_last:
                         return
                     last = page.cursor or last

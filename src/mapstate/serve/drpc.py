@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mapstate.errors import ConfigurationError, MapStateError, StaleBatchError, check_range, cut
+from mapstate.reader.rolling import At
 from mapstate.serve.answers import Busy, Problem, line
 from mapstate.serve.merged import Values
 from mapstate.serve.parameters import body_of
@@ -159,8 +160,8 @@ class PinnedStates:
     def __getitem__(self, name: str) -> _Pinned:
         return self._states.setdefault(name, _Pinned(self, name))
 
-    def multi_get_as_of(self, name: str, keys: Sequence[Any]) -> Values:
-        self._last = read = asyncio.run_coroutine_threadsafe(self._read(name, keys), self._loop)
+    def multi_get_as_of(self, name: str, keys: Sequence[Any], columns: Sequence[str] | None, at: At) -> Values:
+        self._last = read = asyncio.run_coroutine_threadsafe(self._read(name, keys, columns, at), self._loop)
         if self._have_ended:
             read.cancel()
         try:
@@ -168,9 +169,9 @@ class PinnedStates:
         except CancelledError:  # becomes one that is no Exception: no function goes on with another read
             raise asyncio.CancelledError from None
 
-    async def _read(self, name: str, keys: Sequence[Any]) -> Values:
+    async def _read(self, name: str, keys: Sequence[Any], columns: Sequence[str] | None, at: At) -> Values:
         try:
-            return await (await self._opened.state(name)).merged.multi_get(keys)
+            return (await (await self._opened.state(name)).merged.answer(keys, columns=columns, at=at))[:2]
         except MapStateError as error:
             await self._opened.lose_if_gone(name, error)
             raise
@@ -184,9 +185,11 @@ class _Pinned:
         self._name = name
         self._contents: tuple[Any, ...] | None = None
 
-    def multi_get(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
+    def multi_get(
+        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
+    ) -> list[dict[str, Any] | None]:
         """As `StateReader.multi_get`."""
-        values, ledger = self._states.multi_get_as_of(self._name, keys)
+        values, ledger = self._states.multi_get_as_of(self._name, keys, columns, at)
         if ledger.type == "opaque":
             contents = ledger.contents()
             if self._contents not in (None, contents):
@@ -195,6 +198,6 @@ class _Pinned:
             self._contents = contents
         return values
 
-    def get(self, key: Any) -> dict[str, Any] | None:
+    def get(self, key: Any, *, columns: Sequence[str] | None = None, at: At = None) -> dict[str, Any] | None:
         """As `StateReader.get`."""
-        return self.multi_get([key])[0]
+        return self.multi_get([key], columns=columns, at=at)[0]

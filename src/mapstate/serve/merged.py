@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mapstate.errors import DataError, UsageError
+from mapstate.errors import DataError, UsageError, WindowGoneError
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.async_reader import AsyncStateReader
+from mapstate.reader.rolling import At, check_times
+from mapstate.reader.scans import Answer
+from mapstate.reader.times import Time
 from mapstate.serve.answers import Busy
 
 Values = tuple[list[dict[str, Any] | None], LedgerRecord]
@@ -20,8 +23,21 @@ _MOST_WAITING = 50_000  # keys
 
 
 class _Waiting(NamedTuple):
+    """A request. Only those with the same columns and the same kind of time are read together."""
+
     keys: Sequence[Key]
-    values: asyncio.Future[Values]
+    at: At
+    columns: tuple[str, ...] | None
+    values: asyncio.Future[Answer]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What is equal for requests that can be read together: all now, all at the watermark, or all at times."""
+        return self.columns, self.at if self.at is None or self.at == "watermark" else "times"
+
+    def times(self) -> list[Any]:
+        """A time for each key."""
+        return [*self.at] if isinstance(self.at, list) else [self.at] * len(self.keys)
 
 
 class MergedReads:
@@ -40,10 +56,18 @@ class MergedReads:
 
     async def multi_get(self, keys: Sequence[Key]) -> Values:
         """The values of the keys, and the ledger as of which they are. Raises what the reader raises, and Busy."""
+        return (await self.answer(keys))[:2]
+
+    async def answer(
+        self, keys: Sequence[Key], *, columns: Sequence[str] | None = None, at: At | list[Time] = None
+    ) -> Answer:
+        """As `StateReader.answer`; a list has a time for each key. Raises what the reader raises, and Busy."""
+        if isinstance(at, list):
+            check_times(at, len(keys))
         if self._keys_waiting and self._keys_waiting + len(keys) > _MOST_WAITING:
             raise Busy(f"{self._keys_waiting} keys wait for the store.")
-        values: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
-        request = _Waiting(keys, values)
+        values: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        request = _Waiting(keys, at, None if columns is None else tuple(columns), values)
         self._waiting.append(request)
         self._keys_waiting += len(keys)
         self._start()
@@ -72,13 +96,14 @@ class MergedReads:
 
     async def _read(self, taken: list[_Waiting]) -> None:
         await asyncio.sleep(0)  # requests that arrived with this one come along
-        count = 0
+        count, left = 0, list[_Waiting]()
         for request in self._waiting:
-            if taken and count + len(request.keys) > _MOST_KEYS:
-                break
+            if taken and (count + len(request.keys) > _MOST_KEYS or request.kind != taken[0].kind):
+                left.append(request)
+                continue
             taken.append(request)
             count += len(request.keys)
-        del self._waiting[: len(taken)]
+        self._waiting = left
         self._keys_waiting -= count
         await self._answer([request for request in taken if not request.values.done()])  # others' clients are gone
 
@@ -86,10 +111,13 @@ class MergedReads:
         if not taken:
             return
         self.reads += 1
-        keys = taken[0].keys if len(taken) == 1 else [key for request in taken for key in request.keys]
+        first, keys = taken[0], [key for request in taken for key in request.keys]
+        at = first.at
+        if len(taken) > 1 and first.kind[1] == "times":
+            at = [time for request in taken for time in request.times()]
         try:
-            values, ledger = await self._reader.multi_get_as_of(keys)
-        except (DataError, UsageError) as error:
+            answer = await self._reader.answer(keys, columns=first.columns, at=at)
+        except (DataError, UsageError, WindowGoneError) as error:
             if len(taken) == 1:
                 _fail(taken, error)
                 return
@@ -100,12 +128,13 @@ class MergedReads:
             if not isinstance(error, Exception):
                 raise
         else:
-            at = 0
+            place = 0
             for request in taken:
-                own = values if len(request.keys) == len(values) else values[at : at + len(request.keys)]
+                own = slice(place, place + len(request.keys))
+                ends = None if answer.ends is None else answer.ends[own]
                 if not request.values.done():
-                    request.values.set_result((own, ledger))
-                at += len(request.keys)
+                    request.values.set_result(Answer(answer.values[own], answer.ledger, ends))
+                place = own.stop
 
 
 def _fail(taken: Sequence[_Waiting], error: BaseException) -> None:

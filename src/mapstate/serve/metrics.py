@@ -164,7 +164,7 @@ def _gauges_of(ledger: LedgerRecord, last: BatchReport | None) -> dict[str, floa
         if ledger.last_commit.at:
             at = dt.datetime.fromisoformat(ledger.last_commit.at).timestamp()
             values |= {"commit_timestamp_seconds": at, "commit_age_seconds": max(0.0, time.time() - at)}
-    if ledger.last_windows() is not None and ledger.keys[0].type == "timestamp":
+    if ledger.last_windows() is not None and ledger.time_type == "timestamp":
         mark = ledger.final_mark()
         values["watermark_timestamp_seconds"] = None if mark == NEVER else mark / 1e6
     if last is not None:

@@ -44,6 +44,12 @@ _PAGES = [
         "description": "fields to give, with commas between them",
     },
 ]
+_AT = {
+    "name": "at",
+    "in": "query",
+    "schema": _TEXT,
+    "description": "of rolling windows: the instant or number at which they end, or watermark; now without it",
+}
 _SPAN = [{"name": name, "in": "query", "schema": _TEXT} for name in ("since", "until")]
 _KNOWN = {"name": "If-None-Match", "in": "header", "schema": _TEXT, "description": "an ETag: 304 if it still holds"}
 _LAST_ID = {"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "what a client has"}
@@ -96,8 +102,8 @@ def openapi(functions: Iterable[str] = (), root: str = "") -> dict[str, Any]:
         "/states/{state}": _call(
             "state", "One state", _json("the state, its last batches", "State"), _STATE, *_AS_OF_WAIT
         ),
-        "/states/{state}/values": _call("get", "The value of one key", value, _STATE, _KEY, *_AS_OF_WAIT, _KNOWN),
-        "/states/{state}/scan": _call("scan", "All keys and values", lines, _STATE, *_PAGES, *_AS_OF_WAIT),
+        "/states/{state}/values": _call("get", "The value of one key", value, _STATE, _KEY, _AT, *_AS_OF_WAIT, _KNOWN),
+        "/states/{state}/scan": _call("scan", "All keys and values", lines, _STATE, *_PAGES, _AT, *_AS_OF_WAIT),
         "/states/{state}/windows": _call(
             "windows", "The windows of one key", windows, _STATE, _KEY, *_SPAN, *_AS_OF_WAIT, _KNOWN
         ),
@@ -141,18 +147,43 @@ def _schemas() -> dict[str, Any]:
     bare = {"type": ["string", "number", "boolean", "null"], "description": "the value of the only key column"}
     read = {"state": _TEXT, "as_of": _ref("AsOf")}
     window = _object("start end is_final value", start={}, end={}, is_final={"type": "boolean"}, value=value)
+    time = {"type": ["string", "integer", "null"]}
+    times: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}}
+    at = {"anyOf": [time, times], "description": "of rolling windows: where they end; a list has one for each key"}
+    columns = {"type": ["array", "null"], "items": _TEXT, "description": "fields to give; null gives all"}
+    span = {"type": ["number", "null"], "description": "seconds, or units of times that are a bigint"}
+    rolling = _object(
+        "windows times unit lag retention horizon",
+        windows={"type": "array", "items": _object("name length resolution", name=_TEXT, length=span, resolution=span)},
+        times=_TEXT,
+        unit=span,
+        lag=span,
+        retention=span,
+        horizon=time,
+    )
     return {
         "AsOf": _object(
-            "batch_id txid committed_at commit", batch_id=_NUMBER, txid=_NUMBER, committed_at=_WORD, commit=_WORD
+            "batch_id txid committed_at commit",
+            batch_id=_NUMBER,
+            txid=_NUMBER,
+            committed_at=_WORD,
+            commit=_WORD,
+            end={"anyOf": [time, times], "description": "where rolling windows end; a list has one for each key"},
+            watermark=time,
         ),
         "Value": _object("state as_of key value", **read, key=key, value=value),
         "Keys": {
-            **_object("keys", keys={"type": "array", "maxItems": 10_000, "items": {"anyOf": [key, bare]}}),
+            **_object(
+                "keys",
+                keys={"type": "array", "maxItems": 10_000, "items": {"anyOf": [key, bare]}},
+                at=at,
+                columns=columns,
+            ),
             "additionalProperties": False,
         },
         "Values": _object("state as_of values", **read, values={"type": "array", "items": value}),
         "Windows": _object("state as_of windows", **read, windows={"type": "array", "items": window}),
-        "State": _object("name", name=_TEXT),
+        "State": _object("name", name=_TEXT, rolling_windows=rolling),
         "States": _object("states", states={"type": "array", "items": _ref("State")}),
         "Health": _object("status", status=_TEXT),
         "Problem": _object(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.reader.forms import typed_keys
+from mapstate.reader.forms import time_asked, typed_keys
 from mapstate.schema import KeyField
 from mapstate.serve.answers import BadRequest, Problem
 
@@ -54,6 +54,22 @@ def check_names(request: Request, known: set[str]) -> None:
 def time_of(ledger: LedgerRecord, text: str | None) -> Any:
     """A time of a state with windows. Raises UsageError."""
     return None if text is None else typed_keys([text], ledger.keys[:1])[0][0]
+
+
+def at_of(ledger: LedgerRecord, given: Any) -> Any:
+    """The time at which rolling windows shall end, or the time for each key; None for none. Raises UsageError."""
+    if isinstance(given, list):
+        times = [time_asked(ledger, one) for one in given]
+        if "watermark" in times:
+            raise BadRequest("In a list, at has times only. Nothing was read.")
+        return times
+    return None if given is None else time_asked(ledger, given)
+
+
+def others_of(ledger: LedgerRecord, others: set[str]) -> set[str]:
+    """The parameters beside a key: with ``at``, unless that is a key column of a state without rolling windows."""
+    is_key = ledger.rolling is None and any(field.name == "at" for field in ledger.keys)
+    return others if is_key else {*others, "at"}
 
 
 async def body_of(request: Request) -> bytes:

@@ -22,6 +22,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
 from mapstate.reader.capabilities import EventLoops
+from mapstate.reader.rolling import At
 from mapstate.reader.times import Time
 from mapstate.reader.windows import Window
 from mapstate.serve.answers import BadRequest, Forms, View
@@ -79,14 +80,17 @@ class OpenState:
             return await ask(known)
         except (errors.KeyEncodingError, errors.UsageError, BadRequest):
             newest = self.view(await self.ledger())
-            if newest.ledger.keys == known.ledger.keys:
+            if (newest.ledger.keys, newest.ledger.time_type) == (known.ledger.keys, known.ledger.time_type):
                 raise
             return await ask(newest)
 
-    async def multi_get(self, keys: Sequence[Any], known: View) -> tuple[list[dict[str, Any] | None], View]:
-        """The values of the keys, and the view as of which they are. Errors as of `MergedReads.multi_get`, `view`."""
-        values, ledger = await self.merged.multi_get(keys)
-        return values, self.view(ledger, known)
+    async def multi_get(
+        self, keys: Sequence[Any], known: View, at: At = None, columns: Sequence[str] | None = None
+    ) -> tuple[list[dict[str, Any] | None], View]:
+        """The values of the keys, and the view as of which they are. Errors as of `MergedReads.answer`, `view`."""
+        values, ledger, ends = await self.merged.answer(keys, at=at, columns=columns)
+        view = self.view(ledger, known)
+        return values, view.ending(ends if isinstance(at, list) else ends[0] if ends else None)
 
     def view(self, ledger: LedgerRecord, known: View | None = None) -> View:
         """The view of a ledger.
@@ -97,7 +101,7 @@ class OpenState:
             raise BadRequest(f"State {ledger.state!r} has been made again, with other key columns.")
         last = self._view
         if last is None or last.ledger is not ledger:
-            is_same = last is not None and (last.ledger.keys, last.ledger.fields) == (ledger.keys, ledger.fields)
+            is_same = last is not None and _schema(last.ledger) == _schema(ledger)
             forms = last.forms if last is not None and is_same else Forms(ledger, self._aggregators)
             last = self._view = View(ledger, forms)
         return last
@@ -229,6 +233,10 @@ class States:
             state = await task
             self._closed_reads += state.merged.reads
             await state.reader.close()
+
+
+def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
+    return ledger.keys, ledger.fields, None if ledger.rolling is None else ledger.rolling.definition
 
 
 def check_is_there(backend: Backend, name: str) -> None:

@@ -18,7 +18,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from mapstate.aggregators.aggregator import Aggregator
-from mapstate.aggregators.results import results_of
 from mapstate.backends import resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Snapshots
@@ -35,7 +34,8 @@ from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
 from mapstate.reader.changes import Position, check_is_of
-from mapstate.reader.forms import JsonKeys
+from mapstate.reader.forms import JsonKeys, time_asked
+from mapstate.reader.rolling import At, End, end_of, end_time, shown_fields
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
 from mapstate.spark.executor.arrow import arrow_schema
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _PAGE = 2_000  # keys of a request, and of an Arrow batch
 _MOST_PARTITIONS = 8
 _KEYS_EACH = 100_000  # of a partition, if the user names no number
+_NOW = 60_000_000  # microseconds for which a plan is one of now, or the unit of its rolling windows
 
 
 class MapStateDataSource(DataSource):
@@ -89,13 +90,17 @@ class ScanTask(InputPartition):
     """What one task reads: some keys, or a part of the scan.
 
     ``ledger`` is that of the plan, None for the one that the task finds; ``txid`` the oldest from which a stream reads.
+    ``end`` is where rolling windows end for all tasks; None for a state without, and where the only task says it.
     """
 
-    def __init__(self, ledger: bytes | None, part: str, keys: Sequence[Key] | None, txid: int = -1) -> None:
+    def __init__(
+        self, ledger: bytes | None, part: str, keys: Sequence[Key] | None, txid: int = -1, end: End | None = None
+    ) -> None:
         super().__init__(part)
         self.ledger = ledger
         self.keys = keys
         self.txid = txid
+        self.end = end
 
 
 class StateScan(DataSourceReader):
@@ -112,6 +117,9 @@ class StateScan(DataSourceReader):
         source.check_columns(self._ledger, schema)
         if source.starting_from is not None:
             raise ConfigurationError("startingFrom is an option of readStream. Nothing was read.")
+        at = source.end_asked(self._ledger)
+        self._is_now = at is None
+        self._end = None if source.as_of == "scan" else end_of(self._ledger, at)
 
     def partitions(self) -> list[ScanTask]:
         """The tasks, as of the batch of now unless ``asOf`` says otherwise."""
@@ -121,9 +129,10 @@ class StateScan(DataSourceReader):
             return [ScanTask(None, "", keys)]
         planned = None if source.as_of == "page" else encode_ledger(ledger)
         if keys is not None:
-            return [ScanTask(planned, "", some) for some in source.divided(keys)] or [ScanTask(planned, "", [])]
+            return [ScanTask(planned, "", some, end=self._end) for some in source.divided(keys) or [[]]]
         with closing(source.reader(None)) as reader:
-            return [ScanTask(planned, part, None) for part in reader.parts(source.tasks(ledger.keys_held()))]
+            parts = reader.parts(source.tasks(ledger.keys_held()))
+        return [ScanTask(planned, part, None, end=self._end) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Errors as of `StateReader.scan`; StaleBatchError where the planned batch is gone."""
@@ -140,16 +149,38 @@ class StateScan(DataSourceReader):
                     "= scan, where each scan is one task and as of its own start."
                 )
             source.check_columns(ledger, self._schema)
-            columns = Columns(ledger.keys, results_of(ledger.fields, source.aggregators()), self._schema.fieldNames())
+            end = partition.end
+            if source.as_of == "scan":
+                end = end_of(ledger, source.end_asked(ledger))
+            elif end is not None and self._is_now:
+                self._check_now(ledger, end)
+            shown = shown_fields(ledger, source.aggregators())
+            columns = Columns(ledger.keys, shown, self._schema.fieldNames())
+            names = {field.name for field in shown.fields}
+            of_windows = [name for name in self._schema.fieldNames() if name in names]
+            asked: dict[str, Any] = {} if end is None else {"at": end, "columns": of_windows}
             found: Iterable[tuple[Any, list[Key], list[Any]]]
             if partition.keys is not None:
-                found = map(reader.found, pages_of(partition.keys))
+                found = (reader.found(keys, **asked) for keys in pages_of(partition.keys))
             else:
                 parts = reader.parts(1) if source.as_of == "scan" else [partition.value]
-                found = chain.from_iterable(reader.part(part, _PAGE) for part in parts)
+                found = chain.from_iterable(reader.part(part, _PAGE, **asked) for part in parts)
             for now, keys, values in found:
                 batch = columns.batch(keys, now, values)
                 yield batch if batch.schema == shape else batch.cast(shape)
+
+    def _check_now(self, ledger: LedgerRecord, end: End) -> None:
+        """Raise StaleBatchError where windows that shall end now would end at a time of before: in an old plan."""
+        late = end_of(ledger, None)
+        if late is None or ledger.rolling is None or late.unit - end.unit <= 1:
+            return
+        if (late.unit - end.unit) * ledger.rolling.definition.unit > _NOW:
+            raise StaleBatchError(
+                f"the rolling windows of state {self._source.state!r} end at {end_time(ledger, end)} since Spark "
+                "planned this read, and Spark keeps that plan for each query of a DataFrame or a view. Nothing was "
+                "read. Load it anew for each query; or give the option at, a time; or take asOf = scan, where each "
+                "scan is one task and ends at its own start."
+            )
 
 
 class StateChanges(DataSourceStreamReader):
@@ -163,6 +194,8 @@ class StateChanges(DataSourceStreamReader):
             raise ConfigurationError("asOf is an option of read, not of readStream. Nothing was read.")
         if source.keys is not None:
             raise ConfigurationError("keys is an option of read, not of readStream. Nothing was read.")
+        if source.at is not None:
+            raise ConfigurationError("at is an option of read, not of readStream. Nothing was read.")
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: before the state, or with ``startingFrom`` "now" after it."""
@@ -200,7 +233,7 @@ class StateChanges(DataSourceStreamReader):
                     f"the store answers as before txid {partition.txid} of state {source.state!r}: a replica that is "
                     "behind, or a restored copy. Nothing was given out. Name the primary in the URL."
                 )
-            fields = results_of(ledger.fields, source.aggregators())
+            fields = shown_fields(ledger, source.aggregators())
             columns = Columns(ledger.keys, fields, self._schema.fieldNames())
             if partition.keys is None:
                 for now, keys, values in reader.part(partition.value, _PAGE):
@@ -234,6 +267,7 @@ class _Source(NamedTuple):
     own: str
     starting_from: str | None
     keys: str | None
+    at: str | None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> _Source:
@@ -247,13 +281,14 @@ class _Source(NamedTuple):
             "aggregators",
             "startingfrom",
             "keys",
+            "at",
             "path",
         }
         if unknown or not given.get("url") or not given.get("state"):
             wrong = f"{min(unknown)!r} is no option" if unknown else 'option("url", ...) and option("state", ...) lack'
             raise ConfigurationError(
                 f"{wrong}. A read of mapstate takes url and state, and may take numPartitions, aggregators, "
-                "asOf and keys (read) and startingFrom (readStream). Nothing was read."
+                "asOf, at and keys (read) and startingFrom (readStream). Nothing was read."
             )
         number = given.get("numpartitions")
         if number is not None and not (number.isascii() and number.isdigit() and 0 < int(number) <= 10_000):
@@ -273,6 +308,7 @@ class _Source(NamedTuple):
             own=given.get("aggregators", ""),
             starting_from=given.get("startingfrom"),
             keys=given.get("keys"),
+            at=given.get("at"),
         )
 
     def __repr__(self) -> str:
@@ -330,6 +366,16 @@ class _Source(NamedTuple):
                 f"keys is a JSON list of keys, as in a POST to mapstate serve, and this one is none: {error}"
             ) from error
 
+    def end_asked(self, ledger: LedgerRecord) -> At:
+        """When rolling windows shall end. Raises UsageError, and ConfigurationError where tasks would not agree."""
+        at = None if self.at is None else time_asked(ledger, self.at)
+        if ledger.rolling is not None and self.as_of == "page" and at in (None, "watermark"):
+            raise ConfigurationError(
+                f"asOf = page reads state {self.state!r} as of several batches, and its rolling windows end at one "
+                "time: give it, option at, as a time. Nothing was read."
+            )
+        return at
+
     def check_columns(self, ledger: LedgerRecord, schema: StructType) -> None:
         """Raises UnknownColumnError and ConfigurationError where the state has no such columns."""
         types = self.types(ledger)
@@ -347,7 +393,7 @@ class _Source(NamedTuple):
 
     def types(self, ledger: LedgerRecord) -> dict[str, str]:
         """The Spark type of each column: JSON text where a result has none."""
-        types = types_of(ledger.keys, results_of(ledger.fields, self.aggregators()))
+        types = types_of(ledger.keys, shown_fields(ledger, self.aggregators()))
         return {name: column_type(kind) for name, kind in types.items()}
 
 

@@ -143,17 +143,22 @@ function fact(name) {
   return group;
 }
 
+const hasTimes = (state) => state.has_windows || state.rolling_windows;
+const PARAMETERS = { windows: /^(min_batch|wait|since|until)$/, rolling: /^(min_batch|wait|at)$/, values: /^(min_batch|wait)$/ };
+
 function drawFacts(state, reports) {
   const [last, late] = [reports.at(-1), reports.reduce((sum, report) => sum + (report.rows_late ?? 0), 0)];
   const facts = {
     type: `${state.type}, reads ${state.reads}`,
     key: state.keys.map((key) => `${key.name} ${key.type}`).join(", ") || "none",
     fields: state.fields.map((field) => `${field.name}: ${field.aggregator}`).join(", "),
+    ...(state.rolling_windows && { "rolling windows": state.rolling_windows.windows.map((one) => one.name).join(", ") }),
+    ...(state.rolling_windows && { "may be asked from": String(state.rolling_windows.horizon ?? "any time") }),
     ...Object.fromEntries(["last batch", "committed", "rows/s", "keys held"].map((name) => [name, COLUMNS[name](state)])),
     ...(last && { "rows of it": number(last.rows), "keys written": number(last.keys_written) }),
     ...(last && { "time of it": seconds(last.milliseconds), attempt: number(last.attempt) }),
-    ...(state.has_windows && { watermark: String(state.watermark ?? "not there yet") }),
-    ...(state.has_windows && { [`late rows of ${reports.length} batches`]: number(late) }),
+    ...(hasTimes(state) && { watermark: String(state.watermark ?? "not there yet") }),
+    ...(hasTimes(state) && { [`late rows of ${reports.length} batches`]: number(late) }),
   };
   const shown = byId("facts").getElementsByTagName("dd");
   if ([...shown].map((value) => value.dataset.fact).join() !== Object.keys(facts).join()) {
@@ -191,7 +196,7 @@ function drawChart(reports) {
 function drawLookUp(state) {
   const columns = state.has_windows ? state.keys.slice(1) : state.keys;
   const inputs = columns.map((key, at) => {
-    const name = key.name.replace(state.has_windows ? /^(min_batch|wait|since|until)$/ : /^(min_batch|wait)$/, "key.$1");
+    const name = key.name.replace(PARAMETERS[state.has_windows ? "windows" : state.rolling_windows ? "rolling" : "values"], "key.$1");
     const group = make("div");
     group.append(make("label", { htmlFor: `key-${at}`, textContent: `${key.name} (${key.type})` }));
     group.append(make("input", { id: `key-${at}`, name, autocomplete: "off" }));
@@ -294,7 +299,7 @@ function onEvent(event) {
       known.rows = event.report.rows;
       known.reports = [...(known.reports ?? []).filter((one) => one.txid < event.report.txid), event.report].slice(-KEPT);
     }
-    if (event.state === chosen && (trouble.store || known.has_windows)) load(event.state); // no report has the watermark as a time
+    if (event.state === chosen && (trouble.store || hasTimes(known))) load(event.state); // no report has the watermark as a time
   }
   drawSoon();
 }
@@ -306,7 +311,8 @@ async function lookUp() {
   const text = await call(mine.path, AbortSignal.timeout(5 * PATIENCE)).then(
     (found) => {
       const value = state.has_windows ? found.windows : found.value;
-      return `${value === null || value.length === 0 ? "absent" : write(value)}\nas of batch ${found.as_of.batch_id}`;
+      const end = found.as_of.end ? `, the windows end at ${found.as_of.end}` : "";
+      return `${value === null || value.length === 0 ? "absent" : write(value)}\nas of batch ${found.as_of.batch_id}${end}`;
     },
     (error) => {
       if (!(error.status < 500)) mine.txid = undefined; // to be asked again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+NOW = "__mapstate_now"
+"""The column with the time of a query, in microseconds: the same in all rows that Spark computes at once."""
+
+
 @dataclass(frozen=True)
 class AskedState:
     """The state that a query asks, as a task opens it. Picklable.
 
     ``source`` is the spec of a state of mapstate, with the names of its ``key_columns``; or the factory of a user's
     own, of so many ``partitions``. With ``may_be_absent``, a state that is not there yet has no values: a stream that
-    keeps the state itself asks it before its first batch.
+    keeps the state itself asks it before its first batch. The windows of one that ``is_rolling`` end at the time in the
+    column `NOW` of the rows.
     """
 
     source: StateSpec | StateFactory
@@ -39,17 +45,18 @@ class AskedState:
     key_columns: tuple[str, ...] = ()
     partitions: int | None = None
     may_be_absent: bool = False
+    is_rolling: bool = False
 
     @property
     def chunk_size(self) -> int:
         """How many rows are answered at a time."""
         return self.source.chunk_size if isinstance(self.source, StateSpec) else CHUNK_SIZE
 
-    def open(self, before: tuple[str, int] | None) -> Any:
+    def open(self, before: tuple[str, int] | None, now: int | None = None) -> Any:
         """A `StateReader`, as of before a batch where one is given; or the user's own state. Once per task."""
         if isinstance(self.source, StateSpec):
             backend, state = self.source.backend, self.source.state
-            return StateReader(backend, state, self.consistency, self.aggregators or {}, before=before)
+            return StateReader(backend, state, self.consistency, self.aggregators or {}, before=before, now=now)
         if self.partitions is None:
             return self.source.make_state(0, 1)
         return self.source.make_state(partition_id(), self.partitions)
@@ -85,7 +92,7 @@ class QueryTask:
             keys = _rows_of(table.columns, self._keys, table.num_rows)
         else:
             keys = [()]
-        state = self._asked.open(self._before)
+        state = self._asked.open(self._before, time.time_ns() // 1000)
         try:
             for start in range(0, len(keys), self._asked.chunk_size):
                 chunk = keys[start : start + self._asked.chunk_size]
@@ -102,9 +109,13 @@ class QueryTask:
         opened: Any = None
         try:
             for batch in batches:
-                for part in slices(batch, lambda: self._asked.chunk_size, CHUNK_BYTES):
+                rows, now = batch, None
+                if self._asked.is_rolling and self._known is None:
+                    now = batch.column(NOW)[0].as_py() if batch.num_rows else None
+                    rows = batch.select(range(batch.num_columns - 1))
+                for part in slices(rows, lambda: self._asked.chunk_size, CHUNK_BYTES):
                     if opened is None and self._known is None:
-                        opened = self._asked.open(self._before)
+                        opened = self._asked.open(self._before, now)
                     yield self._with_answers(opened, part)
         finally:
             close_if_possible(opened)

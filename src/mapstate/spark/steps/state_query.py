@@ -6,6 +6,7 @@ answers beside them; nothing is shuffled, and no more than a chunk is held.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.results import results_of
+from mapstate.aggregators.tiles import Answers
 from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError, check_range
+from mapstate.protocol.rolling import RollingDefinition
 from mapstate.reader import Consistency, StateReader
+from mapstate.reader.rolling import shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.executor.arrow import arrow_schema
-from mapstate.spark.executor.query_task import AskedState, QueryTask
+from mapstate.spark.executor.query_task import NOW, AskedState, QueryTask
 from mapstate.spark.interfaces import MapGet, QueryFunction, SnapshotGet, StateFactory, TupleCollectionGet
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.columns import column_names
@@ -187,20 +190,29 @@ class QueryPlan:
         if isinstance(state, StaticState):
             return AskedState(state.state, partitions=state.partitions)
         names = tuple(key.name for key in state.keys)
-        return AskedState(state.spec, self.consistency, state.aggregators, names, may_be_absent=state.may_be_absent)
+        return AskedState(
+            *(state.spec, self.consistency, state.aggregators, names),
+            may_be_absent=state.may_be_absent,
+            is_rolling=state.is_rolling,
+        )
 
     def step(self, stream: str, *, before: bool) -> Step:
         """The query as a step of a stream; with ``before``, of the state as it was before each batch."""
 
         def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
+            now = None if batch_id is None else time.time_ns() // 1000
             if not before or batch_id is None:
-                return self.of_frame(frame, None)
-            return self.of_frame(frame, (access_of(frame).run(stream).query_id, batch_id))
+                return self.of_frame(frame, None, now)
+            return self.of_frame(frame, (access_of(frame).run(stream).query_id, batch_id), now)
 
         return step
 
-    def of_frame(self, frame: DataFrame, before: tuple[str, int] | None) -> DataFrame:
-        """The frame with the columns added. Reads the state here only where executors cannot."""
+    def of_frame(self, frame: DataFrame, before: tuple[str, int] | None, now: int | None = None) -> DataFrame:
+        """The frame with the columns added. Reads the state here only where executors cannot.
+
+        ``now`` is that of rolling windows, in microseconds; by default, of each computation by Spark.
+        """
+        from pyspark.sql.functions import current_timestamp, lit, unix_micros
         from pyspark.sql.types import StructType
 
         if self.partitions is not None:
@@ -211,13 +223,16 @@ class QueryPlan:
         if not self.on_executors:
             task.ask_now(frame)
         schema = StructType([*frame.schema.fields, *self.added.fields])
+        if self._asked.is_rolling and self.on_executors:
+            frame = frame.withColumn(NOW, unix_micros(current_timestamp()) if now is None else lit(now).cast("bigint"))
         return frame.mapInArrow(task, schema)
 
 
 class KnownState:
     """What is known of a state of mapstate: key columns, fields, and the types in which they are shown. Picklable.
 
-    ``may_be_absent``: a stream that keeps the state itself asks it before its first batch.
+    ``may_be_absent``: a stream that keeps the state itself asks it before its first batch. ``is_rolling``: it has
+    rolling windows, which end at one time for all rows of a batch.
     """
 
     def __init__(
@@ -228,8 +243,10 @@ class KnownState:
         aggregators: Mapping[str, Aggregator],
         *,
         may_be_absent: bool,
+        is_rolling: bool,
     ) -> None:
         self.may_be_absent = may_be_absent
+        self.is_rolling = is_rolling
         self.spec = spec
         self.keys = keys
         self.aggregators = aggregators
@@ -241,7 +258,11 @@ class KnownState:
         if isinstance(state, KeptState):
             job = state.job
             fields = Fields(job.fields, job.aggregators)
-            return cls(job.spec, job.keys, fields, job.aggregators, may_be_absent=True)
+            definition = None if job.windows is None else job.windows.definition
+            is_rolling = isinstance(definition, RollingDefinition)
+            if isinstance(definition, RollingDefinition):
+                fields = Answers(fields, definition).fields
+            return cls(job.spec, job.keys, fields, job.aggregators, may_be_absent=True, is_rolling=is_rolling)
         static = newStaticState(state) if isinstance(state, StateSpec) else state
         if not isinstance(static, StaticState):
             raise ConfigurationError(
@@ -253,8 +274,9 @@ class KnownState:
             return static
         with StateReader(spec.backend, spec.state, "committed", {}) as reader:
             ledger = reader.ledger()
-        fields = results_of(ledger.fields, static.aggregators)
-        return cls(spec, ledger.keys, fields, static.aggregators, may_be_absent=False)
+        fields = shown_fields(ledger, static.aggregators)
+        is_rolling = ledger.rolling is not None
+        return cls(spec, ledger.keys, fields, static.aggregators, may_be_absent=False, is_rolling=is_rolling)
 
     def check_keys(self, schema: StructType, names: Sequence[str], query: QueryFunction) -> None:
         """Raises StateSchemaError unless the columns are a key of the state."""

@@ -1,0 +1,264 @@
+"""What operators do to a state with rolling windows, and what the commands show of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rolling import FIELDS, HOURS, MINUTE, T0, Rolled
+from states import Job
+from typer.testing import CliRunner
+
+from mapstate import open_reader
+from mapstate.backends import resolve
+from mapstate.cli.commands import app
+from mapstate.cli.export import FORMATS
+from mapstate.errors import CorruptRecordError, StateNotFoundError, UsageError
+from mapstate.operations.adopt import adopt
+from mapstate.operations.doctor import examine, recount
+from mapstate.operations.drop import drop
+from mapstate.operations.export import export
+from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.stored_ledger import LEDGER_KEY, read_ledger
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers.tiles import Tiles, tiles_of
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def url(request: Any, tmp_path: Path) -> str:
+    """A store of each kind, empty."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    found: str = request.getfixturevalue("redis_url")
+    return found
+
+
+def run(*args: Any) -> Any:
+    return CliRunner().invoke(app, [str(one) for one in args])
+
+
+def of_batches(url: str, **changes: Any) -> Rolled:
+    """Two batches; the second one folds tiles of the first."""
+    state = Rolled(url, **changes)
+    state.batch(("a", 3, 5), ("a", 8, 7), ("b", 12, 1))
+    state.batch(("a", 21, 2), ("b", 23, 4), ("c", 124, 9))
+    state.batch(("a", 126, 3))
+    return state
+
+
+def check(url: str, state: Rolled, *ends: int) -> None:
+    """Every key is right as of now, the watermark and later times."""
+    with open_reader(url, "s") as reader:
+        for key in "abc":
+            assert reader.get(key) == state.right(key, 126, live=True), key
+            for end in (126, 130, 190, *ends):
+                assert reader.get(key, at=end) == state.right(key, end), (key, end)
+
+
+# The commands that look
+
+
+def test_get_shows_values_as_of_a_time(url):
+    state = of_batches(url, retention=200)
+    now = run("get", url, "s", "a", "--json")
+    assert json.loads(now.stdout) == {"key": {"k": "a"}, "value": state.right("a", 126, live=True)}
+    for at, end in (("20", 20), ("22", 20), ("watermark", 126)):
+        done = run("get", url, "s", "a", "b", "--at", at, "--json")
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [row["value"] for row in rows] == [state.right(key, end) for key in ("a", "b")]
+    done = run("get", url, "s", "a", "--at", "20", "--columns", "total_100,rows_lifetime")
+    assert done.stdout.splitlines() == ["k\ttotal_100\trows_lifetime", "a\t12\t2"]
+    assert done.stderr == "as of 20\n"
+    header = run("get", url, "s", "a").stdout.splitlines()[0]
+    assert header.split("\t") == ["k", *(state.right("a", 0) or {})]
+    gone = run("get", url, "s", "a", "--at", "-1000")
+    assert (gone.exit_code, "kept whole from" in gone.stderr) == (2, True)
+    for wrong in ("x", "2026-11-27T10:00:00Z", "1.5"):
+        assert "this is none" in run("get", url, "s", "a", "--at", wrong).stderr
+    assert "no field 'total'" in run("get", url, "s", "a", "--columns", "total").stderr
+    absent = run("get", url, "s", "nobody", "--at", "20")
+    assert (absent.exit_code, "no key nobody" in absent.stderr) == (1, True)
+
+
+def test_get_has_no_time_for_another_state(url):
+    Job(url).batch(a=1)
+    for at in ("20", "watermark"):
+        done = run("get", url, "s", "a", "--at", at)
+        assert (done.exit_code, "no rolling windows" in done.stderr) == (2, True), done.stderr
+    assert run("get", url, "s", "a", "--columns", "n").stdout.splitlines() == ["k\tn", "a\t1"]
+
+
+def test_get_of_timestamps(url):
+    state = Rolled(url, windows=HOURS)
+    state.batch(("a", T0 - 90 * MINUTE, 3), ("a", T0 - 7 * MINUTE, 4))
+    done = run("get", url, "s", "a", "--at", "2026-11-27T12:00:00+02:00", "--json")
+    assert json.loads(done.stdout)["value"] == state.right("a", T0)
+    said = run("get", url, "s", "a", "--at", "2026-11-27T10:03:00Z").stderr
+    assert said == "as of 2026-11-27T10:00:00.000000Z\n"
+    assert "2026-11-27T10:00:00Z" in run("get", url, "s", "a", "--at", "2026-11-27T10:00:00").stderr
+
+
+def test_the_ledger_says_its_windows_and_from_when_on_they_can_be_read(url):
+    state = of_batches(url, retention=50)
+    text = " ".join(run("ledger", url, "s").stdout.split())
+    assert "rolling windows 10 by 5, 100 by 10, lifetime" in text
+    assert "unit 5, lag 0, retention 50" in text
+    assert "watermark 126" in text
+    assert "can be read as of 70 or later" in text
+    document = json.loads(run("ledger", url, "s", "--json").stdout)
+    assert document["ledger"]["rolling"]["horizon"] == 14
+    Rolled(url, name="hours", windows=HOURS, lag="10 minutes").batch(("a", T0, 1))
+    text = " ".join(run("ledger", url, "hours").stdout.split())
+    assert "1_hour by 300 s, 24_hours by 3600 s, lifetime unit 300 s, lag 600 s" in text
+    assert "can be read as of any time" in text
+    assert state.record.rolling is not None
+    assert run("ls", url).exit_code == 0
+
+
+def test_watch_shows_the_windows(url):
+    state = of_batches(url)
+    look = json.loads(run("watch", url, "s", "--count", "1", "--json").stdout)
+    found = {row["key"]["k"]: row["value"] for row in look["rows"]}
+    assert found == {key: state.right(key, 126, live=True) for key in "abc"}
+    lines = run("watch", url, "s", "a", "--count", "1").stdout.splitlines()
+    assert lines[1].split("\t")[0] == "a"
+
+
+@pytest.mark.parametrize("to", [("--to", "500"), ("--back-to", "5")])
+def test_rolling_windows_are_not_advanced(url, to):
+    of_batches(url)
+    done = run("advance", url, "s", *to, "--yes")
+    assert (done.exit_code, "never fire" in done.stderr) == (2, True), done.stderr
+    assert "mapstate get" in run("windows", url, "s", "a").stderr
+
+
+# Export
+
+
+def rows_of(path: Path) -> dict[str, Any]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row.pop("k"): row for row in rows}
+
+
+def test_an_export_has_all_columns_as_of_its_start(url, tmp_path):
+    state = of_batches(url)
+    to = tmp_path / "x.jsonl"
+    done = json.loads(run("export", url, "s", "--to", to, "--json").stdout)
+    assert (done["rows"], done["end"], done["is_one_batch"]) == (3, 125, True)
+    assert rows_of(to) == {key: state.right(key, 126, live=True) for key in "abc"}
+    assert "Its windows end at 125." in run("export", url, "s", "--to", to).stdout
+    for form in ("csv", "parquet"):
+        assert export(url, "s", tmp_path / f"x.{form}", FORMATS[form]).rows == 3
+    Job(url, state="plain").batch(a=1)
+    assert "end" not in json.loads(run("export", url, "plain", "--to", to, "--json").stdout)
+
+
+def test_an_interrupted_export_is_not_gone_on_with(url, tmp_path):
+    state = of_batches(url)
+    to, part = tmp_path / "x.jsonl", tmp_path / "x.jsonl.part"
+
+    def stop(keys: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(url, "s", to, FORMATS["jsonl"], page_size=1, on_page=stop)
+    assert part.exists()
+    with pytest.raises(UsageError, match="Rolling windows of two times"):
+        export(url, "s", to, FORMATS["jsonl"])
+    assert not to.exists()
+    part.unlink()
+    assert export(url, "s", to, FORMATS["jsonl"]).rows == 3
+    assert rows_of(to)["a"] == state.right("a", 126, live=True)
+
+
+# The commands that write
+
+
+def test_the_doctor_finds_nothing_wrong(url):
+    of_batches(url)
+    findings = examine(url, "s")
+    assert [one for one in findings if one.severity != "ok" and one.subject != "persistence"] == []
+    assert any(one.found == "3 keys" for one in findings)
+
+
+def test_a_vacuum_settles_what_dead_attempts_have_left(url):
+    if url.startswith("memory"):
+        pytest.skip("a store of one process")
+    state = of_batches(url)
+    state.attempt(("a", 500, 77), ("new", 3, 1), ("b", 24, 5))
+    state.attempt(("b", 130, 5))
+    right = {key: state.right(key, 126, live=True) for key in "abc"}
+    assert run("vacuum", url, "s").exit_code == 2  # an attempt is in flight
+    done = vacuum(url, "s", take_over=True)
+    assert (done.rewritten, done.dropped, done.unreadable) == (2, 1, 0)
+    with open_reader(url, "s") as reader:
+        assert {key[0]: value for key, value in reader.scan()} == right
+    check(url, state)
+    record = read_ledger(resolve(url).open("s"), "s")
+    assert (record.dead, record.keys_held()) == ((), 3)
+    again = Rolled(url)
+    again.next, again.rows = 3, state.rows
+    again.batch(("a", 131, 4), ("b", 24, 5))
+    with open_reader(url, "s") as reader:
+        for key in "ab":
+            assert reader.get(key, at=135) == again.right(key, 135)
+
+
+def test_a_vacuum_that_dies_changes_no_value(url, monkeypatch):
+    state = of_batches(url)
+    state.attempt(("a", 500, 77), ("b", 24, 5))
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mapstate.operations.vacuum.Ledger.commit_vacuum", dies)
+        with pytest.raises(KeyboardInterrupt):
+            vacuum(url, "s", take_over=True)
+    check(url, state)
+    assert vacuum(url, "s", take_over=True).rewritten == 2
+    check(url, state)
+
+
+def test_keys_are_counted(url):
+    state = of_batches(url)
+    assert recount(url, "s").found == 3
+    assert run("recount", url, "s", "--yes").exit_code == 0
+    with open_reader(url, "s") as reader:
+        assert reader.key_count() == 3
+    check(url, state)
+
+
+def test_a_rolling_state_is_dropped(url):
+    of_batches(url)
+    assert drop(url, "s").records == 3
+    with pytest.raises(StateNotFoundError):
+        open_reader(url, "s")
+    Rolled(url, windows=((20, 10),)).batch(("a", 3, 5))  # with other windows
+
+
+def test_records_of_tiles_are_not_adopted(url):
+    """What their windows are was in the ledger alone."""
+    state = of_batches(url)
+    keys = [key for page in state.store.scan(100) for key in page if key != LEDGER_KEY]
+    resolve(url).open("lost").multi_put(keys, state.store.multi_get(keys))
+    schema: Any = {"type": "opaque", "keys": state.keys, "fields": state.opening.fields}
+    with pytest.raises(CorruptRecordError):
+        adopt(url, "lost", **schema, owner=None, serializer=state.form)
+    with pytest.raises(UsageError):
+        adopt(url, "s", **schema, owner=None, serializer=state.form)
+    check(url, state)
+
+
+def test_a_record_of_a_removed_key_is_read_back(url):
+    """A store without a fence keeps such records in a vacuum."""
+    state = of_batches(url)
+    codec = RecordCodec(serializer(state.form), "s", "opaque", FIELDS, state.record.field_counts, in_tiles=True)
+    before = Tiles([5, 6], [[1, 2], [3, 4], [None, 6]])
+    records: list[Any] = [(7, None, None), (8, None, before), (9, before, None), (10, before, before)]
+    read = codec.loads(["a", "b", "c", "d"], codec.dumps(records))
+    assert [(txid, tiles_of(now), tiles_of(was)) for txid, now, was in read] == records

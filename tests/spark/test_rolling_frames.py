@@ -1,0 +1,222 @@
+"""States with rolling windows as DataFrames, and what rows get from them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+from rolling import HOURS, MINUTE, T0, TENS, Rolled
+from spark_fixtures import REDIS
+from states import Job
+
+from mapstate import Count, Max, RollingWindows, Sum, newStream, opaque, open_reader
+from mapstate.drpc import DRPCClient
+from mapstate.errors import StaleBatchError
+from mapstate.spark import DRPCServer, newStaticState, stateQuery
+from mapstate.spark.source import MapStateDataSource
+from mapstate.trident import TupleCollectionGet
+
+pytestmark = [pytest.mark.spark]
+
+ROWS = [(f"k{at % 7}", at, at) for at in range(60)]
+KEYS = [f"k{at}" for at in range(7)]
+
+
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), REDIS])
+def url(request: Any, tmp_path: Any) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def tens(url: str) -> Rolled:
+    state = Rolled(url, retention=50)
+    state.batch(*ROWS[:30])
+    state.batch(*ROWS[30:])
+    return state
+
+
+def frame(spark: Any, url: str, schema: Any = None, **options: Any) -> Any:
+    reader = spark.read.format("mapstate").options(url=url, state="s", **options)
+    return (reader if schema is None else reader.schema(schema)).load()
+
+
+def values(found: Any) -> dict[str, Any]:
+    rows = [row.asDict() for row in found.collect()]
+    return {row.pop("k"): row for row in rows}
+
+
+def test_a_frame_has_the_columns_of_all_windows(spark, url, tens):
+    found = frame(spark, url, numPartitions=3)
+    names = ["k", *(tens.right("k1", 0) or {})]
+    assert [(one.name, one.dataType.simpleString()) for one in found.schema] == [
+        (name, "string" if name == "k" else "bigint") for name in names
+    ]
+    assert values(found) == {key: tens.right(key, 59, live=True) for key in KEYS}
+    assert found.where("rows_10 > 0").count() == sum(
+        (tens.right(key, 59, live=True) or {})["rows_10"] > 0 for key in KEYS
+    )
+
+
+@pytest.mark.parametrize(("at", "end"), [("30", 30), ("33", 30), ("watermark", 59), ("500", 500)])
+@pytest.mark.parametrize("as_of", ["batch", "scan"])
+def test_all_tasks_end_at_one_time(spark, url, tens, at, end, as_of):
+    options = {} if as_of == "scan" else {"numPartitions": 3}
+    assert values(frame(spark, url, at=at, asOf=as_of, **options)) == {key: tens.right(key, end) for key in KEYS}
+
+
+def test_columns_and_keys_are_chosen(spark, url, tens):
+    some = frame(spark, url, "total_10 bigint, k string", at="30")
+    assert values(some) == {key: {"total_10": (tens.right(key, 30) or {})["total_10"]} for key in KEYS}
+    assert sorted(row.k for row in frame(spark, url, "k string").collect()) == KEYS
+    asked = frame(spark, url, keys='["k1", "nobody", "k2"]', at="30")
+    assert values(asked) == {key: tens.right(key, 30) for key in ("k1", "k2")}
+    assert values(asked.where("k = 'k2'")) == {"k2": tens.right("k2", 30)}
+    with pytest.raises((AnalysisException, PySparkException, Py4JJavaError), match="no column 'total'"):
+        frame(spark, url, "total bigint").collect()
+
+
+def test_a_page_needs_a_time(spark, url, tens):
+    assert values(frame(spark, url, asOf="page", at="30")) == {key: tens.right(key, 30) for key in KEYS}
+    for options in ({}, {"at": "watermark"}):
+        with pytest.raises((AnalysisException, PySparkException), match="option at, as a time"):
+            frame(spark, url, asOf="page", **options).collect()
+
+
+@pytest.mark.parametrize(("at", "says"), [("-500", "kept whole from"), ("x", "this is none"), ("1.5", "this is none")])
+def test_a_time_that_cannot_be_is_refused_when_the_read_is_planned(spark, url, tens, at, says):
+    with pytest.raises((AnalysisException, PySparkException), match=says):
+        frame(spark, url, at=at).collect()
+
+
+def test_other_reads_have_no_time(spark, url, tens):
+    Job(url, state="plain").batch(a=1)
+    with pytest.raises((AnalysisException, PySparkException), match="no rolling windows"):
+        spark.read.format("mapstate").options(url=url, state="plain", at="5").load().collect()
+    assert tens.record.rolling is not None
+
+
+def test_the_windows_of_a_frame_end_now(spark, url):
+    now = time.time_ns() // 1000
+    state = Rolled(url, windows=(("10 minutes", "1 second"), ("1 hour", "1 minute")))
+    state.batch(("a", now - 30 * 1_000_000, 3), ("a", now - 40 * MINUTE, 4))
+    found = frame(spark, url)
+    assert values(found)["a"]["total_10_minutes"] == 3
+    assert values(found.select("k", "rows_1_hour")) == {"a": {"rows_1_hour": 2}}  # of the same plan
+
+
+def test_an_old_plan_of_now_is_refused(url, monkeypatch):
+    state = Rolled(url, windows=HOURS)
+    state.batch(("a", T0, 3))
+    clock = "mapstate.reader.rolling.time.time_ns"
+    monkeypatch.setattr(clock, lambda: (T0 + 4 * MINUTE) * 1000)
+    source = MapStateDataSource({"url": url, "state": "s"})
+    schema = StructType.fromDDL(source.schema())
+
+    def read(plan: Any, minutes: int) -> list[Any]:
+        monkeypatch.setattr(clock, lambda: (T0 + minutes * MINUTE) * 1000)
+        return [row for task in plan.partitions() for batch in plan.read(task) for row in batch.to_pylist()]
+
+    plan = source.reader(schema)
+    for minutes in (4, 9):  # a task of the next tile may be one of the same query
+        assert read(plan, minutes)[0]["rows_1_hour"] == 1
+    with pytest.raises(StaleBatchError, match="Load it anew"):
+        read(plan, 11)
+    monkeypatch.setattr(clock, lambda: (T0 + 4 * MINUTE) * 1000)
+    for options in ({"at": "2026-11-27T10:00:00Z"}, {"at": "watermark"}, {"asOf": "scan"}):
+        plan = MapStateDataSource({"url": url, "state": "s", **options}).reader(schema)
+        assert read(plan, 30)[0]["rows_lifetime"] == (1 if "asOf" in options else 0)
+
+
+# stateQuery
+
+
+def clicks(spark: Any, tmp_path: Any, url: str) -> tuple[Any, Any]:
+    spark.createDataFrame([*ROWS, ("k1", 61, 100)], "k string, at bigint, n bigint").write.parquet(f"{tmp_path}/in")
+    source = spark.readStream.schema("k string, at bigint, n bigint").parquet(f"{tmp_path}/in")
+    stream = newStream("clicks", source)
+    kept = (
+        stream.window(RollingWindows.of(*TENS), timestampField="at", lag=0)
+        .groupBy("k")
+        .persistentAggregate(opaque(url, name="s"), rows=Count(), total=Sum("n"), largest=Max("n"))
+    )
+    return stream, kept
+
+
+def test_rows_get_the_windows_of_a_state(spark, url, tens):
+    asking = spark.createDataFrame([(key,) for key in [*KEYS, "nobody"]], "k string").repartition(3)
+    found = stateQuery(asking, newStaticState(opaque(url, name="s")), "k", ["rows_10", "total_lifetime"])
+    for row in found.collect():
+        right = tens.right(row.k, 59, live=True)
+        assert (row.rows_10, row.total_lifetime) == (
+            (None, None) if right is None else (right["rows_10"], right["total_lifetime"])
+        )
+    everything = stateQuery(asking.limit(1).drop("k"), opaque(url, name="s"), query=TupleCollectionGet())
+    assert everything.count() == len(KEYS)
+    assert everything.columns == ["k", *(tens.right("k1", 0) or {})]
+
+
+def test_all_rows_of_a_query_have_one_now(spark, url):
+    now = time.time_ns() // 1000
+    state = Rolled(url, windows=(("1 minute", "1 second"), ("1 hour", "1 minute")))
+    state.batch(*((f"k{at}", now - at * 1_000_000, 1) for at in range(50)))
+    asking = spark.range(50).select(F.concat(F.lit("k"), "id").alias("k")).repartition(5)
+    found = {
+        row.k: row.rows_1_minute for row in stateQuery(asking, opaque(url, name="s"), "k", ["rows_1_minute"]).collect()
+    }
+    assert len(found) == 50
+    assert [found[f"k{at}"] for at in range(20)] == [1] * 20  # the others may leave the minute while this runs
+    assert sorted(found.values(), reverse=True) == [found[f"k{at}"] for at in range(50)]
+
+
+def test_a_stream_asks_its_own_windows_after_each_batch(spark, url, tmp_path):
+    stream, kept = clicks(spark, tmp_path, url)
+    found: dict[str, Any] = {}
+
+    def keep(rows: Any, batch_id: int) -> None:
+        found.update({row.k: (row.rows_lifetime, row.rows_10) for row in rows.collect()})
+
+    job = stream.stateQuery(kept, "k", ["rows_lifetime", "rows_10"], when="after").foreachBatch(keep)
+    job.start(tmp_path / "checkpoint", trigger={"availableNow": True}).awaitTermination()
+    with open_reader(url, "s") as reader:
+        own = {key: reader.get(key) or {} for key in KEYS}
+    assert found == {key: (one["rows_lifetime"], one["rows_10"]) for key, one in own.items()}
+    assert found["k1"] == (10, 3)
+
+
+def test_a_stream_asks_its_own_windows_before_each_batch(spark, url, tmp_path):
+    stream, kept = clicks(spark, tmp_path, url)
+    asking = stream.stateQuery(kept, "k", ["rows_lifetime"], when="before")
+    job = asking.groupBy("k").persistentAggregate(opaque(url, name="seen"), before=Max("rows_lifetime"), rows=Count())
+    for _ in range(2):
+        job.start(tmp_path / "checkpoint", trigger={"availableNow": True}).awaitTermination()
+        spark.createDataFrame([("k1", 62, 1)], "k string, at bigint, n bigint").write.mode("append").parquet(
+            f"{tmp_path}/in"
+        )
+        with open_reader(url, "seen") as reader:
+            last = reader.get("k1")
+    assert last == {"before": 10, "rows": 11}
+
+
+def test_a_drpc_function_reads_windows(spark, url, tens):
+    server = DRPCServer(spark, port=0)
+    server.function(
+        "rows",
+        lambda requests: requests.stateQuery(newStaticState(opaque(url, name="s")), "args", ["rows_lifetime"]),
+    )
+    with server, DRPCClient("127.0.0.1", server.port) as client:
+        assert client.execute("rows", "k1") == [{"args": "k1", "rows_lifetime": 9}]
+
+
+def test_a_frame_cannot_follow_rolling_windows(spark, url, tens):
+    for options, says in (({}, "keeps no changes|no change"), ({"at": "30"}, "not of readStream")):
+        changes = spark.readStream.format("mapstate").options(url=url, state="s", **options).load()
+        with pytest.raises(PySparkException, match=says):
+            changes.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
