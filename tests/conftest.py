@@ -81,6 +81,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
+@pytest.fixture
+def rounds(pytestconfig: pytest.Config) -> Callable[[Any, Any], Any]:
+    """``rounds(few, many)``: few in `make test`, many in `make chaos`."""
+    full = pytestconfig.getoption("--chaos") == "full"
+    return lambda few, many: many if full else few
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[GivenRedis]:
     """A Redis that all tests share: the one of MAPSTATE_TEST_REDIS_URL, or one of our own."""
