@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``--chaos none`` leaves them out."""
+    """``--chaos none`` leaves them out; what is left has Spark's defaults, which ``subset`` has not."""
     return True if collection_path.name == "chaos" and config.getoption("--chaos") == "none" else None
 
 
