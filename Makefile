@@ -118,7 +118,7 @@ fuzz: $(STAMP)
 
 chaos: $(STAMP)
 	scripts/run python -m pytest tests/chaos tests/spark --ignore tests/spark/test_kafka.py --chaos full $(ARGS)
-	scripts/run python -m pytest tests --ignore tests/chaos --ignore tests/spark --chaos full -m full $(ARGS)
+	scripts/run python -m pytest tests --ignore tests/chaos --ignore tests/spark --chaos full -m 'full or spark' $(ARGS)
 
 bench: $(STAMP)
 	scripts/run python bench/run.py $(ARGS)

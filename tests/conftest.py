@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``--chaos none`` leaves them out."""
+    """``--chaos none`` leaves them out; what is left has Spark's defaults, which ``subset`` has not."""
     return True if collection_path.name == "chaos" and config.getoption("--chaos") == "none" else None
 
 
@@ -79,6 +79,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture
+def rounds(pytestconfig: pytest.Config) -> Callable[[Any, Any], Any]:
+    """``rounds(few, many)``: few in `make test`, many in `make chaos`."""
+    full = pytestconfig.getoption("--chaos") == "full"
+    return lambda few, many: many if full else few
 
 
 @pytest.fixture(scope="session")

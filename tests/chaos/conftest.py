@@ -24,13 +24,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def rounds(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
-    """``rounds(few, many)``: few in the subset, many in the full run."""
-    full = request.config.getoption("--chaos") == "full"
-    return lambda few, many: many if full else few
-
-
-@pytest.fixture
 def store_at(request: Any, tmp_path: Path) -> Callable[[str], str]:
     """``store_at("packed")``: the URL of an empty store, on SQLite, on Redis, or there with packed records."""
 

@@ -190,7 +190,7 @@ def test_each_odd_line_is_parsed_or_rejected_for_its_reason(spark, tmp_path):
     assert {name: by_hand(line) for name, (line, _) in ODD.items()} == {name: one for name, (_, one) in ODD.items()}
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=[*(pytest.param(one, marks=pytest.mark.full) for one in ("memory", "sqlite")), "redis"])
 def store(request, tmp_path):
     if request.param == "memory":
         return f"memory://{uuid4().hex}"

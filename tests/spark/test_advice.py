@@ -226,6 +226,7 @@ def test_a_store_put_back_from_a_copy_is_right_after_a_rewind(job):
     assert job.is_right()
 
 
+@pytest.mark.full
 def test_a_store_put_back_from_a_copy_is_right_after_a_reset_and_a_replay(job):
     job.put(2)
     job.run()
@@ -284,7 +285,14 @@ def test_a_checkpoint_that_is_older_by_more_than_a_batch_is_refused_until_it_is_
     assert job.is_right()
 
 
-@pytest.mark.parametrize("way", ["the checkpoint that last wrote", "store from before, and rewind", "where it ends"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("the checkpoint that last wrote", marks=pytest.mark.full),
+        "store from before, and rewind",
+        "where it ends",
+    ],
+)
 def test_a_transactional_batch_that_was_planned_anew_is_refused_until_it_is_right(job, way):
     """Spark plans it otherwise: rows have come since, and all that is there goes into one batch."""
     in_one_batch(job)
@@ -473,7 +481,7 @@ class Site(Job):
         return contents(self.stores[0], STATE) == truth and found == sum(one["visits"] for one in truth.values())
 
 
-@pytest.fixture(params=[1, 2], ids=["one store", "two stores"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.full), 2], ids=["one store", "two stores"])
 def site(spark: SparkSession, visits: Visits, tmp_path: Path, request: Any) -> Site:
     one = Site(spark, visits, tmp_path)
     one.stores = (one.url, one.url if request.param == 1 else f"sqlite:///{tmp_path}/second.db")

@@ -174,7 +174,13 @@ def test_an_inheritable_thread_serves_its_query(url, spark, given):
     assert ledger(url).last_commit.run is not None
 
 
-@pytest.mark.parametrize("way", ["view", "own pandas", "root pandas", "checkpoint", "cached", "union"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("view", "own pandas", "root pandas", "cached"),
+        *(pytest.param(way, marks=pytest.mark.full) for way in ("checkpoint", "union")),
+    ],
+)
 def test_a_frame_that_went_another_way_is_of_its_batch(way, url, spark, given):
     job = counts_of(spark, given, opaque(url))
 
@@ -600,10 +606,12 @@ def parts_from(job: Any, of: int = 0) -> Function:
     return lambda rows, batch_id: (in_parts(lambda: job) if batch_id == of else job)(rows, batch_id)
 
 
-BOTH_WAYS = pytest.mark.parametrize("way", [a_part_and_dies, parts_from])
+# Both ways in `make chaos`, one of them in `make test`.
+THE_DRIVER_DIES = pytest.mark.parametrize("way", [a_part_and_dies, pytest.param(parts_from, marks=pytest.mark.full)])
+IN_PARTS = pytest.mark.parametrize("way", [pytest.param(a_part_and_dies, marks=pytest.mark.full), parts_from])
 
 
-@BOTH_WAYS
+@THE_DRIVER_DIES
 def test_windows_that_have_fired_are_not_taken_back_but_named(url, spark, given, way):
     """What was final stays so."""
 
@@ -623,7 +631,7 @@ def test_windows_that_have_fired_are_not_taken_back_but_named(url, spark, given,
     assert final() == [(0, {"visits": 1})]
 
 
-@BOTH_WAYS
+@IN_PARTS
 def test_windows_of_which_none_has_fired_are_taken_back(url, spark, given, way):
     def job() -> Any:
         windows = newStream("visits", given.stream(spark)).tumblingWindow(100, timestampField="bytes")
@@ -637,7 +645,7 @@ def test_windows_of_which_none_has_fired_are_taken_back(url, spark, given, way):
     assert found == given.truth()
 
 
-@BOTH_WAYS
+@IN_PARTS
 def test_a_part_is_marked_where_a_state_after_the_commit_cannot_go_back(url, spark, given, way):
     def job(**options: Any) -> Any:
         topology = Topology("site")
@@ -678,7 +686,7 @@ class Users(StateUpdater):
             collector.emit(user)
 
 
-@BOTH_WAYS
+@THE_DRIVER_DIES
 def test_a_part_is_marked_where_a_state_of_the_users_own_had_it_too(url, spark, given, way):
     def job() -> Any:
         topology = Topology("site")

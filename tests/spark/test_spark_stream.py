@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import ArithmeticException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_fixtures import AEROSPIKE, AVAILABLE, STORES_OF_BYTES, Visits, contents, finish
+from spark_fixtures import AEROSPIKE, AVAILABLE, ONE_STORE_OF_BYTES, Visits, contents, finish
 
 from mapstate import (
     Avg,
@@ -87,7 +87,7 @@ def test_a_job_that_exists_adopts_it_as_its_foreachBatch_function(url, spark, vi
     assert contents(url, "adopted") == visits.truth()
 
 
-@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
+@pytest.mark.parametrize("each_url", ONE_STORE_OF_BYTES, indirect=True)
 def test_msgpack_and_json_hold_the_same(url, spark, visits, tmp_path):
     visits.put("0", [("a", 1), ("b", 2), ("a", 3)])
     for name in ("json", "msgpack"):
@@ -256,7 +256,7 @@ def spark_says(frame: DataFrame) -> dict[Any, Any]:
     return out
 
 
-@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
+@pytest.mark.parametrize("each_url", ONE_STORE_OF_BYTES, indirect=True)
 @pytest.mark.parametrize("serializer", ["json", "msgpack"])
 def test_every_built_in_aggregate_of_every_type_says_what_spark_says(serializer, url, spark):
     check_aggregates(opaque(url, serializer=serializer), spark)
