@@ -174,13 +174,7 @@ def test_an_inheritable_thread_serves_its_query(url, spark, given):
     assert ledger(url).last_commit.run is not None
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        *("view", "own pandas", "root pandas", "cached"),
-        *(pytest.param(way, marks=pytest.mark.full) for way in ("checkpoint", "union")),
-    ],
-)
+@pytest.mark.parametrize("way", ["view", "own pandas", "root pandas", "checkpoint", "cached", "union"])
 def test_a_frame_that_went_another_way_is_of_its_batch(way, url, spark, given):
     job = counts_of(spark, given, opaque(url))
 

@@ -576,7 +576,6 @@ def test_an_advance_fires_with_the_next_batch_also_behind_an_attempt_that_died(s
         (TumblingDurationWindow.of("1 millisecond"), None),
     ],
 )
-@pytest.mark.usefixtures("generated_code")
 def test_no_batch_makes_spark_compile_what_the_batch_before_it_ran(spark, tmp_path, config, field):
     """The watermark and the clock differ from batch to batch; the code that Spark generates has neither."""
     for number in range(4):
