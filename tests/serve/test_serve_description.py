@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from rolling import Rolled
 from service import serving
 from states import Job, Tens, made_of_one_batch
 
@@ -29,6 +30,7 @@ def api(tmp_path_factory):
     attempt = state.begin()
     state.write(attempt, {0: {"a": 3}})
     state.commit(attempt, {0}, watermark=12)
+    Rolled(url, "rolling").batch(("a", 3, 1))
     with serving(url) as served:
         yield schemathesis.openapi.from_url(f"{served.address}/openapi.json").exclude(path="/events")  # without an end
 
@@ -54,7 +56,7 @@ def statuses(operation):
     seen = Counter[int]()
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(operation.as_strategy(), st.sampled_from(["s", "visits", "tens", None]))
+    @given(operation.as_strategy(), st.sampled_from(["s", "visits", "tens", "rolling", None]))
     def answers(case, state):
         if state is not None and "state" in (case.path_parameters or {}):
             case.path_parameters["state"] = state
