@@ -8,13 +8,13 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rolling import Rolled
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
-from rolling import Rolled
 from service import serving
 from states import Job, Tens, made_of_one_batch
 
