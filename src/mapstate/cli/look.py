@@ -126,7 +126,7 @@ def get(
         rows = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
         if rows:
             show_rows(console(), record, rows)
-        if ends:
+        if ends and ends[0] is not None:
             say(f"as of {text(ends[0])}", err=True)
         for key, value in zip(keys, values, strict=True):
             if value is None:
