@@ -45,6 +45,9 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "serve_calls",
         "serve_changes",
         "serve_process",
+        "serve_rolling",
+        "rolling_operations",
+        "rolling_frames",
         "live_page",
     )
     spark = (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aerospike_stand_in import NAMESPACE, Cluster, StandInBackend
 from rolling import FIELDS, HOURS, MINUTE, T0, Rolled
 from states import Job
 from typer.testing import CliRunner
@@ -206,6 +207,23 @@ def test_a_vacuum_settles_what_dead_attempts_have_left(url):
     with open_reader(url, "s") as reader:
         for key in "ab":
             assert reader.get(key, at=135) == again.right(key, 135)
+
+
+def test_a_vacuum_keeps_the_keys_of_dead_attempts_as_absent_where_the_store_has_no_fence():
+    cluster = Cluster()
+    try:
+        backend = StandInBackend((("127.0.0.1", cluster.port),), NAMESPACE)
+        state = Rolled(backend)
+        state.batch(("a", 3, 5), ("b", 12, 1))
+        state.batch(("a", 121, 2), ("c", 124, 9))
+        state.attempt(("a", 500, 77), ("new", 3, 1))
+        for _ in range(2):
+            assert vacuum(backend, "s", take_over=True).rewritten == 4
+            with open_reader(backend, "s") as reader:
+                found = {key[0]: value for key, value in reader.scan()}
+                assert found == {key: state.right(key, 124, live=True) for key in "abc"}
+    finally:
+        cluster.close()
 
 
 def test_a_vacuum_that_dies_changes_no_value(url, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rolling import Rolled
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -29,6 +30,7 @@ def api(tmp_path_factory):
     attempt = state.begin()
     state.write(attempt, {0: {"a": 3}})
     state.commit(attempt, {0}, watermark=12)
+    Rolled(url, "rolling").batch(("a", 3, 1))
     with serving(url) as served:
         yield schemathesis.openapi.from_url(f"{served.address}/openapi.json").exclude(path="/events")  # without an end
 
@@ -54,7 +56,7 @@ def statuses(operation):
     seen = Counter[int]()
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(operation.as_strategy(), st.sampled_from(["s", "visits", "tens", None]))
+    @given(operation.as_strategy(), st.sampled_from(["s", "visits", "tens", "rolling", None]))
     def answers(case, state):
         if state is not None and "state" in (case.path_parameters or {}):
             case.path_parameters["state"] = state

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from openapi_spec_validator import validate
-from rolling import HOURS, MINUTE, T0, Rolled
+from rolling import HOURS, MINUTE, T0, TENS, Rolled
 from service import client_of, problem
 from states import Job, made_of_one_batch
 
@@ -97,6 +97,17 @@ def test_timestamps_are_text_with_a_zone(url):
             assert "2026-11-27T10:00:00Z" in detail
         many = client.post("/states/s/values", json={"keys": ["a"], "at": 5})
         assert "2026-11-27T10:00:00Z" in problem(many, 400)
+
+
+@pytest.mark.parametrize("windows", [TENS, HOURS])
+def test_before_the_first_batch_there_is_nothing_and_no_end(url, windows):
+    Rolled(url, windows=windows).attempt(("a", 3, 5))
+    with client_of(url) as client:
+        found = client.get("/states/s/values?k=a&at=watermark").json()
+        assert (found["value"], found["as_of"]["end"], found["as_of"]["watermark"]) == (None, None, None)
+        now = client.get("/states/s/values?k=a").json()
+        assert (now["value"], now["as_of"]["end"] is None) == (None, windows is TENS)
+        assert lines_of(client.get("/states/s/scan?at=watermark"))[-1] == {"is_end": True, "keys": 0}
 
 
 def test_what_is_refused(url, tens):

@@ -14,7 +14,7 @@ from rolling import HOURS, MINUTE, T0, TENS, Rolled
 from spark_fixtures import REDIS
 from states import Job
 
-from mapstate import Count, Max, RollingWindows, Sum, newStream, opaque, open_reader
+from mapstate import Count, Max, RollingWindows, Sum, Topology, newStream, opaque, open_reader
 from mapstate.drpc import DRPCClient
 from mapstate.errors import StaleBatchError
 from mapstate.spark import DRPCServer, newStaticState, stateQuery
@@ -138,10 +138,10 @@ def test_an_old_plan_of_now_is_refused(url, monkeypatch):
 # stateQuery
 
 
-def clicks(spark: Any, tmp_path: Any, url: str) -> tuple[Any, Any]:
+def clicks(spark: Any, tmp_path: Any, url: str, make: Any = newStream) -> tuple[Any, Any]:
     spark.createDataFrame([*ROWS, ("k1", 61, 100)], "k string, at bigint, n bigint").write.parquet(f"{tmp_path}/in")
     source = spark.readStream.schema("k string, at bigint, n bigint").parquet(f"{tmp_path}/in")
-    stream = newStream("clicks", source)
+    stream = make("clicks", source)
     kept = (
         stream.window(RollingWindows.of(*TENS), timestampField="at", lag=0)
         .groupBy("k")
@@ -192,11 +192,12 @@ def test_a_stream_asks_its_own_windows_after_each_batch(spark, url, tmp_path):
 
 
 def test_a_stream_asks_its_own_windows_before_each_batch(spark, url, tmp_path):
-    stream, kept = clicks(spark, tmp_path, url)
+    topology = Topology("clicks")
+    stream, kept = clicks(spark, tmp_path, url, topology.newStream)
     asking = stream.stateQuery(kept, "k", ["rows_lifetime"], when="before")
-    job = asking.groupBy("k").persistentAggregate(opaque(url, name="seen"), before=Max("rows_lifetime"), rows=Count())
+    asking.groupBy("k").persistentAggregate(opaque(url, name="seen"), before=Max("rows_lifetime"), rows=Count())
     for _ in range(2):
-        job.start(tmp_path / "checkpoint", trigger={"availableNow": True}).awaitTermination()
+        topology.start(tmp_path / "checkpoint", trigger={"availableNow": True}).awaitTermination()
         spark.createDataFrame([("k1", 62, 1)], "k string, at bigint, n bigint").write.mode("append").parquet(
             f"{tmp_path}/in"
         )

@@ -139,7 +139,7 @@ def get(
         values, record, ends = reader.answer(keys, columns=None if columns is None else columns.split(","), at=time)
         rows = list(zip(keys, values, strict=True))
     out.rows(record, rows)
-    if ends and not out.as_json:
+    if ends and ends[0] is not None and not out.as_json:
         say(f"as of {text(ends[0])}", err=True)
     out.has_failed = any(value is None for _, value in rows)
     for key in [key for key, value in rows if value is None and not out.as_json]:

@@ -127,7 +127,7 @@ class Asked:
         check_columns(self.state, self.columns, [field.name for field in fields.fields])
         return [row if row is None else {name: row[name] for name in self.columns} for row in named]
 
-    def times(self, ledger: LedgerRecord, ends: Ends | None) -> list[Time] | None:
+    def times(self, ledger: LedgerRecord, ends: Ends | None) -> list[Time | None] | None:
         """Where windows end, as a caller gets it."""
         if ends is None or ledger.rolling is None:
             return None
@@ -188,12 +188,13 @@ def end_of(ledger: LedgerRecord, at: At, *, now: int | None = None) -> End | Non
     return asked.ends(ledger.rolling, ledger.last_windows() or WindowCommit(), ledger.final_mark(), 1)[0]
 
 
-def end_time(ledger: LedgerRecord, end: End) -> Time:
-    """An end as a caller gets it."""
+def end_time(ledger: LedgerRecord, end: End) -> Time | None:
+    """An end as a caller gets it; None for one before any row."""
     if ledger.rolling is None:
         raise no_rolling_windows(ledger.state)
     definition = ledger.rolling.definition
-    return clamped(definition.time(end.unit), definition.type)
+    time = definition.time(end.unit)
+    return clamped(time, definition.type) if time > NEVER else None
 
 
 def earliest_end(record: RollingRecord) -> Time | None:

@@ -21,12 +21,12 @@ class Answer(NamedTuple):
 
     ``values``  the fields of each key, None for an absent one
     ``ledger``  as of which they are
-    ``ends``    of rolling windows: where those of each key end; else None
+    ``ends``    of rolling windows: where those of each key end, None before any row; else None
     """
 
     values: list[dict[str, Any] | None]
     ledger: LedgerRecord
-    ends: list[Time] | None
+    ends: list[Time | None] | None
 
 
 class ScanPage(NamedTuple):

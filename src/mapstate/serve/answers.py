@@ -105,7 +105,7 @@ def as_of(ledger: LedgerRecord, of: Commit | BatchReport | None = None) -> dict[
     return {"batch_id": last.batch_id, "txid": last.txid, "committed_at": last.at or None, "commit": commit}
 
 
-def as_of_end(ledger: LedgerRecord, end: Time | Sequence[Time] | None) -> dict[str, Any]:
+def as_of_end(ledger: LedgerRecord, end: Time | Sequence[Time | None] | None) -> dict[str, Any]:
     """`as_of`, of a state with rolling windows also with the watermark and where the windows end."""
     if ledger.rolling is None:
         return as_of(ledger)
@@ -138,7 +138,7 @@ class View:
         self.tag = _tag_of(ledger)
         self.head = {"state": ledger.state, "as_of": as_of(ledger)}
 
-    def ending(self, ends: Time | Sequence[Time] | None) -> View:
+    def ending(self, ends: Time | Sequence[Time | None] | None) -> View:
         """The same of answers whose rolling windows end there; a list has an end for each key."""
         if self.ledger.rolling is None:
             return self

@@ -168,7 +168,10 @@ def _schemas() -> dict[str, Any]:
             txid=_NUMBER,
             committed_at=_WORD,
             commit=_WORD,
-            end={"anyOf": [time, times], "description": "where rolling windows end; a list has one for each key"},
+            end={
+                "anyOf": [time, {"type": "array", "items": time}],
+                "description": "where rolling windows end, null before any row; a list has one for each key",
+            },
             watermark=time,
         ),
         "Value": _object("state as_of key value", **read, key=key, value=value),
