@@ -146,7 +146,7 @@ class StormByClock:
         self.spark, self.now, self.fired = spark, 0, {}
         self.url = url or f"memory://{uuid4().hex}"
         monkeypatch.setattr("time.time_ns", lambda: self.now * 1_000_000)
-        monkeypatch.setattr("mapstate.spark.driver.windows._ticks", lambda: self.now * 1_000)
+        monkeypatch.setattr("mapstate.spark.driver.event_time._ticks", lambda: self.now * 1_000)
         stream = newStream("tuples", spark.createDataFrame([], "row bigint"))
         config = SlidingDurationWindow.of(f"{length} milliseconds", f"{slide} milliseconds")
         start = f"{(1 - length) % slide} milliseconds"  # so that windows end at each multiple of the slide

@@ -307,7 +307,7 @@ def test_a_silent_side_holds_the_join_back_and_makes_no_row_late(spark, tmp_path
 def test_a_click_that_comes_after_its_side_was_idle_is_late(spark, tmp_path, monkeypatch):
     url, clock = f"sqlite:///{tmp_path}/state.db", [1_000_000_000]
     monkeypatch.setattr(time, "time_ns", lambda: clock[0] * 1_000_000_000)
-    monkeypatch.setattr("mapstate.spark.driver.windows._ticks", lambda: clock[0] * 1_000_000)
+    monkeypatch.setattr("mapstate.spark.driver.event_time._ticks", lambda: clock[0] * 1_000_000)
     schema = "side string, at timestamp, ad string, number bigint"
     options: Any = {"timestampField": "at", "inputs": {"side": SIDES}, "idle": "1 second"}
     windows = newStream("both", sides(spark.createDataFrame([], schema))).tumblingWindow("1 minute", **options)

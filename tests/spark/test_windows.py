@@ -36,7 +36,7 @@ from mapstate.protocol.ledger_record import AlreadyCommitted
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
-from mapstate.spark.driver import windows as driver
+from mapstate.spark.driver import event_time
 from mapstate.spark.driver.windows import WindowedState, _spread
 from mapstate.spark.executor import window_task
 from mapstate.testing import wait_for
@@ -407,7 +407,7 @@ class Clock:
     def __init__(self, monkeypatch: Any) -> None:
         self.now, self.ticks = 1_000_000_000_000_000, 5_000_000
         monkeypatch.setattr(time, "time_ns", lambda: self.now * 1000)
-        monkeypatch.setattr(driver, "_ticks", lambda: self.ticks)
+        monkeypatch.setattr(event_time, "_ticks", lambda: self.ticks)
 
     def go_on(self, seconds: int, *, jump: int = 0) -> None:
         self.now += (seconds + jump) * 1_000_000
