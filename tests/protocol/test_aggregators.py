@@ -28,6 +28,7 @@ from mapstate.aggregators import (
     Fields,
     First,
     Last,
+    LastN,
     Max,
     Min,
     NativeCombiner,
@@ -174,6 +175,51 @@ def test_first_and_last_follow_the_order_column_in_any_order_of_rows(rows, first
             assert one.result(value) == wanted
 
 
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([("a", 2), ("b", 1), ("c", 3)], ["c", "a"]),
+        ([("a", 1), ("b", 1), ("c", 1)], ["c", "b"]),  # of one instant: the greatest first
+        ([(None, 1), ("b", 1)], ["b", None]),
+        ([(None, 2), ("b", 1), (None, 2)], [None, None]),
+        ([("a", None), ("b", 1)], ["b"]),  # rows without an order do not take part
+        ([("a", None)], []),
+        ([], []),
+        ([("a", 1.0), ("b", NAN), ("c", math.inf)], ["b", "c"]),
+        ([("a", "x"), ("b", "")], ["a", "b"]),
+    ],
+    ids=repr,
+)
+def test_the_last_values_follow_the_order_column_in_any_order_of_rows(rows, wanted):
+    one = LastN("x", 2, by="at")
+    for order in (rows, rows[::-1]):
+        assert one.result(of_rows(one, [{"x": x, "at": at} for x, at in order])) == wanted
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 5)), max_size=12), st.integers(1, 4))
+def test_the_last_values_are_those_of_pythons_sort(pairs, n):
+    one = LastN("x", n, by="at")
+    last = sorted(((at, x) for x, at in pairs if at is not None), reverse=True)[:n]
+    assert one.result(of_rows(one, [{"x": x, "at": at} for x, at in pairs])) == [x for _, x in last]
+
+
+def test_another_number_of_last_values_is_another_field():
+    one = LastN("x", 3, by="at")
+    assert one.describe() == "LastN(3, x by at)"
+    field = Field("f", one.describe(), one.bind({"x": "string", "at": "timestamp"}))
+    assert field.type == "struct<by:array<timestamp>,value:array<string>>"
+    assert one.result_type(field.type) == "array<string>"
+    assert LastN("x", 2, by="at").describe() != one.describe()
+    reader = results_of([field], {})
+    assert reader.result(([3, 1], ["c", "a"])) == [["c", "a"]]
+    assert reader.aggregators[0].result_type(field.type) == "array<string>"
+    for made in (lambda: LastN("x", 3), lambda: LastN(3, "x", by="at"), lambda: LastN("x", 0, by="at")):
+        with pytest.raises(
+            ConfigurationError, match="LastN needs how many values it keeps, and the column that orders"
+        ):
+            made()
+
+
 # A chunk at a time
 
 reals = st.floats(allow_nan=True, allow_infinity=True)
@@ -199,6 +245,16 @@ NATIVE: dict[str, Any] = {
     "Last": (Last("x", "at"), *[st.tuples(st.none() | st.integers(0, 2), maybe_real)] * 2),
     "ArgMin": (ArgMin("x", "at"), *[st.tuples(st.none() | st.integers(0, 2), st.lists(maybe_real, max_size=2))] * 2),
     "ArgMax": (ArgMax("x", "at"), *[st.tuples(st.none() | st.integers(0, 2), st.lists(maybe_real, max_size=2))] * 2),
+    "LastN": (
+        LastN("x", 2, by="at"),
+        *[
+            st.none()
+            | st.lists(st.tuples(st.integers(0, 2), maybe_real), max_size=3).map(
+                lambda pairs: tuple(map(list, zip(*pairs, strict=True))) or ([], [])
+            )
+        ]
+        * 2,
+    ),
     "BoolAnd": (BoolAnd("x"), *[st.none() | st.booleans()] * 2),
     "BoolOr": (BoolOr("x"), *[st.none() | st.booleans()] * 2),
     **{kind.__name__: (kind("x"), moments, st.none() | moments) for kind in MOMENTS},
@@ -233,7 +289,17 @@ def test_combining_a_chunk_is_combining_each(name, data):
 @given(
     st.sampled_from(
         [
-            *(Count(), Count("x"), Sum("x"), Avg("x"), Min("x"), Max("x"), First("x", "at"), Last("x", "at")),
+            *(
+                Count(),
+                Count("x"),
+                Sum("x"),
+                Avg("x"),
+                Min("x"),
+                Max("x"),
+                First("x", "at"),
+                Last("x", "at"),
+                LastN("x", 3, "at"),
+            ),
             *(Collect("x", most=8), CountDistinct("x", most=8), TopN(3, "x"), TopN(3, "x", by="count", most=8)),
         ]
     ),
@@ -397,6 +463,8 @@ def test_a_column_that_is_not_there_is_named(one):
         (Collect("list", most=3), "list"),
         (CountDistinct("part", most=3), "part"),
         (TopN(3, "list"), "list"),
+        (LastN("list", 3, by="at"), "list"),
+        (LastN("s", 3, by="part"), "part"),
     ],
     ids=str,
 )

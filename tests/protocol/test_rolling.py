@@ -448,6 +448,15 @@ def test_the_value_before_comes_back_exactly(form, data):
     assert (alike(before), alike(after)) == as_was
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_zeros_and_numbers_that_are_none_come_back_with_their_sign(form):
+    codec = RecordCodec(serializer(form), "s", "opaque", TWO, [(0, 2)], in_tiles=True)
+    before = Tiles([BASE, 1, 2, 3], [[0.0, -0.0, math.nan, 0.0], [1, 2, 3, 4]])
+    after = Tiles([BASE, 1, 2, 5], [[-0.0, 0.0, float("nan"), -0.0], [1, 2, 3, 4]])
+    [(_, curr, prev)] = codec.loads(["k"], codec.dumps([(7, after, before)]))
+    assert (alike(tiles_of(curr)), alike(tiles_of(prev))) == (alike(after), alike(before))
+
+
 @settings(max_examples=100)
 @given(st.sampled_from(FORMS), st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4), st.data())
 def test_tiles_of_every_type_come_back_as_they_were(form, kinds, data):

@@ -280,7 +280,7 @@ class LastN(OfColumn):
 
     def fold(self, values: Sequence[Any]) -> Any:
         pairs = [pair for bys, own in values for pair in zip(bys, own, strict=True)]
-        pairs.sort(key=lambda pair: tuple(map(order_of, pair)), reverse=True)
+        pairs.sort(key=lambda pair: (order_of(pair[0]), _place(pair[1]), _place(pair[0])), reverse=True)
         kept = pairs[: self.n]
         return [by for by, _ in kept], [value for _, value in kept]
 
