@@ -186,7 +186,7 @@ def test_the_doctor_finds_nothing_wrong(url):
     assert any(one.found == "3 keys" for one in findings)
 
 
-def test_a_vacuum_settles_what_dead_attempts_have_left(url):
+def test_a_vacuum_settles_what_orphaned_attempts_have_left(url):
     if url.startswith("memory"):
         pytest.skip("a store of one process")
     state = of_batches(url)
@@ -209,7 +209,7 @@ def test_a_vacuum_settles_what_dead_attempts_have_left(url):
             assert reader.get(key, at=135) == again.right(key, 135)
 
 
-def test_a_vacuum_keeps_the_keys_of_dead_attempts_as_absent_where_the_store_has_no_fence():
+def test_a_vacuum_keeps_the_keys_of_orphaned_attempts_as_absent_where_the_store_has_no_fence():
     cluster = Cluster()
     try:
         backend = StandInBackend((("127.0.0.1", cluster.port),), NAMESPACE)
