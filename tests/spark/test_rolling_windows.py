@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from rolled import Row, floor, inside, shown, suffix
+from spark_fixtures import REDIS
 
 from mapstate import (
     LIFETIME,
@@ -285,6 +287,24 @@ def test_many_keys_of_several_partitions_and_chunks(spark, tmp_path):
         for name, value in before.items():
             spark.conf.set(name, value)
     site.check()
+
+
+@pytest.mark.parametrize("each_url", [REDIS], indirect=True)
+def test_the_tiles_of_a_key_are_neighbours_also_where_the_driver_applies_a_small_batch(spark, url):
+    """From the fourth small batch on. Each key has rows in many tiles, in no order."""
+    rows, draw = [], random.Random("small")
+    rolling = newStream("clicks", frame(spark, [])).rollingWindows(*WINDOWS, timestampField="at")
+    job = rolling.groupBy("user").persistentAggregate(opaque(url, "small"), rows=Count(), total=Sum("n"))
+    with ExitStack() as stack:
+        for batch in range(5):
+            more = [Row(200 * batch + draw.randint(0, 150), draw.choice("vwxyz"), at) for at in range(60)]
+            job(frame(spark, more), batch)
+            rows += more
+            reader = stack.enter_context(open_reader(url, "small"))
+            for user, found in zip("vwxyz", reader.multi_get(list("vwxyz")), strict=True):
+                own = [row.n for row in rows if row.user == user]
+                assert (found["rows_lifetime"], found["total_lifetime"]) == (len(own), sum(own))
+        assert reader.reports()[0].partitions == 1  # on the driver
 
 
 def test_rows_beyond_ahead_and_keys_with_only_such_rows(spark, tmp_path, monkeypatch):
