@@ -86,10 +86,10 @@ class RollingChain:
         if "where" in fields:
             fields["where"] = [fields["where"], batch]
         folder = self._new_folder()
-        begun = ["Mark", {"method": "swap_all", "after": True, "name": "begun", "where": ["Begins", batch]}]
+        at_begin = ["Mark", {"method": "swap_all", "after": True, "name": "begun", "where": ["Begins", batch]}]
         puts = ["Mark", {"method": "multi_put", "after": True, "since": "begun", "name": "put", "times": 3}]
         fault = ["Kill", {"who": "driver", "name": "kill", "method": method} | fields]
-        faults = [fault] if "where" in fields else [begun, puts, fault]
+        faults = [fault] if "where" in fields else [at_begin, puts, fault]
         with job(FIXTURES / "rolling_job.py", self._options(folder, faults), self._folder / "job.log") as process:
             process.wait(240)
         said = (self._folder / "job.log").read_text()[-3000:]
@@ -149,13 +149,13 @@ class RollingChain:
             assert reader.watermark().time == mark, when
             newest = mark + LAG
             # A begin behind the last commit may have moved the horizon; no batch may move it further.
-            begun = floor(mark - RETENTION, unit)
+            due_end = floor(mark - RETENTION, unit)
             assert ledger.rolling is not None
-            first_end = ledger.rolling.definition.time(ledger.rolling.horizon) if horizon is not None else begun
-            assert first_end in (horizon, begun), when
+            first_end = ledger.rolling.definition.time(ledger.rolling.horizon) if horizon is not None else due_end
+            assert first_end in (horizon, due_end), when
             live = floor(newest, unit)
             asked: list[Any] = [(None, live, live + unit), ("watermark", floor(mark, unit), floor(mark, unit))]
-            asked += [(at, floor(at, unit), floor(at, unit)) for at in range(begun, newest + 80, 7)]
+            asked += [(at, floor(at, unit), floor(at, unit)) for at in range(due_end, newest + 80, 7)]
             for at, end, until in asked:
                 found = reader.multi_get(list(USERS), at=at)
                 right = [shown(kept, user, windows, end=end, until=until) for user in USERS]
