@@ -78,14 +78,14 @@ def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
     for name, one in aggregates.items():
         if not isinstance(one, CombinerAggregator):
             raise ConfigurationError(
-                f"{name}={one} is a reducer, and {windows} joins the values of its panes: take a CombinerAggregator, "
-                "or tumbling windows"
+                f"{name}={one} is a reducer, and {windows} joins values that were reduced apart: take a "
+                "CombinerAggregator, or tumbling windows"
             )
         kind = one.describe().partition("(")[0]
         if kind in _JOINED and not type(one).__module__.startswith("mapstate."):
             raise ConfigurationError(
                 f"{name}={one} has the name of a built-in aggregator, and is another. A reader knows an aggregator by "
-                f"its name in the ledger, and would join the panes of {windows} by the built-in one: rename the class"
+                f"its name in the ledger, and would join the values of {windows} by the built-in one: rename the class"
             )
 
 

@@ -45,7 +45,7 @@ class RollingStream(InWindows["RollingAggregate"]):
         if state.ttl is not None:
             raise ConfigurationError(
                 "rolling windows are kept without a ttl, which is by the wall clock: a job that was down for a while "
-                "would find keys without their last days. Keys without rows in any window: mapstate vacuum"
+                "would find keys without their last days"
             )
         check_joined(aggregates, "a rolling window")
         check_unique([*by, *(name for name, _, _ in columns_of(list(aggregates), self.windows.rolling.windows))])
