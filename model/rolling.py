@@ -51,6 +51,7 @@ class Rolling:
     restarts: int = 0
     vacuums: int = 0
     rollbacks: int = 0
+    advances: int = 0
     reads: int = 0
     asked: tuple[int, ...] = ()
     type: StateType = "opaque"
@@ -65,10 +66,12 @@ class Ledger(NamedTuple):
 
     ``marks``  of the last batches, as many as a rollback needs: the watermark after each, the latest row time, and the
                horizon at its commit, which only a mutant minds
+    ``least``  the watermark of each later batch, at least, by an operator's word
     """
 
     number: int = 0
     horizon: int = NEVER
+    least: int = NEVER
     definition: int = 0
     marks: tuple[tuple[int, int, int], ...] = ()
 
@@ -118,6 +121,7 @@ class _Used(NamedTuple):
     strides: int = 0
     vacuums: int = 0
     rollbacks: int = 0
+    advances: int = 0
     reads: int = 0
 
 
@@ -147,8 +151,8 @@ class RollingProtocol(Protocol):
     # The horizon
 
     def horizon(self, ledger: Ledger, definition: Definition, highest: int) -> int:  # noqa: ARG002  mutants ask
-        """The horizon after a begin: by the watermark committed before it."""
-        return max(ledger.horizon, self.due(ledger.watermark, definition))
+        """The horizon after a begin: by the watermark committed before it, or by an operator's word."""
+        return max(ledger.horizon, self.due(max(ledger.watermark, ledger.least), definition))
 
     def due(self, watermark: int, definition: Definition) -> int:
         """The first time that may be asked for at a watermark."""
@@ -248,6 +252,8 @@ class RollingSteps:
                 yield from self._rollback(state)
             if used.vacuums < world.vacuums:
                 yield from self._vacuum(state)
+            if used.advances < world.advances and attempt is None:
+                yield self._advance(state)
             if state.reader is not None or used.reads < world.reads:
                 yield self._read(state)
 
@@ -316,7 +322,7 @@ class RollingSteps:
     def _attempt(self, answer: ModelAttempt, ledger: Ledger, rows: tuple[Row, ...], clock: int) -> _Attempt:
         definition = self.world.definitions[ledger.definition]
         latest = max([ledger.latest, *(min(row.time, clock) for row in rows)])
-        watermark = ledger.watermark if latest == NEVER else max(ledger.watermark, latest - definition.lag)
+        watermark = max(ledger.watermark, ledger.least, NEVER if latest == NEVER else latest - definition.lag)
         horizon = self.protocol.fold_at(ledger, definition, watermark, clock)
         return _Attempt(answer.txid, answer.ledger, horizon, ledger.definition, rows, (watermark, latest))
 
@@ -402,6 +408,12 @@ class RollingSteps:
             ),
         )
 
+    def _advance(self, state: _State) -> tuple[Label, _State]:
+        """An operator says that the stream is as far as the clock."""
+        used = state.used._replace(advances=state.used.advances + 1)
+        ledger = state.ledger._replace(least=max(state.ledger.least, state.clock))
+        return ("the watermark is advanced to", state.clock), state._replace(ledger=ledger, used=used)
+
     def _vacuum(self, state: _State) -> Iterator[tuple[Label, _State]]:
         """It settles orphaned records, and folds. It takes over from an attempt whose driver does not go on."""
         ledger, used = state.ledger, state.used._replace(vacuums=state.used.vacuums + 1)
@@ -464,7 +476,7 @@ class RollingSteps:
     ) -> None:
         definition = self.world.definitions[ledger.definition]
         since = self.protocol.readable_from(ledger, definition)
-        if ledger.marks and since > ledger.watermark:
+        if ledger.marks and since > max(ledger.watermark, ledger.least):
             raise ViolationError(f"no read as of the watermark {ledger.watermark}: the first readable time is {since}")
         for key, value in enumerate(found):
             rows = tuple(row for batch in truth for row in batch if row.key == key)

@@ -44,6 +44,14 @@ ROLLING: tuple[Rolling, ...] = (
         rollbacks=1,
     ),
     Rolling(
+        name="rolling windows: a watermark that is advanced",
+        definitions=(_BOUNDED._replace(lag=4),),
+        plans=((((0, 0), (1, -4)), ((0, -1),), ((0, 1), (1, 0))),),
+        strides=((9, 1),),
+        rollbacks=1,
+        advances=1,
+    ),
+    Rolling(
         name="rolling windows: a vacuum beside a reader",
         definitions=(_BOUNDED,),
         plans=((((0, 0),), ((1, 0),)),),

@@ -144,6 +144,8 @@ class RollingWindows:
             retention=span_of(retention, time, "retention"),
             idle=None if idle is None else span_of(idle, time, "idle"),
         )
+        if max(found.offset, *(window.length for window in windows)) > LATEST >> 1:
+            raise ConfigurationError(f"startTime and rolling windows are at most {LATEST >> 1:,}")
         count = found.most_tiles()
         if count > MOST_TILES:
             finest = max(windows, key=lambda window: window.length // max(1, window.resolution))

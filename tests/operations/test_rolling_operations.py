@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aerospike_stand_in import NAMESPACE, Cluster, StandInBackend
 from rolling import FIELDS, HOURS, MINUTE, T0, Rolled
@@ -16,12 +17,13 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.cli.commands import app
 from mapstate.cli.export import FORMATS
-from mapstate.errors import CorruptRecordError, StateNotFoundError, UsageError
+from mapstate.errors import StateNotFoundError, UsageError, WindowGoneError
 from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine, recount
 from mapstate.operations.drop import drop
 from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.stored_ledger import LEDGER_KEY, read_ledger
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.tiles import Tiles, tiles_of
@@ -129,12 +131,38 @@ def test_watch_shows_the_windows(url):
     assert lines[1].split("\t")[0] == "a"
 
 
-@pytest.mark.parametrize("to", [("--to", "500"), ("--back-to", "5")])
-def test_rolling_windows_are_not_advanced(url, to):
-    of_batches(url)
-    done = run("advance", url, "s", *to, "--yes")
-    assert (done.exit_code, "never fire" in done.stderr) == (2, True), done.stderr
+def test_an_advance_says_which_tiles_may_be_joined_where_a_watermark_stands(url):
+    """A begin takes the operator's word, so the batch that could not be written is."""
+    state = of_batches(url)
+    done = run("advance", url, "s", "--back-to", "5", "--yes")
+    assert (done.exit_code, "cannot be put back" in done.stderr) == (2, True), done.stderr
+    done = run("advance", url, "s", "--to", "500", "--yes")
+    assert (done.exit_code, "can be read from then on" in done.stderr + done.stdout) == (0, True), done.stderr
+    (found,) = [one for one in examine(url, "s") if one.subject == "watermark"]
+    assert found.found.endswith("and the next batch advances it to 500")
+    attempted = state.attempt(("a", 130, 1))
+    with open_reader(url, "s") as reader:
+        assert reader.get("a", at="watermark") == state.right("a", 500)  # though no commit has it
+        with pytest.raises(WindowGoneError):
+            reader.get("a", at=490)
+    state.commit(attempted, ("a", 130, 1))
+    with open_reader(url, "s") as reader:
+        assert reader.watermark().time == 500
+        assert {key: reader.get(key) for key in "abc"} == {key: state.right(key, 501, live=True) for key in "abc"}
     assert "mapstate get" in run("windows", url, "s", "a").stderr
+
+
+def test_the_doctor_says_that_a_watermark_stands(url):
+    state = of_batches(url)
+    attempted = state.attempt(("a", 900, 1))
+    assert state.ledgers is not None
+    last = state.record.last_windows()
+    stands = msgspec.structs.replace(last, before=last.watermark, newest=900)
+    state.ledgers.commit(
+        [Commit(batch_id=state.next, txid=attempted[0].txid, owner="q", rows=1, keys_delta=0, windows=stands)]
+    )
+    (found,) = [one for one in examine(url, "s") if one.subject == "watermark"]
+    assert (found.severity, "the latest row is of 900" in found.found) == ("warning", True)
 
 
 # Export
@@ -158,7 +186,7 @@ def test_an_export_has_all_columns_as_of_its_start(url, tmp_path):
     assert "end" not in json.loads(run("export", url, "plain", "--to", to, "--json").stdout)
 
 
-def test_an_interrupted_export_is_not_gone_on_with(url, tmp_path):
+def test_an_interrupted_export_begins_anew(url, tmp_path):
     state = of_batches(url)
     to, part = tmp_path / "x.jsonl", tmp_path / "x.jsonl.part"
 
@@ -168,11 +196,8 @@ def test_an_interrupted_export_is_not_gone_on_with(url, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         export(url, "s", to, FORMATS["jsonl"], page_size=1, on_page=stop)
     assert part.exists()
-    with pytest.raises(UsageError, match="Rolling windows of two times"):
-        export(url, "s", to, FORMATS["jsonl"])
-    assert not to.exists()
-    part.unlink()
-    assert export(url, "s", to, FORMATS["jsonl"]).rows == 3
+    done = export(url, "s", to, FORMATS["jsonl"])
+    assert (done.rows, done.resumed) == (3, 0)
     assert rows_of(to)["a"] == state.right("a", 126, live=True)
 
 
@@ -265,7 +290,7 @@ def test_records_of_tiles_are_not_adopted(url):
     keys = [key for page in state.store.scan(100) for key in page if key != LEDGER_KEY]
     resolve(url).open("lost").multi_put(keys, state.store.multi_get(keys))
     schema: Any = {"type": "opaque", "keys": state.keys, "fields": state.opening.fields}
-    with pytest.raises(CorruptRecordError):
+    with pytest.raises(UsageError, match="has rolling windows"):
         adopt(url, "lost", **schema, owner=None, serializer=state.form)
     with pytest.raises(UsageError):
         adopt(url, "s", **schema, owner=None, serializer=state.form)

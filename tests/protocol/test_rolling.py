@@ -579,6 +579,17 @@ def test_a_batch_of_too_many_tiles_counts_nothing(tmp_path, monkeypatch):
         assert (reader.get("ann"), reader.get("bob")) == (job.right("ann"), job.right("bob"))
 
 
+def test_tiles_that_cannot_be_joined_say_so_where_they_are_too_many(tmp_path, monkeypatch):
+    large = 1 << 62
+    job = Rolled(f"memory://{tmp_path.name}", [(10, 1), (40, 20), LIFETIME])
+    job.batch(*(Row(at, "ann", large) for at in range(4)))
+    job.batch(Row(200, "bob"))
+    job.batch(Row(201, "bob"))
+    monkeypatch.setattr(of_tiles, "MOST_STORED", 4)
+    with pytest.raises(ValueOverflowError, match=r"Old tiles cannot be joined: Sum\(n\) left its range"):
+        job.attempt(Row(202, "ann"))
+
+
 def test_a_fold_that_overflows_is_put_off_and_only_the_read_that_joins_it_raises(tmp_path):
     large = 1 << 62
     job = Rolled(f"memory://{tmp_path.name}", [(10, 1), (40, 20), LIFETIME])

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from driven_reader import WAYS
 from rolled import WINDOWS, Rolled, Row, shown, suffix
@@ -134,6 +136,46 @@ def test_what_is_no_time(url, opened):
             reader.multi_get(["ann", "bob"], at=[numbers.mark, "watermark"])
         with pytest.raises(UsageError, match="are numbers"):
             list(reader.scan(at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC)))
+        with pytest.raises(UsageError, match="a time for each key, not b"):
+            reader.multi_get(["ann", "bob"], at=b"12")
+
+
+def test_a_scan_has_one_time(url, opened):
+    """It finds keys in an order of its own, so a time for each would be of any of them."""
+    job = made(url)
+    with opened(url, "s") as reader:
+        for at in ([job.mark], [job.mark] * 3):
+            for ask in (reader.scan, reader.pages, reader.to_arrow):
+                with pytest.raises(UsageError, match="a scan has one time"):
+                    list(ask(at=at))
+        for wrong in ("nonsense", 1.5):
+            with pytest.raises(UsageError):
+                list(reader.scan(at=wrong))
+
+
+def test_times_may_be_a_column_of_pandas_or_of_numpy(url, opened):
+    job, seconds = made(url, kind="timestamp"), [100, 105]
+    times = [job.time(second) for second in seconds]
+    with opened(url, "s") as reader:
+        right = reader.multi_get(["ann", "bob"], at=times)
+        assert reader.multi_get(["ann", "bob"], at=pd.Series(times)) == right
+        assert reader.multi_get(["ann", "bob"], at=pd.DatetimeIndex(times)) == right
+
+
+def test_numbers_may_be_those_of_numpy(url, opened):
+    job = made(url)
+    with opened(url, "s") as reader:
+        right = reader.multi_get(["ann", "bob"], at=[job.mark, job.mark + 5])
+        assert reader.multi_get(["ann", "bob"], at=np.array([job.mark, job.mark + 5])) == right
+        assert reader.get("ann", at=np.int64(job.mark)) == right[0]
+
+
+def test_the_watermark_can_be_asked_for_before_any_row(url, opened):
+    """With a unit of 1 and times that are counted from another one."""
+    job = Rolled(url, [(10, 1)], startTime=3, serializer=form_of(url))
+    job.attempt()
+    with opened(url, "s") as reader:
+        assert reader.get("ann", at="watermark") is None
 
 
 def test_a_time_has_a_zone(url, opened):

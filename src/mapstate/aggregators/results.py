@@ -71,7 +71,7 @@ def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator
 
 
 def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
-    """Raise ConfigurationError for an aggregator whose panes cannot be joined, by the job or by a reader. Driver.
+    """Raise ConfigurationError for an aggregator whose values cannot be joined, by the job or by a reader. Driver.
 
     ``windows`` names the kind of windows in the message, such as "a session".
     """

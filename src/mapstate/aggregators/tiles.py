@@ -42,7 +42,7 @@ class TileFields(Fields):
             if before is None:
                 out.append(self._checked(partial))
                 continue
-            after = self._folded(before)
+            after, put_off = self._folded(before)
             for place, start in enumerate(partial.starts):  # ascending, so no place found before moves
                 at = bisect_left(after.starts, start)
                 if at < len(after.starts) and after.starts[at] == start:
@@ -51,7 +51,7 @@ class TileFields(Fields):
                 after.starts.insert(at, start)
                 for column, added in zip(after.columns, partial.columns, strict=True):
                     column.insert(at, added[place])
-            out.append(self._checked(after))
+            out.append(self._checked(after, put_off))
         for number, (field, one) in enumerate(zip(self.fields, self.aggregators, strict=True)):
             old = [after.columns[number][at] for after, at, _, _ in joins]
             new = [partial.columns[number][place] for _, _, partial, place in joins]
@@ -63,14 +63,16 @@ class TileFields(Fields):
                 after.columns[number][at] = value
         return out
 
-    def _folded(self, before: Tiles) -> Tiles:
+    def _folded(self, before: Tiles) -> tuple[Tiles, DataError | None]:
         """A copy, with those tiles joined that no window tells apart any more, and without those that none has.
 
-        Tiles whose values cannot be joined stay as they are, which is never wrong: the read that joins them raises.
+        Tiles whose values cannot be joined stay as they are, which is never wrong: the read that joins them raises. The
+        error is returned, too.
         """
         targets = self._tiling.tiles(before.starts)
         if targets == before.starts:
-            return Tiles(list(before.starts), [list(column) for column in before.columns])
+            return Tiles(list(before.starts), [list(column) for column in before.columns]), None
+        put_off: DataError | None = None
         starts: list[int] = []
         columns: list[list[Any]] = [[] for _ in before.columns]
         for target, places in groupby(enumerate(targets), itemgetter(1)):
@@ -86,21 +88,27 @@ class TileFields(Fields):
                         [folded(one, field.type, part)]
                         for one, field, part in zip(self.aggregators, self.fields, parts, strict=True)
                     ]
-                except DataError:
-                    own = before.starts[first:end]
+                except DataError as error:
+                    own, put_off = before.starts[first:end], error
             starts += own
             for column, part in zip(columns, parts, strict=True):
                 column.extend(part)
-        return Tiles(starts, columns)
+        return Tiles(starts, columns), put_off
 
-    def _checked(self, tiles: Tiles) -> Tiles:
-        if len(tiles.starts) > MOST_STORED:
-            raise ValueOverflowError(
-                f"a key has rows in {len(tiles.starts)} tiles, and at most {MOST_STORED} fit: nothing of this batch "
-                "counts. Give the rows in the order of their times, in smaller batches. See "
-                "docs/features.md#history-first"
-            )
-        return tiles
+    def _checked(self, tiles: Tiles, put_off: DataError | None = None) -> Tiles:
+        if len(tiles.starts) <= MOST_STORED:
+            return tiles
+        why = (
+            "Its rows are of too many times: give them in the order of their times, in smaller batches, with a new "
+            "checkpoint. Or the watermark stands, so that old tiles are not joined: mapstate ledger shows it, mapstate "
+            "advance --to moves it"
+            if put_off is None
+            else f"Old tiles cannot be joined: {put_off.message}"
+        )
+        raise ValueOverflowError(
+            f"a key has rows in {len(tiles.starts)} tiles, and at most {MOST_STORED} fit: nothing of this batch "
+            f"counts. {why}. See docs/features.md#history-first"
+        )
 
 
 class Answers:

@@ -19,6 +19,7 @@ from mapstate.errors import MapStateError, UsageError
 from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.forms import typed_keys
+from mapstate.schema import KeyField
 from mapstate.urls import LIKE_A_URL, quoted
 
 _URL_VARIABLE = "MAPSTATE_URL"
@@ -158,4 +159,5 @@ def seconds(text: str) -> float:
 
 def time_of(record: LedgerRecord, text: str | None) -> Any:
     """A time of a state with windows. Raises UsageError."""
-    return None if text is None else typed_keys([text], record.keys[:1])[0][0]
+    kind = record.time_type or "timestamp"
+    return None if text is None else typed_keys([text], (KeyField("time", kind),))[0][0]

@@ -107,12 +107,17 @@ def advance(
     place = store_url(url)
     with open_reader(place, state) as reader:
         record = reader.ledger()
-    check_advance(record)
-    time, back = time_of(record, to or back_to), to is None
+    back = to is None
+    check_advance(record, back=back)
+    time = time_of(record, to or back_to)
     planned = advance_watermark(place, state, time, back=back, take_over=take_over, dry_run=True)
     before = "nowhere yet" if planned.watermark is None else plain(planned.watermark)
     effect = (
-        "windows that end later and are not gone open and fire again" if back else "rows for windows before are late"
+        "windows that end later and are not gone open and fire again"
+        if back
+        else "rows for windows before are late"
+        if record.rolling is None
+        else "rolling windows can be read from then on"
     )
     question = "Put it back" if back else "Let the next batch move it"
     done = "what has fired later is open again" if back else "the next batch takes it, also one without rows"

@@ -18,7 +18,7 @@ from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Scan
-from mapstate.errors import KeyEncodingError, UsageError, shown
+from mapstate.errors import CorruptRecordError, KeyEncodingError, UsageError, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.record_pass import all_records
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, clock_txid, encode_ledger
@@ -93,7 +93,13 @@ def adopt(
         adopted = Adopted(0, None)
         key_codec = KeyCodec(keys, native=form.native)
         pages = (_without_index(state, page) for page in record_pages(store, page_size, index=True))
-        for part, records, _ in all_records(pages, store.multi_get, fields, codec.loads):
+        in_tiles = RecordCodec(form, state, type, fields, [(0, len(fields))], in_tiles=True)
+
+        def loads(part: list[StoreKey], data: Sequence[Any]) -> list[Any]:
+            _check_plain(state, part, data, in_tiles)
+            return codec.loads(part, data)
+
+        for part, records, _ in all_records(pages, store.multi_get, fields, loads):
             adopted = _with_page(adopted, part, records, key_codec, type)
             if history is not None:
                 _check_decided(history, state, type, records)
@@ -109,6 +115,20 @@ def adopt(
             ledger = _ledger(state, type, *columns, serializer=serializer, adopted=adopted, history=history)
             _make_ledger(store, ledger)
         return adopted
+
+
+def _check_plain(state: str, part: list[StoreKey], data: Sequence[Any], in_tiles: RecordCodec) -> None:
+    """Raise UsageError for records of rolling windows."""
+    if all(one is None for one in data):
+        return
+    try:
+        in_tiles.loads(part, data)
+    except CorruptRecordError:
+        return
+    raise UsageError(
+        f"state {state!r} has rolling windows, and which they are was in the ledger alone. Nothing was written. "
+        "Restore the store from a backup, or start the windows under another name."
+    )
 
 
 def _without_index(state: str, page: list[StoreKey]) -> list[StoreKey]:

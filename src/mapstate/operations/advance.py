@@ -39,7 +39,8 @@ def advance(
     come later for windows that have fired are late. A reset of the state forgets it, a rollback does not.
 
     With ``back`` the watermark is put back at once, where a wrong time or clock has moved it. Stop the query first.
-    Windows that end later and are not gone are open again: they take rows, are not final, and fire once more.
+    Windows that end later and are not gone are open again: they take rows, are not final, and fire once more. Rolling
+    windows never fire: there the watermark says which tiles may be joined, and it cannot be put back.
 
     Args:
         backend_or_url: The store of the state.
@@ -58,8 +59,8 @@ def advance(
     """
     with opened(backend_or_url, state) as store:
         record = read_ledger(store, state)  # raises the better error if there is no ledger
-        upkeep.check_advance(record)
-        kind = record.keys[0].type
+        upkeep.check_advance(record, back=back)
+        kind = record.time_type or "timestamp"
         number = number_of_caller(to, kind, state)
         now = number_of(dt.datetime.now(dt.UTC))
         if kind != "bigint" and number > now:

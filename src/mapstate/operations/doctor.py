@@ -19,6 +19,7 @@ from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.reader import CountedKeys, open_reader
@@ -75,7 +76,8 @@ def examine(
         reports: list[BatchReport] = []
         findings = [*_capabilities(store), *_reports(store, ledger, reports), _dead(ledger), _last_batch(ledger)]
         windows = WindowReads(CommittedReads(store, state, "committed", {}))
-        findings += window_findings(ledger, named=lambda *times: windows.named(None, *times)[1], reports=reports)
+        named = None if ledger.windows is None else lambda *times: windows.named(None, *times)[1]
+        findings += window_findings(ledger, named=named, reports=reports)
         if isinstance(store, Scan):
             records = list(_records(store, ledger, on_page))
             findings += records
@@ -250,7 +252,9 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
         except CorruptRecordError:  # a field may have been added meanwhile
             return CodecWithIndex(read_ledger(store, ledger.state)).loads(keys, data)
 
-    for keys, records, _ in all_records(pages(), store.multi_get, ledger.fields, loads, unreadable):
+    for keys, records, _ in all_records(
+        pages(), store.multi_get, ledger.fields, loads, unreadable, in_tiles=ledger.rolling is not None
+    ):
         present = {key: record for key, record in zip(keys, records, strict=True) if record is not None}
         own = [key for key in present if not is_index_key(key)]
         count += len(own)
@@ -304,12 +308,17 @@ def window_findings(
     reports: Sequence[BatchReport] = (),
 ) -> Iterator[Finding]:
     """The findings; none for a state without windows. ``now`` is the clock's time, for tests."""
-    if ledger.windows is None:
+    kind, done = ledger.time_type, ledger.last_windows() or WindowCommit()
+    if kind is None:
         return
-    kind, done, named = ledger.keys[0].type, ledger.last_windows() or WindowCommit(), named or ledger.windows.named
+    present = number_of(dt.datetime.now(dt.UTC) if now is None else now)
+    named = named or (None if ledger.windows is None else ledger.windows.named)
     if kind != "bigint":
-        present = number_of(dt.datetime.now(dt.UTC) if now is None else now)
-        yield from (*_clock(done, present), _future("present time", kind, [*named(present + 1, None)]))
+        yield from _clock(done, present)
+    if named is None:
+        pass
+    elif kind != "bigint":
+        yield _future("present time", kind, [*named(present + 1, None)])
     elif done.inputs:  # times that are numbers have no relation to a clock
         latest = max(known.latest for known in done.inputs.values())
         future = _future("latest time that counts", kind, [*named(latest + 1, None)])
@@ -351,16 +360,19 @@ def _future(point: str, kind: str, panes: Sequence[int]) -> Finding:
 
 def _inputs(ledger: LedgerRecord) -> Finding:
     expected = "every input brings rows, and none is a window's length behind the others"
-    kind, done = ledger.keys[0].type, ledger.last_windows() or WindowCommit()
+    kind, done = ledger.time_type or "timestamp", ledger.last_windows() or WindowCommit()
+    kept = ledger.windows or ledger.rolling
     at = "none yet" if done.watermark == NEVER else time_text(done.watermark, kind)
-    if ledger.windows is not None and ledger.windows.least > done.watermark:
-        at += f", and the next batch advances it to {time_text(ledger.windows.least, kind)}"
+    if kept is not None and kept.least > done.watermark:
+        at += f", and the next batch advances it to {time_text(kept.least, kind)}"
     inputs = sorted(done.inputs.items(), key=lambda item: item[1].latest)
     silent = [name for name, known in inputs if known.latest == NEVER]
     advice = "Does it still bring rows? With idle=, an input without rows holds the others back no longer."
     if silent and len(inputs) > 1:
         names = ", ".join(map(repr, silent))
         return Finding("warning", "watermark", f"{at}: no rows came yet of the inputs {names}", expected, advice)
+    if ledger.rolling is not None:
+        return _rolling_behind(ledger.rolling, done, at) or Finding("ok", "watermark", at, expected)
     if len(inputs) < 2 or ledger.windows is None:
         return Finding("ok", "watermark", at, expected)
     (slow, least), (fast, most) = inputs[0], inputs[-1]
@@ -368,3 +380,20 @@ def _inputs(ledger: LedgerRecord) -> Finding:
     text = f"{at}: the input {slow!r} is {span_text(behind, kind)} behind {fast!r}"
     is_late = behind > ledger.windows.definition.length
     return Finding("warning" if is_late else "ok", "watermark", text, expected, advice if is_late else "")
+
+
+def _rolling_behind(record: RollingRecord, done: WindowCommit, at: str) -> Finding | None:
+    """A watermark that stands while rows come: tiles are not joined, until a key has too many."""
+    definition = record.definition
+    shortest = min(window.length for window in definition.windows if window.length)
+    if done.newest is None or done.newest - done.watermark <= definition.lag + shortest:
+        return None
+    newest = time_text(done.newest, definition.type)
+    return Finding(
+        "warning",
+        "watermark",
+        f"{at}, and the latest row is of {newest}",
+        "a watermark that follows the rows, as far behind as lag says",
+        "Tiles before the watermark are not joined, and a key has room for 10,000. Do all inputs bring rows, and is "
+        "ahead= long enough? mapstate advance --to moves the watermark.",
+    )

@@ -91,7 +91,8 @@ def export(
 
     What an interrupted export has read is in ``to`` with ``.part`` at its end. The next export to the same file goes
     on from there. It begins anew if the state has changed and the store offers a snapshot, or if the state was reset or
-    has another schema. An export of rolling windows, which end when it begins, is not gone on with.
+    has another schema or rolling windows: these end when an export begins, and lag and retention have to keep that end
+    until the export is done.
 
     Args:
         backend_or_url: The store of the state.
@@ -103,7 +104,7 @@ def export(
 
     Raises:
         UsageError: The store cannot list its keys; the file cannot be there, or is a SQLite database, which may hold
-            states; another export to it is at work; or there is a part of rolling windows.
+            states; or another export to it is at work.
         StateNotFoundError: There is no such state.
         LedgerLostError: There are records without a ledger.
         StoreFullError: There is no room for the file.
@@ -321,13 +322,8 @@ class _ExportFile:
         if found is not None and found[:2] == (_FORMAT, state):
             before = decode_ledger(found[2], state)
             is_whole = bool(found[3]) and _same_values(before, ledger)
-            if _same_state(before, ledger) and (is_whole or not anew_if_changed):
-                if ledger.rolling is not None and self.count():
-                    raise UsageError(
-                        f"{str(self._path)!r} has what an interrupted export of state {state!r} has read as of another "
-                        "time. Rolling windows of two times are not put into one file. Nothing was written. Delete it, "
-                        "and export from the start."
-                    )
+            is_of_one_time = ledger.rolling is None  # rolling windows end when an export begins
+            if is_of_one_time and _same_state(before, ledger) and (is_whole or not anew_if_changed):
                 self._db.execute("UPDATE about SET is_whole = ?", (is_whole,))
                 self.added = self.count()
                 self.commit()

@@ -152,17 +152,24 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger of a state with rolling windows keeps beside its commits.
 
     ``horizon``  the earliest end, in units, that can be asked for. A begin moves it, and it never moves back
+    ``least``    the watermark of each later batch, at least: an operator's word, as of `WindowsRecord`
     """
 
     definition: RollingDefinition
     horizon: int = NEVER
+    least: int = NEVER
 
     def begun(self, committed: WindowCommit | None) -> RollingRecord:
         """After a begin. The committed watermark moves the horizon, never the attempt's own rows."""
-        if committed is None or committed.watermark == NEVER:
+        mark = max(self.least, NEVER if committed is None else committed.watermark)
+        if mark == NEVER:
             return self
-        due = self.definition.units(committed.watermark - self.definition.retention)
+        due = self.definition.units(mark - self.definition.retention)
         return self if due <= self.horizon else msgspec.structs.replace(self, horizon=due)
+
+    def advanced(self, to: int) -> RollingRecord:
+        """After an operator's word that the watermark is there at least."""
+        return msgspec.structs.replace(self, least=to)
 
     def adapted(self, asked: RollingDefinition) -> RollingRecord | None:
         """With the windows of a job that opens the state; None if its tiles lack a cut that one of them needs."""

@@ -6,6 +6,7 @@ import msgspec
 
 from mapstate.errors import FencedError, UsageError
 from mapstate.protocol.ledger_record import DROPPER, Attempt, Commit, InFlight, LedgerRecord
+from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import check_in_flight
 from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField, time_text
@@ -167,17 +168,18 @@ def advance(
     the watermark back. Raises UsageError for a state without windows by time, for a time that no row may have, if the
     watermark is there already, if windows that end later are gone, and if an attempt is in flight.
     """
-    windows = check_advance(ledger)
+    kept = check_advance(ledger, back=back_at is not None)
     if to > LATEST:
         raise UsageError(f"state {ledger.state!r}: rows have times up to {LATEST}, not {to}. Nothing was written.")
-    now, kind = max(windows.least, (ledger.last_windows() or WindowCommit()).watermark), ledger.keys[0].type
-    after = msgspec.structs.replace(windows, least=to) if back_at is None else windows.put_back(to)
+    kind = ledger.time_type or "timestamp"
+    now = max(kept.least, (ledger.last_windows() or WindowCommit()).watermark)
+    after = kept.put_back(to) if back_at is not None and isinstance(kept, WindowsRecord) else kept.advanced(to)
     if (to <= now) if back_at is None else (to > now):
         raise UsageError(
             f"state {ledger.state!r}: the watermark is at {time_text(now, kind)} already, so it cannot be moved to "
             f"{time_text(to, kind)}. Nothing was written. --to moves it forward only, --back-to back only."
         )
-    if back_at is not None and to < after.purged:
+    if back_at is not None and isinstance(after, WindowsRecord) and to < after.purged:
         raise UsageError(
             f"state {ledger.state!r}: the watermark cannot be put back to {time_text(to, kind)}. Windows that end at "
             f"{time_text(after.purged, kind)} or before are gone. Nothing was written. That time is the earliest."
@@ -191,6 +193,8 @@ def advance(
                 "--take-over), which fences the driver."
             )
         ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
+    if isinstance(after, RollingRecord):
+        return msgspec.structs.replace(ledger, rolling=after)
     if back_at is not None:
         ledger = msgspec.structs.replace(
             ledger,
@@ -206,21 +210,21 @@ def _put_back(commit: Commit | None, windows: WindowsRecord, to: int, now: int) 
     return msgspec.structs.replace(commit, windows=windows.commit_put_back(commit.windows, to, now))
 
 
-def check_advance(ledger: LedgerRecord) -> WindowsRecord:
-    """The windows of a state whose watermark an operator can advance. Raises UsageError for another state."""
-    windows = ledger.windows
-    if ledger.rolling is not None:
+def check_advance(ledger: LedgerRecord, *, back: bool = False) -> WindowsRecord | RollingRecord:
+    """The windows of a state whose watermark an operator can advance, or put ``back``. Raises UsageError."""
+    if ledger.rolling is not None and back:
         raise UsageError(
-            f"state {ledger.state!r} has rolling windows, which never fire: they end whenever a reader asks, so there "
-            "is no watermark to move. Nothing was written. Read as of a time: mapstate get --at TIME.",
+            f"state {ledger.state!r} has rolling windows, whose tiles before the watermark are joined: it cannot be "
+            "put back. Nothing was written. Late rows count all the same.",
             state=ledger.state,
         )
-    if windows is None:
+    kept = ledger.windows or ledger.rolling
+    if kept is None:
         raise UsageError(
             f"state {ledger.state!r} has no windows by time: there is no watermark to move. Nothing was written.",
             state=ledger.state,
         )
-    return windows
+    return kept
 
 
 def begin_drop(

@@ -261,6 +261,10 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         removed = max([min(self.removed, self.purged), *ends])
         return msgspec.structs.replace(self, purged=max(self.purged, due), removed=removed, apart=min(self.apart, mark))
 
+    def advanced(self, to: int) -> WindowsRecord:
+        """After an operator's word that the watermark is there at least."""
+        return msgspec.structs.replace(self, least=to)
+
     def put_back(self, to: int) -> WindowsRecord:
         """After an operator has put the watermark back. What ends after ``removed`` is whole, and there again."""
         return msgspec.structs.replace(self, purged=min(self.purged, self.removed), least=min(self.least, to))

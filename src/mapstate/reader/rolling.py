@@ -32,6 +32,9 @@ At = Time | Literal["watermark"] | Sequence[Time] | End | None
 Ends = Sequence[End]
 """For each key where its windows end."""
 
+_EARLIER_TIMES = "Ask for a later time; a longer retention= keeps earlier ones from then on."
+_A_LONG_SCAN = "The scan took longer than lag and retention keep its end: give a retention= as long as a scan takes."
+
 
 class RollingFields:
     """The fields that readers see of one schema with rolling windows."""
@@ -84,6 +87,11 @@ class Asked:
         if self._at is not None:
             raise no_rolling_windows(self.state)
 
+    def check_scan(self) -> None:
+        """Raises UsageError for times that are of keys, which a scan finds in an order of its own."""
+        if _is_list(self._at) and not isinstance(self._at, str | End):
+            raise UsageError("a scan has one time, at=; a time for each key is for multi_get. Nothing was read.")
+
     def ends(self, record: RollingRecord, done: WindowCommit, mark: int, keys: int) -> Ends:
         """Where the windows of each key end: after a commit, and with a final mark.
 
@@ -97,23 +105,24 @@ class Asked:
             latest += [self._now] if definition.type == "timestamp" else []
             end = max([record.horizon, *map(definition.units, latest)])
             return [End(end, end + 1)] * keys
-        elif at == "watermark":
-            end = definition.units(mark)
+        elif isinstance(at, str) and at == "watermark":
+            end = max(record.horizon, definition.units(mark))  # an operator may have moved the horizon beyond it
             ends = [End(end, end)] * keys
-        elif isinstance(at, Sequence):
+        elif _is_list(at):
             times = check_times(at, keys)
             units = [definition.units(number_of_caller(time, definition.type, self.state)) for time in times]
             ends = [End(end, end) for end in units]
         else:
-            end = definition.units(number_of_caller(at, definition.type, self.state))
+            time: Any = at
+            end = definition.units(number_of_caller(time, definition.type, self.state))
             ends = [End(end, end)] * keys
         earliest = min((end for end, _ in ends), default=record.horizon)
         if earliest < record.horizon:
             kind = definition.type
             raise WindowGoneError(
                 f"state {self.state!r} cannot be read as of {clamped(definition.time(earliest), kind)}: its tiles are "
-                f"kept whole from {clamped(definition.time(record.horizon), kind)} on. Nothing was given out. Ask for "
-                "a later time; a longer retention= keeps earlier ones from then on. See "
+                f"kept whole from {clamped(definition.time(record.horizon), kind)} on. Nothing was given out. "
+                f"{_A_LONG_SCAN if at is None or isinstance(at, End) else _EARLIER_TIMES} See "
                 "docs/features.md#which-times-can-be-asked-for",
                 state=self.state,
             )
@@ -160,12 +169,17 @@ class Asked:
             raise
 
 
-def check_times(at: Sequence[Any], keys: int) -> Sequence[Time]:
+def check_times(at: Any, keys: int) -> list[Time]:
     """The times. Raises UsageError unless ``at`` has one for each of so many keys."""
-    if isinstance(at, str) or len(at) != keys:
-        given = shown(at) if isinstance(at, str) else f"{len(at)} times for {keys} keys"
+    if isinstance(at, str | bytes) or len(at) != keys:
+        given = shown(at) if isinstance(at, str | bytes) else f"{len(at)} times for {keys} keys"
         raise UsageError(f"at= is a time, 'watermark', or a time for each key, not {given}. Nothing was read.")
-    return at
+    return list(at)
+
+
+def _is_list(at: Any) -> bool:
+    """Whether it may have a time for each key: a list, a column of pandas, an array."""
+    return hasattr(at, "__len__") and hasattr(at, "__iter__")
 
 
 def no_rolling_windows(state: str) -> UsageError:

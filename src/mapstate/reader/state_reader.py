@@ -406,8 +406,10 @@ class StateReader:
         return reader_html(self._state, self._reads.seen)
 
     def _asked(self, columns: Sequence[str] | None, at: At) -> Asked:
-        """What a scan asks. Raises UnknownColumnError for columns that the newest ledger lacks."""
+        """What a scan asks. Raises UnknownColumnError for columns that the newest ledger lacks, and errors of `At`."""
         asked = self._ask(at=at, columns=columns)
+        asked.check_scan()
+        self._reads.ends(self._reads.opened().ledger, asked, 1)
         if asked.columns is not None:
             known = [field.name for field in self._reads.opened().fields.fields]
             if not set(asked.columns) <= set(known):

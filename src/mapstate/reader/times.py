@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from operator import index
 from typing import NamedTuple
 
 from mapstate.errors import UsageError
@@ -49,8 +50,8 @@ def watermark_of(done: WindowCommit, mark: int, kind: str) -> Watermark:
 def number_of_caller(time: Time, kind: str, state: str) -> int:
     """A time that a caller gives for a state whose first key column is of the type ``kind``. Raises UsageError."""
     if kind == "bigint":
-        if type(time) is int:
-            return time
+        if hasattr(time, "__index__") and not isinstance(time, bool):
+            return index(time)  # also a number of numpy
         raise UsageError(f"the times of state {state!r} are numbers (bigint), not {time!r}. Nothing was read.")
     if isinstance(time, dt.datetime) and time.tzinfo is not None:
         return number_of(time)

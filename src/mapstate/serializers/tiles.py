@@ -59,7 +59,7 @@ class Earlier:
         (starts, columns), (gone, back) = self._after, self._undo()
         starts, columns = list(starts), [list(column) for column in columns]
         for start in gone:
-            at = bisect_left(starts, start)
+            at = starts.index(start)
             for column in (starts, *columns):
                 del column[at]
         for place, start in enumerate(back.starts):

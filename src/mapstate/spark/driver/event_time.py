@@ -72,9 +72,10 @@ class TimedState(StateDriver):
         if done is None:
             self._read_clock(record)
 
-    def least(self, record: LedgerRecord) -> int:  # noqa: ARG002  rolling windows have none
+    def least(self, record: LedgerRecord) -> int:
         """The watermark of each later batch, at least, by an operator's word."""
-        return NEVER
+        kept = record.windows or record.rolling
+        return NEVER if kept is None else kept.least
 
     def make_report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
         report = super().make_report(commit, number, result)

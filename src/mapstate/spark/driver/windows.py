@@ -84,9 +84,6 @@ class WindowedState(TimedState):
             last = None if done.commit is None or done.commit.windows is None else done.commit.windows.before
         self.branch.taken = None if last is None else (self.windows.by_pane.fired_before(last), ANY_TIME)
 
-    def least(self, record: LedgerRecord) -> int:
-        return windows_of_ledger(record).least
-
     def keyed(self, frame: DataFrame) -> DataFrame:
         """A batch's rows with their panes, as its grouping takes them."""
         read = dict.fromkeys([*(key.name for key in self.job.keys[1:]), *self.job.columns])
