@@ -29,7 +29,7 @@ from mapstate.spark.executor.query_task import QueryTask
 from mapstate.spark.executor.training_task import AsOf, HistoryTask, PlannedState
 from mapstate.spark.pickling import ensure_picklable
 from mapstate.spark.steps.batch_aggregate import Links
-from mapstate.spark.steps.columns import analysed, check_unique, column_names, expressions_of, nested_in
+from mapstate.spark.steps.columns import analysed, column_names, expressions_of, nested_in
 from mapstate.spark.steps.state_query import KnownState, Queried, StaticState, are_same_keys, check_new
 from mapstate.values import column_type
 from mapstate.windows import Duration, RollingWindows
@@ -55,13 +55,12 @@ def pointInTime(
     ``at``       the column with the time, rounded down as ``multi_get(keys, at=times)`` does
     ``columns``  which columns of the state: names, or ``{column: new name}``; all by default
 
-    A key that was never seen, and a row without a time, get nulls. All is as of the last batch at this call, or a
-    StaleBatchError when Spark computes it: after two more batches with a key. Rows are shuffled by key, and each record
-    is read once. The call runs one Spark job, which looks for the earliest time.
+    A key that was never seen, and a row without a time, get nulls. All is as of the last batch at this call; a
+    StaleBatchError once two more batches wrote a key. Rows are shuffled by key, so a task reads each record once. The
+    call runs a Spark job, which looks for the earliest time.
 
     Raises WindowGoneError for a time that is not kept any more, UsageError for a state without rolling windows,
-    StateNotFoundError, StateSchemaError where columns and key differ in type, and ConfigurationError: UnknownColumnError,
-    UnsupportedTypeError, DuplicateNameError.
+    StateNotFoundError, StateSchemaError where columns and key differ in type, and ConfigurationError.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
@@ -111,18 +110,15 @@ def rollingFeatures(
 ) -> DataFrame:
     """The rows of ``queries``, and beside each what rolling windows over ``history`` are as of its time.
 
-    The same definition, rounding and columns as those of a state that had all rows of ``history``, without a store and
-    for times of any age. The row at the time itself, and those after it, do not count.
+    The columns and the rounding are those of a state that has all rows of ``history``; the times are of any age.
 
     ``keys``            columns of both DataFrames
-    ``timestampField``  the column of ``history`` with a row's time, a timestamp or a bigint; a row without is left out
+    ``timestampField``  the column of ``history`` with a row's time, a timestamp or a bigint; rows without do not count
     ``at``              the column of ``queries`` with the time, of the same type
-    ``windows``, ``startTime``, ``aggregates``  as for a stream: ``RollingWindows.of("1 hour")``, ``spend=Sum("amount")``
+    ``aggregates``      as for a stream, ``spend=Sum("amount")``; and so are ``windows`` and ``startTime``
 
-    A key without a row in ``history``, and a query without a time, get nulls. Spark makes one row per key and unit of
-    time, if it can compute all aggregates; these are in the memory of one task, key by key.
-
-    Raises ConfigurationError: UnknownColumnError, UnsupportedTypeError, DuplicateNameError, NotPicklableError.
+    A key without a row in ``history``, and a query without a time, get nulls. A task has one value per unit of time of
+    one key in memory. Raises ConfigurationError.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import DataType, StructField, StructType
@@ -144,7 +140,6 @@ def rollingFeatures(
     definition = windows.definition(kind, startTime=startTime, lag=0, retention=0, idle=None)
     links = Links().with_links((), aggregates, per_partition=False)
     check_joined(links.aggregators, "a rolling window")
-    check_unique(list(aggregates))
     history, named = _with_expressions(history, links.aggregators)
     types = {field.name: field.dataType.simpleString() for field in history.schema.fields}
     for name, one in named.items():
@@ -169,7 +164,7 @@ def rollingFeatures(
     given = queries.toDF(*(f"{INSIDE}row{at}" for at in range(len(queries.columns))))
 
     def placed(frame: DataFrame, columns: Sequence[str], *, asks: bool) -> DataFrame:
-        """With the key and the time, in full units from ``startTime`` on, in front."""
+        """The rows behind their key and their time, in full units from ``startTime`` on."""
         *of_key, time = map(column_of, columns)
         number = F.unix_micros(time) if kind == "timestamp" else time.cast("bigint")
         since = F.when(number.between(-LATEST, LATEST), number - F.lit(definition.offset))
