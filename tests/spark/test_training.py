@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,14 +15,26 @@ from rolled import floor
 
 from mapstate import (
     LIFETIME,
+    ApproxCountDistinct,
+    ArgMax,
+    ArgMin,
     Avg,
+    BoolAnd,
+    BoolOr,
+    Collect,
     CombinerAggregator,
     Count,
+    CountDistinct,
+    First,
+    Last,
     LastN,
     Max,
     ReducerAggregator,
     RollingWindows,
+    StdDev,
     Sum,
+    TopN,
+    VariancePop,
     errors,
     newStream,
     opaque,
@@ -285,6 +298,45 @@ def test_zero_is_one_key_whatever_its_sign_and_nan_is_one(spark, own):
     windows = RollingWindows.of((20, 5))
     found = rollingFeatures(rows, asked, windows, keys="k", timestampField="at", at="at", n=Count(), **own)
     assert [row.n_20 for row in found.collect()] == [10] * 3
+
+
+def test_history_joins_each_aggregator_as_the_state_does(spark, tmp_path):
+    draw = random.Random(7)
+    rows = [
+        (at, draw.choice("xy"), draw.choice([None, *range(9)]), Decimal(draw.randint(-99, 99)) / 4, draw.random() < 0.5)
+        for at in range(60)
+    ]
+    clicks = spark.createDataFrame(rows, "at bigint, user string, n bigint, price decimal(9,2), paid boolean")
+    aggregates = {
+        "price": Sum("price"),
+        "mean": Avg("price"),
+        "first": First("n", by="at"),
+        "last": Last("n", by="at"),
+        "least": ArgMin("price", by="at"),
+        "most": ArgMax("price", by="at"),
+        "and_": BoolAnd("paid"),
+        "or_": BoolOr("paid"),
+        "all": Collect("n", most=100),
+        "kinds": CountDistinct("n", most=100),
+        "top": TopN(2, "n"),
+        "often": TopN(2, "at", by="count", most=100),
+        "deviation": StdDev("n"),
+        "variance": VariancePop("price"),
+        "about": ApproxCountDistinct("n"),
+    }
+    windows = RollingWindows.of(*WINDOWS)
+    rolling = newStream("clicks", clicks).window(windows, timestampField="at").groupBy("user")
+    kept = rolling.persistentAggregate(opaque(f"sqlite:///{tmp_path}/s.db", "s"), **aggregates)
+    kept(clicks, 0)
+    asked = spark.createDataFrame([(at, user) for at in (0, 33, 60, 500) for user in "xyz"], "at bigint, user string")
+    right = pointInTime(asked, kept, keys="user", at="at").orderBy("at", "user")
+    found = rollingFeatures(clicks, asked, windows, keys="user", timestampField="at", at="at", **aggregates)
+    assert found.schema == right.schema
+    pairs = list(zip(found.orderBy("at", "user").collect(), right.collect(), strict=True))
+    for one, other in pairs:
+        for name, value in other.asDict().items():
+            assert one[name] == (pytest.approx(value) if isinstance(value, float) else value), name
+    assert len({str(row) for _, row in pairs}) > 8
 
 
 class Total(ReducerAggregator):
