@@ -414,7 +414,7 @@ def test_what_rolling_features_refuse(spark):
         ({"windows": "1 hour"}, errors.ConfigurationError, "takes windows such as"),
         ({"windows": RollingWindows.of(10)}, errors.ConfigurationError, "needs a resolution"),
         ({"timestampField": "time"}, errors.UnknownColumnError, "'time'"),
-        ({"timestampField": "user"}, errors.UnsupportedTypeError, "takes times that are a bigint"),
+        ({"timestampField": "user"}, errors.UnsupportedTypeError, "times that are a timestamp or a bigint"),
         ({"at": "user"}, errors.UnsupportedTypeError, "takes times that are a bigint"),
         ({"keys": "card"}, errors.UnknownColumnError, "'card'"),
         ({"asked": numbered}, errors.ConfigurationError, "compares the keys"),

@@ -84,8 +84,7 @@ def pointInTime(
     known.check_keys(frame.schema, names, "pointInTime")
     shown, added = known.columns(columns, with_keys=False)
     check_new(frame.schema, added, option="columns")
-    kind = record.definition.type
-    _check_time(frame, at, kind, "pointInTime")
+    kind = _time_type(frame, at, record.definition.type, caller="pointInTime")
     if record.horizon != NEVER:  # else any time can be asked for
         earliest = F.min(column_of(at))
         (found,) = frame.agg(F.unix_micros(earliest) if kind == "timestamp" else earliest).first() or (None,)
@@ -125,18 +124,15 @@ def rollingFeatures(
 
     if not isinstance(windows, RollingWindows):
         raise ConfigurationError(f"rollingFeatures takes windows such as RollingWindows.of('1 hour'), not {windows!r}")
-    names = _checked(history, keys, "rollingFeatures")
-    _checked(queries, keys, "rollingFeatures")
+    names, _ = (_checked(frame, keys, "rollingFeatures") for frame in (history, queries))
     own, found = ([frame.schema[name].dataType.simpleString() for name in names] for frame in (history, queries))
     if not are_same_keys(found, own):
         raise ConfigurationError(
             f"rollingFeatures compares the keys of history ({', '.join(own)}) with those of queries "
             f"({', '.join(found)}): cast what differs"
         )
-    column_names(history.schema, [timestampField], "rollingFeatures")
-    kind = "timestamp" if history.schema[timestampField].dataType.simpleString() == "timestamp" else "bigint"
-    for frame, column in ((history, timestampField), (queries, at)):
-        _check_time(frame, column, kind, "rollingFeatures")
+    kind = _time_type(history, timestampField, "timestamp", "bigint", caller="rollingFeatures")
+    _time_type(queries, at, kind, caller="rollingFeatures")
     definition = windows.definition(kind, startTime=startTime, lag=0, retention=0, idle=None)
     links = Links().with_links((), aggregates, per_partition=False)
     check_joined(links.aggregators, "a rolling window")
@@ -199,14 +195,15 @@ def _checked(frame: DataFrame, keys: Sequence[str] | str, caller: str) -> list[s
     return column_names(frame.schema, [keys] if isinstance(keys, str) else keys, caller)
 
 
-def _check_time(frame: DataFrame, column: str, kind: TimeType, caller: str) -> None:
-    """Raises UnknownColumnError, and UnsupportedTypeError for a column of other times."""
+def _time_type(frame: DataFrame, column: str, *kinds: TimeType, caller: str) -> TimeType:
+    """The type of the times in a column, one of ``kinds``. Raises UnknownColumnError and UnsupportedTypeError."""
     column_names(frame.schema, [column], caller)
     found = frame.schema[column].dataType.simpleString()
-    if found != kind and not (kind == "bigint" and found in INTEGERS):
-        raise UnsupportedTypeError(
-            f"{caller} takes times that are a {kind}, and {column!r} is a {found}: cast it", column=column, type=found
-        )
+    kind = "bigint" if found in INTEGERS else found
+    if kind not in kinds:
+        said = f"{caller} takes times that are a {' or a '.join(kinds)}, and {column!r} is a {found}: cast it"
+        raise UnsupportedTypeError(said, column=column, type=found)
+    return kind
 
 
 def _with_expressions(history: DataFrame, aggregates: Mapping[str, Any]) -> tuple[DataFrame, dict[str, Aggregator]]:
