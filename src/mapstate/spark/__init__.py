@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from mapstate.spark.source import MapStateDataSource
     from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
+    from mapstate.spark.steps.training import pointInTime, rollingFeatures
     from mapstate.spark.streams.chained_aggregate import ChainedAggregate
     from mapstate.spark.streams.counted import CountedAggregate, CountedStream
     from mapstate.spark.streams.grouped import GroupedStream
@@ -59,6 +60,8 @@ __all__ = [
     "files_not_counted",
     "newStaticState",
     "newStream",
+    "pointInTime",
+    "rollingFeatures",
     "stateQuery",
     "with_empty_batches",
 ]
@@ -78,6 +81,8 @@ _HOMES = {
     "StaticState": "steps.state_query",
     "newStaticState": "steps.state_query",
     "stateQuery": "steps.state_query",
+    "pointInTime": "steps.training",
+    "rollingFeatures": "steps.training",
     "ChainedAggregate": "streams.chained_aggregate",
     "CountedAggregate": "streams.counted",
     "CountedStream": "streams.counted",

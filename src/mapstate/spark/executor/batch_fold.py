@@ -103,7 +103,7 @@ class FoldTask:
             places = [names.index(key) for key in self._keys]
             for values in zip(*columns, strict=True):
                 key = tuple(values[at] for at in places)
-                if group is None or not _same(group.key, key):
+                if group is None or not same_key(group.key, key):
                     if group is not None:
                         done += group.emitted()
                     group = self._group(key)
@@ -186,6 +186,6 @@ class _Link:
         return [(in_column(shown, one.result_type(self._type)),)]
 
 
-def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+def same_key(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     """Equal as Spark groups: NaN is NaN."""
     return a == b or all(x == y or (x != x and y != y) for x, y in zip(a, b, strict=True))  # noqa: PLR0124

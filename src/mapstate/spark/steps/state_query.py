@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.of_column import INTEGERS
 from mapstate.aggregators.tiles import Answers
 from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError, check_range
 from mapstate.protocol.rolling import RollingDefinition
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 When = Literal["before", "after"]
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class QueryPlan:
         else:
             raise ConfigurationError(f"say what {type(query).__name__} emits, as DDL: fields='followers bigint'")
         if isinstance(asked, KnownState) and not whole:
-            asked.check_keys(schema, names, query)
-        _check_new(schema, added)
+            asked.check_keys(schema, names, type(query).__name__)
+        check_new(schema, added)
         return cls(asked, names, shown, query, added, consistency)
 
     @property
@@ -278,18 +278,14 @@ class KnownState:
         is_rolling = ledger.rolling is not None
         return cls(spec, ledger.keys, fields, static.aggregators, may_be_absent=False, is_rolling=is_rolling)
 
-    def check_keys(self, schema: StructType, names: Sequence[str], query: QueryFunction) -> None:
+    def check_keys(self, schema: StructType, names: Sequence[str], caller: str) -> None:
         """Raises StateSchemaError unless the columns are a key of the state."""
         found = [schema[name].dataType.simpleString() for name in names]
-        same = len(found) == len(self.keys) and all(
-            kind == key.type or (kind in _INTEGERS and key.type in _INTEGERS)
-            for kind, key in zip(found, self.keys, strict=True)
-        )
-        if not same:
+        if not are_same_keys(found, [key.type for key in self.keys]):
             asked = ", ".join(f"{name} {kind}" for name, kind in zip(names, found, strict=True))
             own = ", ".join(f"{key.name} {key.type}" for key in self.keys)
             raise StateSchemaError(
-                f"{type(query).__name__} asks state {self.spec.state!r} by ({asked}), but it is keyed by ({own}). Name "
+                f"{caller} asks state {self.spec.state!r} by ({asked}), but it is keyed by ({own}). Name "
                 "a column for each, in this order, and cast what differs.",
                 state=self.spec.state,
                 found=asked,
@@ -318,12 +314,19 @@ class KnownState:
         return [(name, types[name]) for name in named], StructType(columns)
 
 
-def _check_new(schema: StructType, added: StructType) -> None:
+def are_same_keys(found: Sequence[str], own: Sequence[str]) -> bool:
+    """Whether columns of the types ``found`` are keys of the types ``own``. Integers of any width are."""
+    pairs = zip(found, own, strict=False)
+    return len(found) == len(own) and all(a == b or (a in INTEGERS and b in INTEGERS) for a, b in pairs)
+
+
+def check_new(schema: StructType, added: StructType, *, option: str | None = "fields") -> None:
+    """Raise DuplicateNameError for a new column that the rows have. ``option`` is what renames it, None for nothing."""
     taken = {name.casefold() for name in schema.names}
     for name in added.names:
         if name.casefold() in taken:
+            named = f"name the new one, {option}={{{name!r}: 'state_{name}'}}"
             raise DuplicateNameError(
-                f"the rows have a column {name!r} already: name the new one, fields={{{name!r}: 'state_{name}'}}",
-                name=name,
+                f"the rows have a column {name!r} already: {named if option else 'rename it'}", name=name
             )
         taken.add(name.casefold())
