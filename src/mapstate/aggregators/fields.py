@@ -39,16 +39,12 @@ class Fields:
 
     def from_columns(self, columns: list[list[list[Any]]]) -> list[Any]:
         """One partial per key of a chunk, from each field's native columns."""
-        assembled = self.assembled(columns)
-        return assembled[0] if self._single else list(zip(*assembled, strict=True))
-
-    def assembled(self, columns: list[list[list[Any]]]) -> list[list[Any]]:
-        """The partials of each field, from its native columns."""
-        return [
+        assembled = [
             aggregator.assemble(own)
             for aggregator, own in zip(self.aggregators, columns, strict=True)
             if isinstance(aggregator, NativeCombiner)
         ]
+        return assembled[0] if self._single else list(zip(*assembled, strict=True))
 
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         """The new values of a chunk, from the stored values and the batch's partials.

@@ -9,6 +9,7 @@ from typing import Any
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
 from mapstate.aggregators.fields import NULL, Fields
 from mapstate.aggregators.folding import called, check_type
+from mapstate.aggregators.sums import MAX_LONG, MIN_LONG, Count, Sum, overflow
 
 
 def joined(fields: Fields, values: Sequence[Any]) -> Any:
@@ -33,6 +34,8 @@ def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
     there = [part for part in parts if part is not None] if None in parts else parts
     if len(there) < 2:
         return there[0] if there else None
+    if adds_up(aggregator, kind):
+        return checked_sum(aggregator, sum(there))
     if isinstance(aggregator, NativeCombiner):
         return aggregator.fold(there)
     if not isinstance(aggregator, CombinerAggregator):
@@ -43,3 +46,15 @@ def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
         both = copy.deepcopy((value, part))
         value = check_type(called(aggregator, aggregator.combine, *both), kind, aggregator)
     return value
+
+
+def adds_up(aggregator: Aggregator, kind: str) -> bool:
+    """Whether its values are integers, and are joined by their sum."""
+    return kind == "bigint" and type(aggregator) in (Count, Sum)
+
+
+def checked_sum(aggregator: Any, total: int) -> int:
+    """The sum. Raises ValueOverflowError if it has more than 64 bits."""
+    if not MIN_LONG <= total <= MAX_LONG:
+        raise overflow(aggregator)
+    return total

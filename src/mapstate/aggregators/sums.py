@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
-from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,8 +23,8 @@ from mapstate.errors import ValueOverflowError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_MAX_LONG = (1 << 63) - 1
-_MIN_LONG = -(1 << 63)
+MAX_LONG = (1 << 63) - 1
+MIN_LONG = -(1 << 63)
 EXACT = Context(prec=80)
 _DECIMAL_LIMIT = Decimal(10) ** 38
 
@@ -57,9 +56,6 @@ class Count(NativeCombiner):
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         return add_all(self, stored, partials)
 
-    def fold(self, values: Sequence[Any]) -> Any:
-        return add_up(self, values)
-
 
 class Sum(OfColumn):
     """The sum of a column. Integers add up to a bigint, float and double to a double, decimals to 38 digits.
@@ -87,9 +83,6 @@ class Sum(OfColumn):
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         return add_all(self, stored, partials)
 
-    def fold(self, values: Sequence[Any]) -> Any:
-        return add_up(self, values)
-
 
 def check_sums(who: NativeCombiner, sums: list[Any], counts: Sequence[int] = ()) -> None:
     """Raise ValueOverflowError for a sum that is null, though its ``counts`` of summands is not 0."""
@@ -106,21 +99,11 @@ def add_all(who: NativeCombiner, stored: list[Any], partials: list[Any]) -> list
     except TypeError:  # a value is null
         sums = [_plus(plus, old, new) for old, new in zip(stored, partials, strict=True)]
         totals = [total for total in sums if total is not None]
-    if kind is int and (max(totals) > _MAX_LONG or min(totals) < _MIN_LONG):
+    if kind is int and (max(totals) > MAX_LONG or min(totals) < MIN_LONG):
         raise overflow(who)
     if kind is Decimal and any(_unscaled(total) >= _DECIMAL_LIMIT for total in totals):
         raise overflow(who)
     return sums
-
-
-def add_up(who: NativeCombiner, values: Sequence[Any]) -> Any:
-    """Add the values, of which none is null. Raises ValueOverflowError."""
-    if type(values[0]) is not int:
-        return reduce(who.combine, values)  # floats from the first to the last, as in every Python
-    total = sum(values)
-    if not _MIN_LONG <= total <= _MAX_LONG:
-        raise overflow(who)
-    return total
 
 
 def _plus(plus: Any, old: Any, new: Any) -> Any:

@@ -14,9 +14,8 @@ from typing import Any
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
 from mapstate.aggregators.fields import NULL, Fields
 from mapstate.aggregators.folding import called
-from mapstate.aggregators.joins import folded
+from mapstate.aggregators.joins import adds_up, checked_sum, folded
 from mapstate.aggregators.sketches import SKETCHES
-from mapstate.aggregators.sums import Count, Sum
 from mapstate.errors import DataError, ValueOverflowError
 from mapstate.protocol.rolling import MOST_STORED, RollingDefinition, Tiling, columns_of
 from mapstate.schema import Field
@@ -161,7 +160,7 @@ class Answers:
         order = tuple(sorted(range(len(lows)), key=lows.__getitem__, reverse=True))
         if order not in self._plans:
             self._plans[order] = [
-                (at, one, kind, kind == "bigint" and type(one) in (Count, Sum), [outs.get(step) for step in order])
+                (at, one, kind, adds_up(one, kind), [outs.get(step) for step in order])
                 for at, one, kind, outs in self._wanted
             ]
         return [lows[step] for step in order], self._plans[order]
@@ -180,7 +179,7 @@ class Answers:
                     total += sum(column[cut:top])
                     top = cut
                     if place is not None and cut < high:
-                        answer[place] = one.fold([total])
+                        answer[place] = checked_sum(one, total)
                 continue
             value, top = None, high
             for cut, place in zip(cuts, outs, strict=True):

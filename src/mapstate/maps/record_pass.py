@@ -53,18 +53,17 @@ class CodecWithIndex:
 def all_records(
     pages: Iterable[list[StoreKey]],
     get: Callable[[list[StoreKey]], Sequence[Any]],
-    fields: Sequence[Field],
+    fields: Sequence[Field] | None,
     loads: Callable[[list[StoreKey], Sequence[Any]], list[Any]],
     unreadable: Unreadable | None = None,
-    *,
-    in_tiles: bool = False,
 ) -> Iterator[tuple[list[StoreKey], list[Any], int]]:
     """Read listed keys, and yield part by part: the keys, the record of each or None, and the number of keys read.
 
-    A part has as many keys as its records have room in memory. ``unreadable`` notes keys that cannot be read or listed,
-    and the part comes without them. Where it is None, their error is raised.
+    A part has as many keys as its records have room in memory; ``fields`` is None for records of rolling windows.
+    ``unreadable`` notes keys that cannot be read or listed, and the part comes without them. Where it is None, their
+    error is raised.
     """
-    room = Room(fields, in_tiles=in_tiles)
+    room = Room(fields)
 
     def read(keys: list[StoreKey]) -> list[Any]:
         data = get(keys)

@@ -26,21 +26,16 @@ class Room:
     """The number of keys to read at a time, so that their records stay below a number of bytes.
 
     A record's size is unknown before it is read or written. So the first chunk is small if a field may be large. Each
-    next chunk has as many keys as fit by the mean size in the last one. Fields of fixed size are not measured, unless
-    the records are ``in_tiles``.
+    next chunk has as many keys as fit by the mean size in the last one. Records of ``fields`` of fixed size are not
+    measured; None stands for fields of any size.
     """
 
     def __init__(
-        self,
-        fields: Sequence[Field],
-        most_keys: int = sys.maxsize,
-        most_bytes: int = CHUNK_BYTES,
-        *,
-        in_tiles: bool = False,
+        self, fields: Sequence[Field] | None, most_keys: int = sys.maxsize, most_bytes: int = CHUNK_BYTES
     ) -> None:
         self._most_keys = most_keys
         self._most_bytes = most_bytes
-        self.measures = in_tiles or any(kind in field.type for field in fields for kind in _MAY_BE_LARGE)
+        self.measures = fields is None or any(kind in field.type for field in fields for kind in _MAY_BE_LARGE)
         self.keys = min(most_keys, _PROBE) if self.measures else most_keys
 
     def learn(self, stored: Sequence[Any]) -> None:

@@ -253,7 +253,7 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
             return CodecWithIndex(read_ledger(store, ledger.state)).loads(keys, data)
 
     for keys, records, _ in all_records(
-        pages(), store.multi_get, ledger.fields, loads, unreadable, in_tiles=ledger.rolling is not None
+        pages(), store.multi_get, ledger.fields if ledger.rolling is None else None, loads, unreadable
     ):
         present = {key: record for key, record in zip(keys, records, strict=True) if record is not None}
         own = [key for key in present if not is_index_key(key)]

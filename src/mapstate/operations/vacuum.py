@@ -174,7 +174,7 @@ def _cleaned(
     done = Vacuumed(0, 0, 0, None if writer is None else txid)
     pages = record_pages(store, page_size, index=True)  # of a writer after the begin: a store may list all at once
     for page, records, scanned in all_records(
-        pages, source.multi_get, ledger.fields, loads, unreadable, in_tiles=ledger.rolling is not None
+        pages, source.multi_get, ledger.fields if ledger.rolling is None else None, loads, unreadable
     ):
         keys, values, present = _due(page, records, ledger.view(), txid, everything=everything, codec=codec)
         if keys and writer is None:

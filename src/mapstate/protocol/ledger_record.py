@@ -19,17 +19,8 @@ from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRec
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 FORMAT = 1
-FORMAT_WITH_WINDOWS = 2
-"""The format of the ledger of a state with windows, which an older mapstate refuses."""
-
-FORMAT_WITH_CHANGES = 3
-"""The format of the ledger of a state with a change log, likewise."""
-
-FORMAT_WITH_PAGES = 4
-"""The format of the ledger of a state with windows whose panes are in pages beside it, likewise."""
-
-FORMAT_WITH_ROLLING = 5
-"""The format of the ledger of a state with rolling windows, likewise."""
+FORMAT_WITH_WINDOWS, FORMAT_WITH_CHANGES, FORMAT_WITH_PAGES, FORMAT_WITH_ROLLING = 2, 3, 4, 5
+"""Of a state with windows, a change log, panes in pages, rolling windows: an older mapstate refuses such a ledger."""
 
 CONTROL_MARK = b'{"control":'
 """How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
@@ -180,9 +171,9 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     @property
     def time_type(self) -> str | None:
         """The type of the times of its windows; None for a state without."""
-        if self.rolling is not None:
-            return self.rolling.definition.type
-        return None if self.windows is None else self.keys[0].type
+        if self.windows is not None:
+            return self.keys[0].type
+        return None if self.rolling is None else self.rolling.definition.type
 
     def last_windows(self) -> WindowCommit | None:
         """What the last commit did to the windows; None before one."""

@@ -12,7 +12,7 @@ import msgspec
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
 from mapstate.protocol.changes import ChangesRecord, changes_asked_for
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest, format_of
-from mapstate.protocol.refusals import other_rolling_windows, other_windows
+from mapstate.protocol.refusals import other_windows, rolling_windows_asked_for
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import after_failed_attempt
 from mapstate.protocol.windows import WindowsRecord
@@ -61,10 +61,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
             raise other_windows(ledger, opening)
         windows = msgspec.structs.replace(windows, definition=opening.windows)
     rolling = ledger.rolling
-    if opening.rolling != (None if rolling is None else rolling.definition):
-        rolling = None if rolling is None or opening.rolling is None else rolling.adapted(opening.rolling)
-        if rolling is None:
-            raise other_rolling_windows(ledger, opening)
+    if rolling is not None or opening.rolling is not None:
+        rolling = rolling_windows_asked_for(ledger, opening)
     changes = _changes(ledger.changes, opening, ledger.next_txid)
     ledger = msgspec.structs.replace(
         _with_fields(ledger, opening),
@@ -104,8 +102,7 @@ def what_remains(before: LedgerRecord | None, after: LedgerRecord) -> Iterator[s
             yield "lag is longer: windows that have fired stay fired, so rows for them are late"
         if new.retention > old.retention:
             yield "retention is longer: windows that were removed stay away"
-    rolling = [one.rolling.definition.retention for one in (before, after) if one.rolling is not None]
-    if rolling != sorted(rolling, reverse=True):
+    if after.rolling is not None and after.rolling.has_longer_retention(before.rolling):
         yield "retention is longer: times that could not be asked for stay so, and it grows with the watermark"
     if before.changes is not None and after.changes is not None and after.changes.kept > before.changes.kept > 0:
         yield f"changes was {before.changes.kept} and is {after.changes.kept}: transactions that are gone stay away"

@@ -20,7 +20,7 @@ from mapstate.errors import (
     cut,
 )
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, OpenRequest
-from mapstate.protocol.rolling import MOST_TILES, RollingDefinition
+from mapstate.protocol.rolling import MOST_TILES, RollingDefinition, RollingRecord
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField, span_text
 
@@ -279,8 +279,18 @@ def _windows(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
     return f"(length {length}, slide {slide}, startTime {offset}{clock})"
 
 
-def other_rolling_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateSchemaError:
-    """The error of a job whose rolling windows the tiles of the state cannot serve."""
+def rolling_windows_asked_for(ledger: LedgerRecord, opening: OpenRequest) -> RollingRecord | None:
+    """The rolling windows of a state that a job opens. Raises StateSchemaError if its tiles cannot serve them."""
+    kept, asked = ledger.rolling, opening.rolling
+    if kept is None and asked is None:
+        return None
+    after = None if kept is None or asked is None else kept.adapted(asked)
+    if after is None:
+        raise _other_rolling_windows(ledger, opening)
+    return after
+
+
+def _other_rolling_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateSchemaError:
     record, asked = ledger.rolling, opening.rolling
     kept = None if record is None else record.definition
     found, expected = _rolling(kept), _rolling(asked)

@@ -174,10 +174,16 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
     def adapted(self, asked: RollingDefinition) -> RollingRecord | None:
         """With the windows of a job that opens the state; None if its tiles lack a cut that one of them needs."""
         kept = self.definition
+        if asked == kept:
+            return self
         if (asked.type, asked.offset) != (kept.type, kept.offset) or self.missing(asked):
             return None
         after = msgspec.structs.replace(asked, unit=kept.unit)
         return None if after.most_tiles() > MOST_TILES else msgspec.structs.replace(self, definition=after)
+
+    def has_longer_retention(self, before: RollingRecord | None) -> bool:
+        """Whether earlier times are wanted than before, which are not kept yet."""
+        return before is not None and self.definition.retention > before.definition.retention
 
     def missing(self, asked: RollingDefinition) -> list[RollingWindow]:
         """The windows that the state cannot have, because its tiles lack their cuts."""

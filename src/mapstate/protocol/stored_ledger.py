@@ -51,12 +51,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             state=state,
         )
     flaw = _flaw(record) or _schema_flaw(
-        record.serializer,
-        record.type,
-        record.keys,
-        record.fields,
-        record.field_counts,
-        in_tiles=record.rolling is not None,
+        record.serializer, record.type, record.keys, record.fields, record.field_counts
     )
     if flaw is not None:
         raise _corrupt(state, flaw)
@@ -108,14 +103,12 @@ def _schema_flaw(
     keys: tuple[KeyField, ...],
     fields: tuple[Field, ...],
     field_counts: tuple[tuple[int, int], ...],
-    *,
-    in_tiles: bool,
 ) -> str | None:
     """Why keys or records of this schema cannot be read; None if they can."""
     try:
         chosen = serializer(form)
         KeyCodec(keys, native=chosen.native)
-        RecordCodec(chosen, "", state_type, fields, field_counts, in_tiles=in_tiles)
+        RecordCodec(chosen, "", state_type, fields, field_counts)
     except (MapStateError, ValueError, TypeError, RecursionError) as error:
         return cut(error)
     return None

@@ -457,8 +457,8 @@ class StateReader:
         self, pages: Iterator[Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, which ``count`` and ``unreadable`` note, and the cursor behind it."""
-        ledger = self._reads.opened().ledger
-        pauses, room = iter(PAUSES), Room(ledger.fields, most_bytes=_PAGE_BYTES, in_tiles=ledger.rolling is not None)
+        fields = None if (ledger := self._reads.opened().ledger).rolling else ledger.fields
+        pauses, room = iter(PAUSES), Room(fields, most_bytes=_PAGE_BYTES)
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):

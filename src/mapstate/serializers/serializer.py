@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -13,10 +13,9 @@ from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
 from mapstate.keys import contains_none
 from mapstate.schema import Field, StateType
 from mapstate.serializers.tiles import TileLayout
-from mapstate.serializers.value_types import Array, Convert, WireForm, each, from_wire, to_wire, wire_type
+from mapstate.serializers.value_types import TXID, Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError)
-_TXID = Annotated[int, msgspec.Meta(ge=0)]
 _VALUES_AT: dict[StateType, tuple[int, ...]] = {"non-transactional": (), "transactional": (1,), "opaque": (1, 2)}
 
 
@@ -62,22 +61,16 @@ class RecordCodec:
         self._state = state
         self._encode_all = serializer.encode_all
         self._in_tiles = in_tiles
-        form = WireForm(float_words=serializer.float_words, native=serializer.native)
+        form, make = WireForm(serializer.float_words, serializer.native), TileLayout if in_tiles else _Layout
         self._layouts: list[tuple[int, Any]] = [
-            (
-                txid,
-                TileLayout(serializer.decoder, form, fields[:count], _TXID)
-                if in_tiles
-                else _Layout(serializer, form, state_type, fields[:count]),
-            )
-            for txid, count in field_counts
+            (txid, make(serializer.decoder, form, state_type, fields[:count])) for txid, count in field_counts
         ]
         self._now = self._layouts[-1][1]
         self._fields = len(fields)
         self._txid_at = -1 if serializer.native else 0
         if len(field_counts) > 1:
             values = (serializer.undecoded,) * len(_VALUES_AT[state_type])
-            parts = (*values, _TXID) if serializer.native else (_TXID, *values)
+            parts = (*values, TXID) if serializer.native else (TXID, *values)
             self._txid = serializer.decoder(tuple[parts])  # type: ignore[valid-type]
 
     def dumps(self, records: Sequence[Any]) -> list[Any]:
@@ -166,8 +159,8 @@ class RecordCodec:
 class _Layout:
     """The form of records with the first fields only: those of a time before fields were added."""
 
-    def __init__(self, serializer: Serializer, form: WireForm, state_type: StateType, fields: Sequence[Field]) -> None:
-        array: Array = list if serializer.native else tuple
+    def __init__(self, decoder: Any, form: WireForm, state_type: StateType, fields: Sequence[Field]) -> None:
+        array: Array = list if form.native else tuple
         self.count = len(fields)
         if self.count == 1:
             kind = wire_type(fields[0].type, form)
@@ -181,13 +174,13 @@ class _Layout:
         places = _VALUES_AT[state_type]
         self.out_of: Convert | None
         self.into: Convert | None
-        if serializer.native:
-            record = tuple[(*(value for _ in places), _TXID)] if places else tuple[value]  # type: ignore[misc]
+        if form.native:
+            record = tuple[(*(value for _ in places), TXID)] if places else tuple[value]  # type: ignore[misc]
             self.out_of, self.into = _txid_last(out_of, places), _txid_first(into, places)
         else:
-            record = tuple[(_TXID, *(value for _ in places))] if places else value  # type: ignore[misc]
+            record = tuple[(TXID, *(value for _ in places))] if places else value  # type: ignore[misc]
             self.out_of, self.into = _at_places(out_of, places), _at_places(into, places)
-        self.decode = serializer.decoder(record).decode
+        self.decode = decoder(record).decode
 
 
 def _unless_null(convert: Convert | None, array: Array) -> Convert | None:

@@ -15,8 +15,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from mapstate.schema import Field
-from mapstate.serializers.value_types import Convert, WireForm, from_wire, to_wire, wire_type
+from mapstate.schema import Field, StateType
+from mapstate.serializers.value_types import TXID, Convert, WireForm, from_wire, to_wire, wire_type
 
 BASE = -(1 << 62)
 """The tile of all rows that are older than each window with a length. Only where there is a lifetime."""
@@ -104,13 +104,13 @@ def undo_of(before: Tiles, after: Tiles) -> Undo:
 class TileLayout:
     """The form of records with the first fields only. See `mapstate.serializers.serializer.RecordCodec`."""
 
-    def __init__(self, decoder: Callable[[Any], Any], form: WireForm, fields: Sequence[Field], txid: Any) -> None:
+    def __init__(self, decoder: Any, form: WireForm, state_type: StateType, fields: Sequence[Field]) -> None:  # noqa: ARG002
         self.count = len(fields)
         self._native = form.native
         columns = tuple(list[wire_type(field.type, form)] for field in fields)  # type: ignore[misc]
         tiles = (bool, list[int], *columns)
         places = tuple[tiles] | None, tuple[(list[int | None], *tiles)] | None  # type: ignore[valid-type]
-        record = tuple[(*places, txid)] if self._native else tuple[(txid, *places)]  # type: ignore[valid-type]
+        record = tuple[(*places, TXID)] if self._native else tuple[(TXID, *places)]  # type: ignore[valid-type]
         self.decode: Callable[[Any], Any] = decoder(record).decode
         self._to_wire = [to_wire(field.type, form) for field in fields]
         self._from_wire = [from_wire(field.type, form) for field in fields]

@@ -18,6 +18,8 @@ from mapstate.errors import SerializationError, UnsupportedTypeError, shown
 from mapstate.serializers.any_values import any_to_native, check_plain, native_to_any
 from mapstate.serializers.checksums import CHECKED, verified
 
+TXID = Annotated[int, msgspec.Meta(ge=0)]
+
 _SCALARS: dict[str, Any] = {
     "bigint": int,
     "int": int,

@@ -24,7 +24,7 @@ from mapstate.spark.driver.job import Branch, Windows
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import beside_of
 from mapstate.spark.executor.report import TaskReport
-from mapstate.spark.executor.timed_task import WindowReport
+from mapstate.spark.executor.window_task import WindowReport
 
 _log = logging.getLogger("mapstate")
 
@@ -59,6 +59,7 @@ class TimedState(StateDriver):
         if branch.job.windows is None:
             raise AssertionError("a TimedState has windows")
         self.windows: Windows = branch.job.windows
+        self._hole = self.windows.hole
         self.near = self._now = self._ticks = self._jump = self._pause = 0
         self._opened_at: int | None = None
         self.make_grouping = partial(TimedGrouping, windows=self.windows)
@@ -107,7 +108,7 @@ class TimedState(StateDriver):
         mark = max(last.watermark, self.least(record))
         marked = mark if mark == NEVER else mark + self.windows.definition.behind
         before = max(marked, *(own.latest for own in known.values()))
-        limit = latest_without_hole(itertools.chain(*times), before, self.windows.hole)
+        limit = latest_without_hole(itertools.chain(*times), before, self._hole)
         beyond = [end for own in times for _, end, _ in own if end > limit]
         if beyond:
             _log.warning(

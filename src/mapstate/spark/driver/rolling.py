@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.tiles import TileFields
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, LedgerRecord, OpenRequest
 from mapstate.protocol.rolling import RollingRecord
@@ -67,13 +66,11 @@ class RollingState(TimedState):
             self.branch.taken = None if windows is None else windows.taken
             return
         kept = self._record = _rolling_of(record)
+        self.make_fields = partial(TileFields, tiling=kept.tiling)
         first, last = kept.first_time(), LATEST
         if self.windows.type == "timestamp" and self.windows.ahead is not None:
             last = self.near + self.windows.ahead
         self.branch.taken = max(first, -LATEST), last
-
-    def make_fields(self, record: LedgerRecord) -> Fields:
-        return TileFields(record.fields, self.job.aggregators, _rolling_of(record).tiling)
 
     def keyed(self, frame: DataFrame) -> DataFrame:
         """A batch's rows with their tiles, as its grouping takes them."""

@@ -38,6 +38,7 @@ class StateDriver:
 
     make_grouping: Callable[..., Grouping] = Grouping
     make_task: Callable[..., BatchTask] = BatchTask
+    make_fields: Callable[..., Fields] = Fields
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
@@ -133,7 +134,7 @@ class StateDriver:
         return apply_on_executors(grouping.in_order(rows, order), task)
 
     def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Grouping]:
-        fields = self.make_fields(record)
+        fields = self.make_fields(record.fields, self.job.aggregators)
         if self._grouping is None or not self._grouping.fits(frame, fields):
             self._grouping = self.make_grouping(frame, self.job.keys, fields, list(self.job.columns))
         retracts = self.retracts
@@ -152,10 +153,6 @@ class StateDriver:
             rows_of=list(self.job.columns),
         )
         return task, self._grouping
-
-    def make_fields(self, record: LedgerRecord) -> Fields:
-        """The fields of an attempt's tasks."""
-        return Fields(record.fields, self.job.aggregators)
 
     @property
     def retracts(self) -> bool:

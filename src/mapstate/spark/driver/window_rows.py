@@ -55,11 +55,14 @@ class LateRows:
 
 def beside_of(windows: Windows) -> dict[str, bool]:
     """The names of the columns beside the partials, and whether one is summed: else its greatest value counts."""
-    names = [f"{BESIDE}{at}" for at in range(len(windows.inputs) + 1)]
-    is_rolling = isinstance(windows.definition, RollingDefinition)
-    if not is_rolling and not windows.by_pane.panes.has_gaps:
-        names.pop()
-    return {name: at == len(windows.inputs) and not is_rolling for at, name in enumerate(names)}
+    panes, count = _panes(windows), len(windows.inputs)
+    names = [f"{BESIDE}{at}" for at in range(count + (panes is None or panes.has_gaps))]
+    return {name: panes is not None and at == count for at, name in enumerate(names)}
+
+
+def _panes(windows: Windows) -> Panes | None:
+    """The arithmetic of windows that fire; None for rolling ones."""
+    return None if isinstance(windows.definition, RollingDefinition) else windows.definition.panes
 
 
 def with_panes(frame: DataFrame, windows: Windows, read: Sequence[str], before: int, now: int) -> DataFrame:
@@ -69,7 +72,9 @@ def with_panes(frame: DataFrame, windows: Windows, read: Sequence[str], before: 
     among them: null in the rows of no window, so that these are one group, and no aggregate keeps or checks what is in
     them.
     """
-    fired, panes = _varying(before), windows.by_pane.panes
+    fired, panes = _varying(before), _panes(windows)
+    if panes is None:
+        raise TypeError("rolling windows have tiles")
     late = [f"cast({_TIME} is null or {_TIME} < {fired} as int)"] if panes.has_gaps else []
     place = f"case when {_TIME} >= {fired} then {_pane(panes)} end"
     shown = _PLACE if windows.type == "bigint" else f"timestamp_micros({_PLACE})"

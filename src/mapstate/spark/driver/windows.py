@@ -68,13 +68,14 @@ class WindowedState(TimedState):
 
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
-        self._panes: Panes = self.windows.by_pane.panes
+        self._definition = self.windows.by_pane
+        self._panes: Panes = self._definition.panes
         self.make_task = partial(
             WindowTask, inputs=len(self.windows.inputs), has_gaps=self._panes.has_gaps, hole=self.windows.hole
         )
 
     def open_request(self, owner: str) -> OpenRequest:
-        return msgspec.structs.replace(super().open_request(owner), windows=self.windows.by_pane)
+        return msgspec.structs.replace(super().open_request(owner), windows=self._definition)
 
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
         """Rows are late by what was committed before the batch; unknown if another owner has committed since."""
@@ -82,7 +83,7 @@ class WindowedState(TimedState):
         last: int | None = (record.last_windows() or WindowCommit()).watermark
         if done is not None:
             last = None if done.commit is None or done.commit.windows is None else done.commit.windows.before
-        self.branch.taken = None if last is None else (self.windows.by_pane.fired_before(last), ANY_TIME)
+        self.branch.taken = None if last is None else (self._definition.fired_before(last), ANY_TIME)
 
     def keyed(self, frame: DataFrame) -> DataFrame:
         """A batch's rows with their panes, as its grouping takes them."""
@@ -173,7 +174,7 @@ class WindowedState(TimedState):
             return Fired(frame.sparkSession.createDataFrame([], out), has_windows=False)
         read, join = self._tasks(record, ends, fields, out)
         places = [(pane, partition) for pane in panes for partition in range(windows.width)]
-        is_whole = not self.windows.by_pane.has_parts
+        is_whole = not self._definition.has_parts
         if self.job.spec.is_applied_on_driver:
             columns = [pa.array(column) for column in zip(*places, strict=True)]
             batch = pa.RecordBatch.from_arrays(columns, ["pane", "partition"])

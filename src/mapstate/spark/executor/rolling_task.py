@@ -13,11 +13,10 @@ from mapstate.aggregators.folding import Folding, check_type
 from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room
-from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.tiles import Tiles
 from mapstate.spark.executor.arrow import arrow_to_python, slices
 from mapstate.spark.executor.task import Chunk
-from mapstate.spark.executor.timed_task import TimedTask, WindowReport
+from mapstate.spark.executor.window_task import TimedTask, WindowReport
 
 _ROWS = 10_000
 
@@ -32,6 +31,8 @@ class RollingTask(TimedTask):
     aggregated, there is one for each tile.
     """
 
+    in_tiles = True
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(beside=1, place=len(settings["keys"]), **settings)
 
@@ -40,14 +41,6 @@ class RollingTask(TimedTask):
         newest = pc.max(beside[0]).as_py()
         if newest is not None:
             found.newest = newest if found.newest is None else max(found.newest, newest)
-
-    def codec(self) -> RecordCodec:
-        spec = self.spec
-        form, fields = serializer(spec.serializer), self.fields.fields
-        return RecordCodec(form, spec.state, spec.type, fields, self.field_counts, in_tiles=True)
-
-    def room(self) -> Room:
-        return Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes, in_tiles=True)
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
         return _by_key(self._native_parts(batches), room)
@@ -72,7 +65,8 @@ class RollingTask(TimedTask):
             for size in sizes:
                 per_field.append(partials[at : at + size])
                 at += size
-            yield texts, tiles, self.fields.assembled(per_field), rows
+            natives: list[Any] = self.fields.aggregators
+            yield texts, tiles, [one.assemble(own) for one, own in zip(natives, per_field, strict=True)], rows
 
     def _folded_parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
         """Raw rows: those of a tile are folded in Python."""

@@ -51,6 +51,8 @@ class BatchTask:
     has the values before the batch.
     """
 
+    in_tiles = False
+
     def __init__(
         self,
         *,
@@ -107,8 +109,9 @@ class BatchTask:
             if report.lost_claim:
                 return
         with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
-            room = self.room()
-            state = self._map_state(SerializedMap(writer, self.codec(), room))
+            fields = None if self.in_tiles else self.fields.fields
+            room = Room(fields, self.spec.chunk_size, self.spec.chunk_bytes)
+            state = self._map_state(SerializedMap(writer, self._codec(), room))
             state.begin_commit(self.txid)  # without a commit of the map: the ledger commits, on the driver
             counted = self.counted(batches, report)
             native = self.partials is not None
@@ -148,14 +151,9 @@ class BatchTask:
         at = read_ledger(store, self.spec.state).in_flight
         return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
 
-    def codec(self) -> RecordCodec:
-        """The codec of the state's records."""
-        spec = self.spec
-        return RecordCodec(serializer(spec.serializer), spec.state, spec.type, self.fields.fields, self.field_counts)
-
-    def room(self) -> Room:
-        """How many keys fit into a chunk."""
-        return Room(self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
+    def _codec(self) -> RecordCodec:
+        spec, fields, form = self.spec, self.fields.fields, serializer(self.spec.serializer)
+        return RecordCodec(form, spec.state, spec.type, fields, self.field_counts, in_tiles=self.in_tiles)
 
     def key_index(self, writer: Any, partition: int) -> PaneIndex | None:  # noqa: ARG002
         """What notes the keys that this task writes: the panes' index of new keys, or the log of changes."""
