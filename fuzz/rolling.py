@@ -211,7 +211,7 @@ def _ends(
     first = times[0] - 5 if horizon is None else horizon
     near = times[max(0, len(times) - 4)]  # one row may be far ahead
     drawn = [chance.randint(first, max(first, near + 20)) for _ in range(_ENDS - 3)]
-    for asked in (first, first + 2 * unit - 1, max(first, newest + 1), *drawn):
+    for asked in (first, first + 2 * unit - 1, max(first, newest + unit), *drawn):
         end = rolling.floor(asked, unit)
         yield _End(time_of(asked * rolling.scale, "bigint" if rolling.time == "t" else "timestamp"), end, end)
 
