@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fuzz.habits import State
 from fuzz.rolling import Rolling
 from fuzz.rows import Row
-from fuzz.steps import AddFiles, ByHand, Job, Start, Step
+from fuzz.steps import AddFiles, ByHand, Event, Job, Start, Step
 
 __all__ = ["with_rolling_windows"]
 
@@ -49,7 +49,18 @@ def with_rolling_windows(job: Job, chance: random.Random, without: Collection[st
             steps.append(replace(step, changed=(states[at],)))
         else:
             steps.append(step)
+    gathers = any(isinstance(step, Start) and step.habit.gathers for step in steps)
+    if chance.random() < 0.25 and not gathers:
+        steps += _taken_back(steps)
     return replace(job, steps=tuple(steps)), used
+
+
+def _taken_back(steps: Sequence[Step]) -> list[Step]:
+    """The last files come again with later times, as a batch that is taken back: what it joined is as it was."""
+    *_, last = (step for step in steps if isinstance(step, AddFiles))
+    later = tuple(tuple(row._replace(t=(row.t or 0) + 12) for row in rows) for rows in last.files)
+    taken_back = Event("the last batch is taken back: mapstate rollback, mapstate rewind")
+    return [AddFiles(later), Start(), taken_back, Start()]
 
 
 def _drawn(chance: random.Random) -> Rolling:
