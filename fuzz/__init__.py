@@ -1,6 +1,7 @@
 """A fuzzer of jobs: random small jobs on real Spark, each held against plain Python.
 
     Row, COLUMNS     the rows of a job: keys of all types, with nulls               `rows`
+    Rolling          rolling windows of a state, and what is right of them          `rolling`, `rolled`
     State, Habit     what a job keeps, and how its foreachBatch function calls it   `habits`
     Job, steps       what happens to it: files, runs, losses, restores, deaths      `steps`
     World            one job's directories, store and Spark queries; the check      `world`

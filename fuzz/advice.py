@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from mapstate.backends import resolve
 from mapstate.errors import DataError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
+from mapstate.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
     from fuzz.steps import Start
@@ -21,6 +23,7 @@ __all__ = ["ADVICE", "Advice", "settle"]
 UNION, WRAP = "union the parts", "with_empty_batches, and mapstate rewind"
 UNION_AND_RESET = "union the parts, reset and replay"
 OF_ITS_SESSION = "toArrow() and createDataFrame of its session"
+KEPT_WINDOWS, OTHER_STATE = "the windows that the state has", "another state, with a new checkpoint"
 MOST_ADVICE = 6
 """Pieces of advice that one start may need."""
 
@@ -90,7 +93,6 @@ def _adopt_unchecked(_: World, query: Query) -> None:
 
 
 def _reset_and_replay(world: World, query: Query) -> None:
-    query.lose()
     query.options = {"on_new_owner": "reset"}
     for state in query.states:
         if state.type == "non_transactional":
@@ -99,10 +101,32 @@ def _reset_and_replay(world: World, query: Query) -> None:
                     drop(world.url, name, force=True)
             query.options = {}
             break
+    _forget(world, query)
+
+
+def _forget(world: World, query: Query) -> None:
+    """Nothing counts: the state and the checkpoint are new."""
+    query.lose()
     query.kept_frames.clear()
     query.inexact = False
     if query is world.queries[0]:
         world.by_hand, world.expired = [], 0
+
+
+def _windows_of_the_ledger(world: World, query: Query) -> None:
+    """Declares the windows that the ledger has, as the message lists them."""
+    for state in query.states:
+        ledger = Ledger(resolve(world.url).open(state.name), state.name).load()
+        if state.rolling is not None and ledger is not None and ledger.rolling is not None:
+            kept = state.rolling.with_windows_of(ledger.rolling.definition)
+            query.declare([replace(state, rolling=kept)])
+
+
+def _name_another_state(world: World, query: Query) -> None:
+    _forget(world, query)
+    query.name_others()
+    if world.store_copy is not None:
+        world.store_copy = world.store_copy[0], []
 
 
 def _plain_function(world: World, query: Query) -> None:
@@ -112,6 +136,8 @@ def _plain_function(world: World, query: Query) -> None:
 
 
 ADVICE = [
+    Advice(KEPT_WINDOWS, "Windows may be left out", _windows_of_the_ledger),
+    Advice(OTHER_STATE, "Or name another state, with a new checkpoint", _name_another_state),
     Advice(UNION_AND_RESET, "Union the parts, then reset", _united_and_reset),
     Advice(UNION, "Union the parts", _united),
     Advice(
@@ -191,7 +217,7 @@ def settle(world: World, step: Start) -> None:
             followed[signature] = name
         if step.habit.around == "swallow":
             _rewind_what_was_swallowed(world)
-        step = replace(step, fault=None, killed=False)
+        step = replace(step, fault=None, killed=False, changed=())
     raise FailureError("advice that does not help", f"after {MOST_ADVICE} pieces: {', '.join(followed.values())}")
 
 
@@ -222,6 +248,9 @@ def _advised(world: World, query: Query, error: Exception, chance: random.Random
     possible = [one for one in ADVICE if re.search(one.pattern, text) and one.is_possible(world, query)]
     if any(one.name in (UNION_AND_RESET, UNION, WRAP) for one in possible):
         possible = possible[:1]  # the code is repaired first, whatever else is said
+    if any(one.name == KEPT_WINDOWS for one in possible):
+        _check_that_windows_differ(world, query, text)
+        possible = [one for one in possible if one.name in (KEPT_WINDOWS, OTHER_STATE)]
     chance.shuffle(possible)
     for advice in possible:
         try:
@@ -234,6 +263,19 @@ def _advised(world: World, query: Query, error: Exception, chance: random.Random
         _plain_function(world, query)
         return "call the states in the query's own thread, once, with the frame of the batch"
     raise RefusedError(f"no advice that can be done here: {_told(error)}") from error
+
+
+def _check_that_windows_differ(world: World, query: Query, text: str) -> None:
+    """Raises FailureError for a refusal of what can always be changed: lag, retention, a window less."""
+    from fuzz.world import FailureError
+
+    for state in query.states:
+        ledger = Ledger(resolve(world.url).open(state.name), state.name).load()
+        if state.rolling is not None and ledger is not None and ledger.rolling is not None:
+            kept = state.rolling.with_windows_of(ledger.rolling.definition)
+            if not {*state.rolling.windows} <= {*kept.windows}:
+                return
+    raise FailureError("refused without need", text)
 
 
 def _told(error: Exception) -> str:

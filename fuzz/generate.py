@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fuzz.habits import THROUGH, Gives, Habit, State
+from fuzz.rolled import with_rolling_windows
 from fuzz.rows import KEYS, Row, random_rows
 from fuzz.steps import AddFiles, Break, ByHand, Dies, Event, Job, Start, Step, Trips
 
@@ -25,6 +26,8 @@ INGREDIENTS = {
     "ttl": "a ttl that is put in or taken out",
     "createDataFrame": "a frame that is made anew of the batch's rows",
     "swallow": "exceptions of a state that the function swallows",
+    "rolling windows": "states with rolling windows",
+    "changed windows": "rolling windows that a restart declares otherwise",
 }
 """What can be left out, by name."""
 
@@ -202,4 +205,8 @@ def random_job(
     ``without`` names those that are left out, ``redis`` and ``kills`` say what there may be.
     """
     generator = _Generator(seed, redis=redis, kills=kills, without=without)
-    return generator.job(), generator.used
+    job, chance = generator.job(), random.Random(f"rolling windows {seed}")
+    if generator.ttl or chance.random() > 0.3 or "rolling windows" in without:
+        return job, generator.used
+    job, used = with_rolling_windows(job, chance, without)
+    return job, generator.used | used

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from fuzz.rolling import Rolling
 from mapstate.errors import MapStateError
 from mapstate.spark import with_empty_batches
 
@@ -39,6 +40,7 @@ class State:
     """One state: ``rows=Count(), total=Sum("v")`` by these columns.
 
     ``window``    the length of tumbling windows over the column ``t``, in its units, and ``lag`` theirs
+    ``rolling``   its rolling windows, with the same ``lag``
     ``followed``  a second state follows its new values, and counts the keys by their number of rows
     """
 
@@ -48,9 +50,11 @@ class State:
     window: int | None = None
     lag: int = 0
     followed: bool = False
+    rolling: Rolling | None = None
 
     def __str__(self) -> str:
         windows = f".tumblingWindow({self.window}, lag={self.lag})" if self.window else ""
+        windows += f".window({self.rolling}, lag={self.lag})" if self.rolling else ""
         follower = f", followed by {self.name}.by_rows" if self.followed else ""
         return f"{self.name} = {self.type}{windows}.groupBy{self.keys}{follower}"
 
@@ -82,11 +86,14 @@ def build(
         source: Any = stream
         if state.window:
             source = stream.tumblingWindow(state.window, timestampField="t", lag=lag, retention=10**6)
+        elif state.rolling:
+            source = state.rolling.of(stream, state.lag)
         kept = (source.groupBy(*state.keys) if state.keys else source).persistentAggregate(
             spec(backend, state.name, **given), **fields
         )
         if stop is not None:
-            kept.newValuesStream().foreachBatch(lambda _rows, _batch_id: stop())
+            beside = kept.lateStream() if state.rolling else kept.newValuesStream()
+            beside.foreachBatch(lambda _rows, _batch_id: stop())
         if state.followed:
             by_rows = kept.newValuesStream().groupBy("rows")
             by_rows.persistentAggregate(

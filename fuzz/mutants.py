@@ -14,8 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.tiles import TileFields
 from mapstate.protocol.ledger_record import AlreadyCommitted, OpenRequest
+from mapstate.protocol.rolling import Tiling
+from mapstate.protocol.windows import NEVER
+from mapstate.serializers.tiles import Tiles, Undo, undo_of
 from mapstate.spark.driver.access_interface import QueryRun
+from mapstate.spark.driver.window_rows import TILE
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -135,7 +140,54 @@ def _null_as_no_text(_around_nulls: Any) -> Any:
     return as_empty
 
 
+def _only_tiles_with_rows(_undo_of: Any) -> Any:
+    def undo(before: Tiles, after: Tiles) -> Undo:
+        found = undo_of(before, after)
+        kept = [at for at, start in enumerate(found.back.starts) if start in after.starts]
+        columns = [[column[at] for at in kept] for column in found.back.columns]
+        return Undo(found.gone, Tiles([found.back.starts[at] for at in kept], columns))
+
+    return undo
+
+
+def _folded_by_own_rows(make_fields: Any) -> Any:
+    class Fields(TileFields):
+        kept: Any = None
+
+        def combine_all(self, bases: Any, partials: Any) -> Any:
+            definition = self.kept.definition
+            newest = max(start for partial in partials for start in partial.starts)
+            due = newest - (definition.lag + definition.retention) // definition.unit
+            given = self._tiling
+            self._tiling = Tiling(definition, max(self.kept.horizon, due))
+            try:
+                return super().combine_all(bases, partials)
+            finally:
+                self._tiling = given
+
+    def made(state: Any, record: Any) -> Any:
+        fields = make_fields(state, record)
+        fields.__class__, fields.kept = Fields, record.rolling
+        return fields
+
+    return made
+
+
+def _rows_as_they_come(_of: Any) -> Any:
+    def of(grouping: Any, batch_df: Any) -> Any:
+        if grouping.partials is not None:
+            return batch_df.groupBy(*grouping.keys, TILE).agg(*grouping.values).repartition(1)
+        return batch_df.select(*grouping.keys, TILE, *grouping.values).repartition(1)
+
+    return of
+
+
+def _late_for_the_horizon(_first_time: Any) -> Any:
+    return lambda record: NEVER if record.horizon == NEVER else record.definition.time(record.horizon)
+
+
 _BATCH, _REPEATS = "mapstate.spark.driver.batch", "mapstate.spark.driver.repeats"
+_ROLLING = "mapstate.spark.driver.rolling"
 _TRANSITIONS, _OPENING = "mapstate.protocol.transitions", "mapstate.protocol.opening"
 
 MUTANTS = [
@@ -172,6 +224,16 @@ MUTANTS = [
     Mutant("a batch may start anywhere", _TRANSITIONS, "check_follows", _always(None)),
     Mutant("a batch that is older than the state is a replay", _TRANSITIONS, "_already_committed", _never_stale),
     Mutant("a state is adopted by every query, from any start", _OPENING, "_with_owner", _adopted_unasked),
+    Mutant("an undo has only the tiles that got rows", "mapstate.serializers.tiles", "undo_of", _only_tiles_with_rows),
+    Mutant("an attempt folds by its own rows", _ROLLING, "RollingState.make_fields", _folded_by_own_rows),
+    Mutant("a restart may have any window more", "mapstate.protocol.rolling", "RollingRecord.missing", _always([])),
+    Mutant("the rows of a key are no neighbours", _ROLLING, "RollingGrouping.of", _rows_as_they_come),
+    Mutant(
+        "rows before the horizon are set aside",
+        "mapstate.protocol.rolling",
+        "RollingRecord.first_time",
+        _late_for_the_horizon,
+    ),
     Mutant("a null in a key is an empty text", "mapstate.keys", "_around_nulls", _null_as_no_text),
 ]
 """A guard that is built anew gets its mutant in the same commit."""

@@ -39,8 +39,13 @@ def _smaller(job: Job) -> Iterator[Job]:
         for smaller in _smaller_step(step):
             yield replace(job, steps=(*job.steps[:at], smaller, *job.steps[at + 1 :]))
     for at, state in enumerate(job.states):
-        for simpler in _simpler(state, followed=False, window=None, lag=0, type="opaque", keys=("s",)):
+        for simpler in _simpler(state, followed=False, window=None, lag=0, type="opaque", keys=("s",), rolling=None):
             yield replace(job, states=(*job.states[:at], simpler, *job.states[at + 1 :]))
+        if state.rolling is not None:
+            fewer = _simpler(state.rolling, start=0, retention=0, ahead=None)
+            for rolling in (*_shorter(state.rolling, "windows", 2), *fewer):
+                other = replace(state, rolling=rolling)
+                yield replace(job, states=(*job.states[:at], other, *job.states[at + 1 :]))
 
 
 def _smaller_step(step: Step) -> Iterator[Step]:
@@ -55,6 +60,7 @@ def _smaller_step(step: Step) -> Iterator[Step]:
     elif isinstance(step, Start):
         yield from _simpler(step, killed=False, fault=None, at_once=False)
         yield from _shorter(step, "options", 0)
+        yield from _shorter(step, "changed", 0)
         for habit in _simpler(step.habit, **vars(Habit())):
             yield replace(step, habit=habit)
 

@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["COLUMNS", "KEYS", "SCHEMA", "Row", "equal_key", "plain", "random_rows", "shown", "write_file"]
+__all__ = ["BASE", "COLUMNS", "KEYS", "SCHEMA", "Row", "equal_key", "plain", "random_rows", "shown", "write_file"]
 
 _MOMENT = dt.datetime(2026, 11, 22, 10, 0, 0, 1, tzinfo=dt.UTC)
+BASE = 1_577_836_800
+"""The time 0 of the column ``t``, as a number of seconds, in the column ``moment``."""
+
 _STRUCT = pa.struct([("id", pa.int32()), ("name", pa.string())])
 
 COLUMNS: dict[str, tuple[str, pa.DataType, tuple[Any, ...]]] = {
@@ -37,20 +40,27 @@ COLUMNS: dict[str, tuple[str, pa.DataType, tuple[Any, ...]]] = {
 """Columns that can be keys: the type for Spark, that for Arrow, and the values."""
 
 KEYS = tuple(COLUMNS)
-SCHEMA = ", ".join(f"{name} {ddl}" for name, (ddl, _, _) in COLUMNS.items()) + ", t bigint, v bigint"
-_ARROW = pa.schema([(name, kind) for name, (_, kind, _) in COLUMNS.items()] + [("t", pa.int64()), ("v", pa.int64())])
+SCHEMA = ", ".join(f"{name} {ddl}" for name, (ddl, _, _) in COLUMNS.items()) + ", t bigint, v bigint, moment timestamp"
+_ARROW = pa.schema(
+    [(name, kind) for name, (_, kind, _) in COLUMNS.items()]
+    + [("t", pa.int64()), ("v", pa.int64()), ("moment", pa.timestamp("us", "UTC"))]
+)
 
 
 class Row(NamedTuple):
-    """A row: its key columns by name, its time, and its value. Columns that are left out are null."""
+    """A row: its key columns by name, its time, and its value. Columns that are left out are null.
+
+    Only states with rolling windows are given rows without a time.
+    """
 
     keys: tuple[tuple[str, Any], ...]
-    t: int
+    t: int | None
     v: int
 
     def as_dict(self) -> dict[str, Any]:
         """The row with all of its columns."""
-        return dict.fromkeys(KEYS) | dict(self.keys) | {"t": self.t, "v": self.v}
+        moment = None if self.t is None else dt.datetime.fromtimestamp(BASE, dt.UTC) + dt.timedelta(seconds=self.t)
+        return dict.fromkeys(KEYS) | dict(self.keys) | {"t": self.t, "v": self.v, "moment": moment}
 
 
 def random_rows(chance: random.Random, columns: Sequence[str], low: int, most: int) -> tuple[Row, ...]:

@@ -86,6 +86,7 @@ class Start(Step):
     """The queries run until they have read all files, and what an error advises is done until they end well.
 
     ``killed``: it runs in a process of its own, and the fault is a real SIGKILL. ``at_once``: its files are one batch.
+    ``changed`` are states of the job that are declared so from here on.
     """
 
     habit: Habit = field(default_factory=Habit)
@@ -93,6 +94,7 @@ class Start(Step):
     fault: Break | Dies | Trips | None = None
     killed: bool = False
     at_once: bool = False
+    changed: tuple[State, ...] = ()
 
     def do(self, world: World) -> None:
         settle(world, self)
@@ -101,7 +103,8 @@ class Start(Step):
         options = "".join(f", {name}={value!r}" for name, value in self.options)
         fault = "" if self.fault is None else f", {'SIGKILL at ' * self.killed}{self.fault}"
         at_once = ", all files in one batch" * self.at_once
-        return [f"start{options}{fault}{at_once}, with def each_batch(rows, batch_id):"] + [
+        changed = [f"from here on: {state}" for state in self.changed]
+        return [*changed, f"start{options}{fault}{at_once}, with def each_batch(rows, batch_id):"] + [
             f"    {line}" for line in self.habit.lines(gives)
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 from fuzz.habits import Built, DiedError, State, build, run_habit
 from fuzz.killed import kill
+from fuzz.rolling import differences
 from fuzz.rows import COLUMNS, SCHEMA, Row, equal_key, plain, write_file
 from fuzz.steps import Break, Dies, Job, Start, Trips
 from mapstate import open_reader
@@ -31,6 +33,7 @@ from mapstate.testing import Begins, Commits, Fail, FaultyBackend
 
 __all__ = ["EVENTS", "FailureError", "Query", "RefusedError", "Run", "World"]
 
+_AGAIN = ".again"
 SECONDS = 120
 """In which a run of a few batches has to end."""
 
@@ -71,6 +74,9 @@ class Query:
         self.folder = folder / f"query-{number}"
         self.folder.mkdir()
         self.states = tuple(replace(state, name=f"q{number}.{state.name}") for state in job.states)
+        self.number = number
+        self.declared: dict[str, list[State]] = {}  # with rolling windows: as they were and are, the present one last
+        self.declare(self.states)
         self.checkpoint: Path = self.folder / "checkpoint"
         self.copy: Path | None = None
         self.newer: Path | None = None  # of a checkpoint that was set aside: an operator can put it back
@@ -100,6 +106,26 @@ class Query:
         fields = ("u.id", "u.name") if self.by_fields else ("u",)
         keys = ([name for key in one.keys for name in (fields if key == "u" else (key,))] for one in self.states)
         return [replace(one, keys=tuple(names)) for one, names in zip(self.states, keys, strict=True)]
+
+    def declare(self, changed: Sequence[State]) -> None:
+        """The code declares these states so from here on."""
+        now = {state.name: state for state in changed}
+        self.states = tuple(now.get(state.name, state) for state in self.states)
+        for state in self.states:
+            before = self.declared.setdefault(state.name, [])
+            if state.rolling and before[-1:] != [state]:
+                before.append(state)
+
+    def declare_again(self, changed: Sequence[State]) -> None:
+        """As `declare`, of states by the names that the job gives them."""
+        by_name = {state.name.removesuffix(_AGAIN): state.name for state in self.states}
+        own = ((f"q{self.number}.{state.name}", state) for state in changed)
+        self.declare([replace(state, name=by_name[name]) for name, state in own if name in by_name])
+
+    def name_others(self) -> None:
+        """Name other states in place of these."""
+        self.states = tuple(replace(state, name=state.name + _AGAIN) for state in self.states)
+        self.declare(())
 
     def copy_checkpoint(self) -> None:
         if self.checkpoint.exists():
@@ -159,7 +185,7 @@ class World:
         self.counted: int = 0  # files that the states have to hold
         self.expired = 0  # of these, those whose records had a ttl and expired
         self.by_hand: list[Row] = []  # rows that no file has
-        self.lags = {state.lag for state in job.states}
+        self.lags = {state.lag for state in job.states if not state.rolling} or {0}
         self.ttl: float | None = None
         self.says_ttl = False  # a start has warned that a ttl does not hold for all records
         self.store_copy: tuple[Path, list[Row]] | None = None
@@ -180,7 +206,7 @@ class World:
         """As many files with a row that every function gives to its states, and no window calls late."""
         value = {name: next(one for one in values if one is not None) for name, (_, _, values) in COLUMNS.items()}
         columns = sorted({column for state in self.job.states for column in state.keys})
-        latest = max((row.t for file in self.files for row in file), default=0)
+        latest = max((row.t for file in self.files for row in file if row.t is not None), default=0)
         for _ in range(count * len(self.sources)):
             self.add_file((Row(tuple((name, value[name]) for name in columns), latest, 9),))
 
@@ -192,6 +218,8 @@ class World:
         options = dict(step.options)
         self.ttl = (options | self.queries[0].options).get("ttl")
         self.lags |= {options["lag"]} if "lag" in options else set()
+        for query in self.queries:
+            query.declare_again(step.changed)
         if step.killed:
             return self._start_and_kill(step)
         with self._warnings():
@@ -434,6 +462,9 @@ class World:
         for query in self.queries:
             by_hand = self.by_hand if query is self.queries[0] else []
             for state in query.states:
+                if state.rolling:
+                    self._check_rolling(query, state, by_hand)
+                    continue
                 found = self._contents(state.name, state.keys)
                 self._compare(query, state, found, by_hand)
                 if state.followed:
@@ -443,6 +474,14 @@ class World:
                         raise FailureError(
                             "wrong counts", f"{state.name}.by_rows holds {followed}, right is {dict(right)}"
                         )
+
+    def _check_rolling(self, query: Query, state: State, by_hand: list[Row]) -> None:
+        declared = [(one.rolling, one.lag) for one in query.declared[state.name] if one.rolling is not None]
+        rows = [row for file in self.files[: self.counted] for row in file if self._is_given(row)] + by_hand
+        chance = random.Random(f"{self.job.seed} {len(self.log)}")
+        found = differences(self.url, state.name, state.keys, declared, rows, chance, by_fields=query.by_fields)
+        for wrong in found:
+            raise FailureError("wrong counts", f"state {state.name} ({state}): {wrong}")
 
     def _contents(self, name: str, keys: Sequence[str]) -> dict[Any, Any]:
         try:
@@ -505,16 +544,18 @@ class World:
             rows = [row for row in file if is_given and (file is by_hand or self._is_given(row))]
             before = None if watermark is None or not state.window else watermark - watermark % state.window
             for row in rows:
-                if before is not None and row.t < before:
+                if before is not None and row.t is not None and row.t < before:
                     continue  # late
-                start = (row.t - row.t % state.window,) if state.window else ()
+                start = (row.t - row.t % state.window,) if state.window and row.t is not None else ()
                 value = right.setdefault(
                     start + equal_key(row, state.keys, by_fields=by_fields), {"rows": 0, "total": 0}
                 )
                 value["rows"] += 1
                 value["total"] += row.v
             watermark = max(
-                [row.t - lag for row in rows] + [mark for mark in (watermark,) if mark is not None], default=None
+                [row.t - lag for row in rows if row.t is not None]
+                + [mark for mark in (watermark,) if mark is not None],
+                default=None,
             )
         return right
 

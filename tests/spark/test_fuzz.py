@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from fuzz.generate import INGREDIENTS, random_job
 from fuzz.habits import Habit, State
 from fuzz.mutants import MUTANTS
 from fuzz.reduce import shortest
-from fuzz.rows import Row
+from fuzz.rolling import Rolling
+from fuzz.rows import BASE, Row
 from fuzz.run import play
 from fuzz.steps import AddFiles, Event, Job, Start
 
@@ -57,6 +59,43 @@ def test_rows_that_a_function_kept_for_a_run_that_failed_are_no_loss_of_the_stat
     files = AddFiles(tuple((row,) for row in rows))
     played = play(spark, Job(0, "memory", (State("state0", keys=("u",)),), (files, Start(Habit(gathers=True)))))
     assert played.verdict == "right", played
+
+
+_FILES = AddFiles(tuple((Row((("s", "a"),), t, 5), Row((("s", "a"),), t + 3, 2)) for t in (1, 20, 45, 70, 95)))
+_ROLLING = State("state0", lag=3, rolling=Rolling(((6, 2), (40, 20)), retention=4))
+
+
+def _changed(*windows: tuple[int, int]) -> Start:
+    return Start(changed=(replace(_ROLLING, rolling=Rolling(windows, retention=4)),))
+
+
+@pytest.mark.parametrize(
+    ("windows", "is_refused"),
+    [(((6, 2), (40, 20), (38, 2)), True), (((6, 2), (40, 20), (0, 0)), True), (((40, 20),), False)],
+    ids=["a window more", "a lifetime more", "a window less"],
+)
+def test_windows_that_a_restart_changes_are_right_or_refused_before_advice_helps(spark, windows, is_refused):
+    played = play(spark, Job(0, "sqlite", (_ROLLING,), (_FILES, Start(), _FILES, _changed(*windows))))
+    assert played.verdict == "right", played
+    assert any("StateSchemaError" in line for line in played.log) == is_refused, played.log
+
+
+def test_rows_that_are_set_aside_are_in_no_window():
+    rolling = Rolling(((10, 2), (0, 0)), "moment")
+    rows = [Row((), t, 1) for t in (None, 10**10, -50, 3, 4, 5)]
+    (value,) = rolling.right(rows, (), BASE + 5, BASE + 5, by_fields=False).values()
+    assert value == {"rows_10_seconds": 2, "total_10_seconds": 2, "rows_lifetime": 3, "total_lifetime": 3}
+
+
+@pytest.mark.parametrize("column", ["t", "moment"])
+def test_windows_that_hold_other_rows_are_found(spark, monkeypatch, column):
+    """As of a time, with a watermark, and in the windows of all keys."""
+    state = replace(_ROLLING, rolling=replace(_ROLLING.rolling, time=column))
+    right = Rolling.right
+    job = Job(0, "memory", (state,), (_FILES, Start()))
+    assert play(spark, job).verdict == "right"
+    monkeypatch.setattr(Rolling, "right", lambda self, rows, *asked, **named: right(self, rows[:-1], *asked, **named))
+    assert play(spark, job).verdict == "wrong counts"
 
 
 def test_a_failing_job_with_a_struct_is_reduced_like_any_other():
