@@ -256,10 +256,14 @@ def test_a_task_reads_each_record_once_and_refuses_times_that_are_gone(site, mon
     asked: list[Any] = []
     read = CommittedReads.read
     monkeypatch.setattr(CommittedReads, "read", lambda self, texts: (asked.extend(texts), read(self, texts))[1])
-    chunks = [[("x", 75), ("x", 80)], [("x", 101), ("x", 105), ("y", 75)], [("y", 80), ("z", 80), ("z", None)]]
+    chunks = [
+        [("w", 75), ("x", 75), ("x", 80)],
+        [("x", 101), ("x", 105), ("y", 75)],
+        [("y", 80), ("z", 80), ("z", None)],
+    ]
     found = [[one and one["rows_lifetime"] for one in state.as_of(chunk)] for chunk in chunks]
-    assert found == [[1, 1], [1, 3, 1], [1, None, None]]
-    assert len(asked) == len(set(asked)) == 3
+    assert found == [[None, 1, 1], [1, 3, 1], [1, None, None]]
+    assert len(asked) == len(set(asked)) == 4
     with pytest.raises(errors.WindowGoneError):
         state.as_of([("x", 80), ("x", 74)])
     state.close()
