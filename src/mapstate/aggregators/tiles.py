@@ -110,6 +110,12 @@ class TileFields(Fields):
         )
 
 
+def assembled(fields: Fields, columns: list[list[list[Any]]]) -> list[list[Any]]:
+    """The partials of each field, from its native columns."""
+    natives: list[Any] = fields.aggregators
+    return [one.assemble(own) for one, own in zip(natives, columns, strict=True)]
+
+
 class Answers:
     """What readers see of tiles: a column for each field and window, as plain values that `fields` shows.
 

@@ -208,8 +208,8 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 
 _encoder = msgspec.json.Encoder()
-_NULLS = ("ttl", "windows", "changes", "rolling", "taken", "newest")
-_DEFAULTS = (*(f',"{name}":null'.encode() for name in _NULLS), b',"height":0', b',"is_part":false')
+_NULLS = b"ttl windows changes rolling taken newest".split()
+_DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), b',"height":0', b',"is_part":false')
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:

@@ -64,13 +64,8 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
     if rolling is not None or opening.rolling is not None:
         rolling = rolling_windows_asked_for(ledger, opening)
     changes = _changes(ledger.changes, opening, ledger.next_txid)
-    ledger = msgspec.structs.replace(
-        _with_fields(ledger, opening),
-        windows=windows,
-        changes=changes,
-        rolling=rolling,
-        format=format_of(windows, changes, rolling),
-    )
+    ledger, form = _with_fields(ledger, opening), format_of(windows, changes, rolling)
+    ledger = msgspec.structs.replace(ledger, windows=windows, changes=changes, rolling=rolling, format=form)
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
     if ledger.has_had_ttl and opening.ttl is None:

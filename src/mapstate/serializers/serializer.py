@@ -42,10 +42,10 @@ class Serializer(ABC):
 
 
 class RecordCodec:
-    """Encode and decode the records of one state, a chunk at a time.
+    """Encode and decode the records of one state, a chunk at a time. Every task and every reader makes one.
 
-    ``field_counts`` is the ledger's: by its txid, a record from before a field was added has fewer values. Records of a
-    state with rolling windows are ``in_tiles``. Every task and every reader makes a codec.
+    ``field_counts`` is the ledger's: by its txid, a record from before a field was added has fewer values. Records of
+    rolling windows are ``in_tiles``.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class RecordCodec:
     ) -> None:
         self._state = state
         self._encode_all = serializer.encode_all
-        self._in_tiles = in_tiles
         form, make = WireForm(serializer.float_words, serializer.native), TileLayout if in_tiles else _Layout
         self._layouts: list[tuple[int, Any]] = [
             (txid, make(serializer.decoder, form, state_type, fields[:count])) for txid, count in field_counts
@@ -140,7 +139,7 @@ class RecordCodec:
     def _widen(self, value: Any, count: int) -> Any:
         if value is None:
             return None
-        if self._in_tiles:
+        if isinstance(self._now, TileLayout):
             return value.widened(self._fields)
         if count == 1:
             value = value if value == (None,) else (value,)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mapstate.aggregators.folding import Folding, check_type
+from mapstate.aggregators.tiles import assembled
 from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room
@@ -31,10 +32,9 @@ class RollingTask(TimedTask):
     aggregated, there is one for each tile.
     """
 
-    in_tiles = True
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(beside=1, place=len(settings["keys"]), **settings)
+        self.in_tiles = True
 
     def note(self, found: WindowReport, outside: int, beside: Sequence[pa.Array], places: pa.Array) -> None:  # noqa: ARG002
         found.late += outside
@@ -65,8 +65,7 @@ class RollingTask(TimedTask):
             for size in sizes:
                 per_field.append(partials[at : at + size])
                 at += size
-            natives: list[Any] = self.fields.aggregators
-            yield texts, tiles, [one.assemble(own) for one, own in zip(natives, per_field, strict=True)], rows
+            yield texts, tiles, assembled(self.fields, per_field), rows
 
     def _folded_parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
         """Raw rows: those of a tile are folded in Python."""

@@ -51,8 +51,6 @@ class BatchTask:
     has the values before the batch.
     """
 
-    in_tiles = False
-
     def __init__(
         self,
         *,
@@ -79,6 +77,7 @@ class BatchTask:
         self.old_values = old_values
         self.rows_of = rows_of
         self.version = VERSION
+        self.in_tiles = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Applies the partition; yields new values, where asked for, and at the end the report."""
@@ -109,8 +108,7 @@ class BatchTask:
             if report.lost_claim:
                 return
         with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
-            fields = None if self.in_tiles else self.fields.fields
-            room = Room(fields, self.spec.chunk_size, self.spec.chunk_bytes)
+            room = Room(None if self.in_tiles else self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
             state = self._map_state(SerializedMap(writer, self._codec(), room))
             state.begin_commit(self.txid)  # without a commit of the map: the ledger commits, on the driver
             counted = self.counted(batches, report)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.folding import Folding
-from mapstate.aggregators.tiles import Answers
+from mapstate.aggregators.tiles import Answers, assembled
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.windows import NEVER, WindowCommit
@@ -147,7 +147,7 @@ class HistoryTask:
             return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
         ends = list(accumulate(self._widths))
         per_field = [columns[end - width : end] for end, width in zip(ends, self._widths, strict=True)]
-        return zip(*self._fields.assembled(per_field), strict=True)
+        return zip(*assembled(self._fields, per_field), strict=True)
 
     def _beside(self, rows: Sequence[pa.Array], asked: Sequence[tuple[Any, int]]) -> pa.RecordBatch:
         answers = self._answers
