@@ -135,4 +135,6 @@ def _changed(state: State, chance: random.Random) -> State:
             length = step = 0
         if length not in {known for known, _ in windows} and step <= length:
             windows.append((length, step))
-    return replace(state, rolling=replace(rolling, windows=tuple(windows)))
+    changed = replace(rolling, windows=tuple(windows))
+    are_multiples = all(step % changed.unit == 0 for _, step in windows)
+    return replace(state, rolling=changed) if are_multiples else state
