@@ -50,17 +50,21 @@ def with_rolling_windows(job: Job, chance: random.Random, without: Collection[st
         else:
             steps.append(step)
     gathers = any(isinstance(step, Start) and step.habit.gathers for step in steps)
-    if chance.random() < 0.25 and not gathers:
-        steps += _taken_back(steps)
+    luck = 1.0 if gathers else chance.random()
+    if luck < 0.25:
+        taken_back = Event("the last batch is taken back: mapstate rollback, mapstate rewind")
+        steps += [_later(steps), Start(), taken_back, Start()]
+    elif luck < 0.45 and "changed windows" not in without:
+        used.add("changed windows")
+        at = chance.choice([at for at, state in enumerate(states) if state.rolling])
+        steps += [_later(steps), Start(changed=(_changed(states[at], chance),))]
     return replace(job, steps=tuple(steps)), used
 
 
-def _taken_back(steps: Sequence[Step]) -> list[Step]:
-    """The last files come again with later times, as a batch that is taken back: what it joined is as it was."""
+def _later(steps: Sequence[Step]) -> AddFiles:
+    """The last files again, with later times."""
     *_, last = (step for step in steps if isinstance(step, AddFiles))
-    later = tuple(tuple(row._replace(t=(row.t or 0) + 12) for row in rows) for rows in last.files)
-    taken_back = Event("the last batch is taken back: mapstate rollback, mapstate rewind")
-    return [AddFiles(later), Start(), taken_back, Start()]
+    return AddFiles(tuple(tuple(row._replace(t=(row.t or 0) + 12) for row in rows) for rows in last.files))
 
 
 def _drawn(chance: random.Random) -> Rolling:
@@ -131,7 +135,7 @@ def _changed(state: State, chance: random.Random) -> State:
         length, step = chance.choice(windows) if chance.random() < 0.6 else (80, unit)
         longest, step = length or 80, (step or unit) * chance.choice((1, 1, 2))
         length = chance.randint(min(step, longest), longest)
-        if chance.random() < 0.1:
+        if chance.random() < 0.2:
             length = step = 0
         if length not in {known for known, _ in windows} and step <= length:
             windows.append((length, step))
