@@ -60,6 +60,7 @@ WITHOUT_WINDOWS: dict[str, Callable[[Any], Any]] = {
     "get": lambda reader: reader.get("a"),
     "multi_get": lambda reader: reader.multi_get(["a", "nobody"]),
     "multi_get_as_of": lambda reader: reader.multi_get_as_of(["nobody"]),
+    "answer": lambda reader: reader.answer(["nobody"]).values,
     "key_count": lambda reader: reader.key_count(),
     "count_keys": lambda reader: reader.count_keys(),
     "scan": lambda reader: list(reader.scan()),

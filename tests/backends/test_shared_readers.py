@@ -325,6 +325,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {  # of those of a reader's methods that
     "get": ("a",),
     "multi_get": (["a"],),
     "multi_get_as_of": (["a"],),
+    "answer": (["a"],),
     "found": (["a"],),
     "window": (1,),
     "parts": (1,),
