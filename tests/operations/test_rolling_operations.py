@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from mapstate import open_reader
 from mapstate.backends import resolve
+from mapstate.batch_report import BatchReport
 from mapstate.cli.commands import app
 from mapstate.cli.export import FORMATS
 from mapstate.errors import StateNotFoundError, UsageError, WindowGoneError
 from mapstate.operations.adopt import adopt
-from mapstate.operations.doctor import examine, recount
+from mapstate.operations.doctor import examine, recount, window_findings
 from mapstate.operations.drop import drop
 from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
@@ -163,6 +164,20 @@ def test_the_doctor_says_that_a_watermark_stands(url):
     )
     (found,) = [one for one in examine(url, "s") if one.subject == "watermark"]
     assert (found.severity, "the latest row is of 900" in found.found) == ("warning", True)
+
+
+def test_the_doctor_advises_nothing_that_is_refused_where_a_clock_is_wrong(url):
+    """The watermark of rolling windows is not put back."""
+    record = of_batches(url, windows=HOURS).record
+    assert record.last_commit is not None
+    done = msgspec.structs.replace(record.last_windows(), jump=9 * MINUTE)
+    record = msgspec.structs.replace(record, last_commit=msgspec.structs.replace(record.last_commit, windows=done))
+    numbers = dict.fromkeys(("keys_read", "keys_cached", "keys_written", "keys_skipped", "milliseconds"), 0)
+    reports = [BatchReport(batch_id=0, txid=1, attempt=1, rows=3, at="", rows_late=3, **numbers)]
+    found = {one.subject: one for one in window_findings(record, reports=reports)}
+    assert [found[name].severity for name in ("clock", "late rows")] == ["warning"] * 2
+    assert not [one for one in found.values() if "--back-to" in one.advice]
+    assert "are that clock and those of the sources right" in found["late rows"].advice
 
 
 # Export

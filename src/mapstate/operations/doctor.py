@@ -76,8 +76,7 @@ def examine(
         reports: list[BatchReport] = []
         findings = [*_capabilities(store), *_reports(store, ledger, reports), _dead(ledger), _last_batch(ledger)]
         windows = WindowReads(CommittedReads(store, state, "committed", {}))
-        named = None if ledger.windows is None else lambda *times: windows.named(None, *times)[1]
-        findings += window_findings(ledger, named=named, reports=reports)
+        findings += window_findings(ledger, named=lambda *times: windows.named(None, *times)[1], reports=reports)
         if isinstance(store, Scan):
             records = list(_records(store, ledger, on_page))
             findings += records
@@ -312,34 +311,39 @@ def window_findings(
     if kind is None:
         return
     present = number_of(dt.datetime.now(dt.UTC) if now is None else now)
-    named = named or (None if ledger.windows is None else ledger.windows.named)
+    advice = _BACK
+    if ledger.rolling is not None:
+        advice = (
+            "A row further beyond the driver's clock than ahead= counts in no window: are that clock and those of the "
+            "sources right? lateStream() has such rows."
+        )
     if kind != "bigint":
-        yield from _clock(done, present)
-    if named is None:
-        pass
-    elif kind != "bigint":
-        yield _future("present time", kind, [*named(present + 1, None)])
-    elif done.inputs:  # times that are numbers have no relation to a clock
-        latest = max(known.latest for known in done.inputs.values())
-        future = _future("latest time that counts", kind, [*named(latest + 1, None)])
-        yield from [future] if future.severity != "ok" else []
+        yield from _clock(done, present, advice)
+    if ledger.windows is not None:
+        named = named or ledger.windows.named
+        if kind != "bigint":
+            yield _future("present time", kind, [*named(present + 1, None)])
+        elif done.inputs:  # times that are numbers have no relation to a clock
+            latest = max(known.latest for known in done.inputs.values())
+            future = _future("latest time that counts", kind, [*named(latest + 1, None)])
+            yield from [future] if future.severity != "ok" else []
     if reports:
-        yield _late(reports[:_MOST])
+        yield _late(reports[:_MOST], advice)
     yield _inputs(ledger)
 
 
-def _clock(done: WindowCommit, now: int) -> Iterator[Finding]:
+def _clock(done: WindowCommit, now: int, advice: str) -> Iterator[Finding]:
     if done.jump or done.watermark > now + 60_000_000:
         jump, at = span_text(done.jump, "timestamp"), time_text(done.watermark, "timestamp")
         found = f"the driver's clock had jumped by {jump}, the watermark is {at}, now is {time_text(now, 'timestamp')}"
-        yield Finding("warning", "clock", found, "a clock that goes on evenly, and no watermark beyond it", _BACK)
+        yield Finding("warning", "clock", found, "a clock that goes on evenly, and no watermark beyond it", advice)
 
 
-def _late(reports: Sequence[BatchReport]) -> Finding:
+def _late(reports: Sequence[BatchReport], advice: str) -> Finding:
     rows, late = sum(report.rows for report in reports), sum(report.rows_late for report in reports)
     is_most = late * 2 > rows
     found = f"{late} of {rows} rows of the last {len(reports)} batches"
-    return Finding("warning" if is_most else "ok", "late rows", found, "few of the rows", _BACK if is_most else "")
+    return Finding("warning" if is_most else "ok", "late rows", found, "few of the rows", advice if is_most else "")
 
 
 def _future(point: str, kind: str, panes: Sequence[int]) -> Finding:

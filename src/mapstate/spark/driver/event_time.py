@@ -143,7 +143,7 @@ class TimedState(StateDriver):
         text = (
             f"state {self.spec.state!r}: the driver's clock is {span_text(jump, 'timestamp')} beyond where it should "
             "be since the last batch. Set it right and start the query again. If it is right, mapstate advance says "
-            "so: --to the present time, or --back-to."
+            f"so: --to the present time{', or --back-to' * (record.rolling is None)}."
         )
         if jump and is_first and windows.by_clock:
             raise ConfigurationError(f"{text} Nothing was written.")

@@ -65,7 +65,9 @@ class RollingState(TimedState):
             windows = None if done.commit is None else done.commit.windows
             self.branch.taken = None if windows is None else windows.taken
             return
-        kept = self._record = _rolling_of(record)
+        kept = self._record = record.rolling
+        if kept is None:
+            raise AssertionError("a state with rolling windows has a record of them")
         self.make_fields = partial(TileFields, tiling=kept.tiling)
         first, last = kept.first_time(), LATEST
         if self.windows.type == "timestamp" and self.windows.ahead is not None:
@@ -91,9 +93,3 @@ class RollingState(TimedState):
             newest=max(newest if last is None else [*newest, last], default=None),
         )
         return result
-
-
-def _rolling_of(record: LedgerRecord) -> RollingRecord:
-    if record.rolling is None:
-        raise AssertionError("a state with rolling windows has a record of them")
-    return record.rolling

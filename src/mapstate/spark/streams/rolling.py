@@ -18,7 +18,7 @@ from mapstate.spark.driver.job import Job, Windows
 from mapstate.spark.driver.rolling import RollingState
 from mapstate.spark.driver.window_rows import LateRows
 from mapstate.spark.steps.columns import check_unique, empty_frame
-from mapstate.spark.streams.grouped import InWindows, Windowable
+from mapstate.spark.streams.grouped import InWindows
 from mapstate.spark.streams.persistent_aggregate import PersistentAggregate
 from mapstate.spec import StateSpec
 
@@ -56,15 +56,16 @@ class RollingStream(InWindows["RollingAggregate"]):
         read = {name: self.schema[name].dataType.simpleString() for name in (windows.time, windows.source) if name}
         query, branch = self.stream.branch_of(replace(job, columns=dict(job.columns) | read, windows=windows))
         branch.make_driver = RollingState
-        return RollingAggregate(query, branch, empty_frame(self.stream.df, self.schema), self.stream)
+        late = self.stream.late(LateRows(windows, branch), query)
+        return RollingAggregate(query, branch, empty_frame(self.stream.df, self.schema), late=late)
 
 
 class RollingAggregate(PersistentAggregate):
     """The rolling windows that a stream keeps. See `PersistentAggregate`, and docs/features.md for what readers get."""
 
-    def __init__(self, query: Any, branch: Any, inside: Any, stream: Windowable) -> None:
-        super().__init__(query, branch, inside)
-        self._stream = stream
+    def __init__(self, *args: Any, late: Any) -> None:
+        super().__init__(*args)
+        self._late = late
 
     def lateStream(self) -> Any:
         """The rows that count in no window: without a time, more than ``ahead`` beyond the driver's clock, or too old.
@@ -72,10 +73,7 @@ class RollingAggregate(PersistentAggregate):
         Without a lifetime a row is too old that is before all windows. In a topology, a state on it counts jointly with
         the windows. A function on it runs at least once per batch, after the commit.
         """
-        windows = self.job.windows
-        if windows is None:
-            raise AssertionError("a RollingAggregate has windows")
-        return self._stream.late(LateRows(windows, self.branch), self.query)
+        return self._late
 
     def newValuesStream(self, *, old: bool = False) -> Never:  # noqa: ARG002
         """Not of rolling windows, whose values change as time goes on. Raises UsageError."""
