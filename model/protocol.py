@@ -143,8 +143,10 @@ class Protocol:
         return self._changed(lambda: ways_back.rollback(self.ledger(ledger)))
 
     def begin_vacuum(self, ledger: int, session: int, *, take_over: bool) -> ModelAttempt | int | Refused:
-        """See `upkeep.begin_vacuum`."""
-        return self._begun(lambda: upkeep.begin_vacuum(self.ledger(ledger), f"vacuum{session}", take_over=take_over))
+        """See `upkeep.begin_operator`."""
+        return self._begun(
+            lambda: upkeep.begin_operator(self.ledger(ledger), f"vacuum{session}", "vacuum", take_over=take_over)
+        )
 
     def has_attempt_at_work(self, ledger: int) -> bool:
         """Whether what is in flight was begun in the ledger's own epoch."""

@@ -122,7 +122,7 @@ def test_a_vacuum_that_was_killed_looks_orphaned_after_a_while(tmp_path, monkeyp
     job = Job(url)
     job.batch(a=1)
     monkeypatch.setattr(ledger, "now", lambda: ago(7200))
-    job.ledger.operator.begin_vacuum()
+    job.ledger.operator.begin_operator("vacuum")
     found = {one.subject: one for one in examine(url, "s")}["in flight"]
     assert (found.severity, "--take-over" in found.advice) == ("warning", True)
 

@@ -187,7 +187,7 @@ def test_states_of_one_stream_are_all_taken_back_or_all_marked():
 def test_a_part_is_marked_where_a_vacuum_began_since_the_ledger_was_read():
     place = store()
     ledgers = ended(place, None)
-    Ledger(place, "visits").begin_vacuum()
+    Ledger(place, "visits").begin_operator("vacuum")
     assert not ledgers.take_back(0)
     assert ledgers.records[0].last_commit.is_part
     with pytest.raises(IncompleteBatchError, match="counts only a part of batch 0"):

@@ -257,7 +257,7 @@ def test_a_vacuum_raises_and_closes_like_a_batch(store):
     ledger, attempt = start(store, 0)
     commit(ledger, attempt)
     operator = ledger.operator
-    attempt = operator.begin_vacuum()
+    attempt = operator.begin_operator("vacuum")
     assert store.at == [attempt.token] * 3
     operator.commit_vacuum(attempt.txid)
     assert store.at == [attempt.token._replace(closed=True)] * 3

@@ -30,7 +30,7 @@ from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin, commit
-from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
+from mapstate.protocol.upkeep import begin_operator, commit_vacuum
 from mapstate.protocol.upkeep import recount as recounted
 from mapstate.protocol.ways_back import rollback
 from mapstate.schema import Field, KeyField
@@ -50,7 +50,7 @@ def done(ledger: LedgerRecord, delta: int | None) -> LedgerRecord:
 
 
 def vacuumed(ledger: LedgerRecord, held: int, *, fenced: bool = True) -> LedgerRecord:
-    after, attempt = begin_vacuum(ledger, "s")
+    after, attempt = begin_operator(ledger, "s", "vacuum")
     return commit_vacuum(after, attempt.txid, held=held, fenced=fenced)
 
 
@@ -226,7 +226,7 @@ class Counts(RuleBasedStateMachine):
         if self.ledger.in_flight is not None and self.ledger.in_flight.epoch == self.ledger.epoch:
             return
         there = set(self.there())
-        self.ledger, attempt = begin_vacuum(self.ledger, "s")
+        self.ledger, attempt = begin_operator(self.ledger, "s", "vacuum")
         values = attempt.view.values(list(self.records.values()), attempt.txid)
         for (key, record), value in zip(list(self.records.items()), values, strict=True):
             if value is None:

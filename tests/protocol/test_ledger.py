@@ -104,7 +104,7 @@ def run_batch(ledger, batch_id):
 
 
 def run_vacuum(operator):
-    operator.commit_vacuum(operator.begin_vacuum().txid)
+    operator.commit_vacuum(operator.begin_operator("vacuum").txid)
 
 
 def stored(store):
@@ -187,7 +187,7 @@ def test_what_was_begun_in_one_incarnation_of_the_store_is_not_committed_in_the_
     ledger, vacuum = OneLedger.open(store, opening()), Ledger(store, "s")
 
     def begin():
-        return ledger.begin(1) if what == "batch" else vacuum.begin_vacuum(take_over=True)
+        return ledger.begin(1) if what == "batch" else vacuum.begin_operator("vacuum", take_over=True)
 
     def commit(attempt):
         ledger.commit(done(attempt)) if what == "batch" else vacuum.commit_vacuum(attempt.txid)
@@ -247,7 +247,7 @@ def test_a_recount_beside_a_vacuum_is_refused():
     store = Restarting()
     run_batch(OneLedger.open(store, opening()), 0)
     operators, vacuum = Ledger(store, "s"), Ledger(store, "s")
-    attempt = vacuum.begin_vacuum(take_over=True)
+    attempt = vacuum.begin_operator("vacuum", take_over=True)
     operators.remember()
     with pytest.raises(UsageError, match="has a vacuum in flight"):
         operators.recount(operators.record, 9)
@@ -305,7 +305,7 @@ def test_a_driver_that_is_overtaken_between_read_and_write_changes_nothing(store
 def test_a_vacuum_of_another_process_and_a_batch_that_begins_do_not_lose_each_other(store):
     driver = opened(store)
     run_batch(driver, 0)
-    vacuum = Ledger(store, "s").begin_vacuum()
+    vacuum = Ledger(store, "s").begin_operator("vacuum")
     attempt = driver.begin(1)  # knows nothing of it yet
     assert attempt.txid == vacuum.txid + 1
     with pytest.raises(FencedError):
@@ -397,7 +397,7 @@ STEPS = {
     "begin": lambda store, ledger: ledger.begin(ledger.record.owners["query-1"]),
     "commit": lambda store, ledger: ledger.commit(done(ledger.begin(2))),
     "rollback": lambda store, ledger: ledger.operator.rollback(),
-    "begin vacuum": lambda store, ledger: ledger.operator.begin_vacuum(),
+    "begin vacuum": lambda store, ledger: ledger.operator.begin_operator("vacuum"),
     "commit vacuum": lambda store, ledger: run_vacuum(ledger.operator),
 }
 
@@ -686,7 +686,7 @@ def test_a_new_ledgers_txids_come_from_the_clock(monkeypatch):
 def test_an_attempt_says_when_it_was_begun_and_one_of_an_older_mapstate_is_read_all_the_same(store):
     before = now()
     ledger = opened(store)
-    for begin in (lambda: ledger.begin(0), lambda: ledger.operator.begin_vacuum(take_over=True)):
+    for begin in (lambda: ledger.begin(0), lambda: ledger.operator.begin_operator("vacuum", take_over=True)):
         begin()
         in_flight = read_ledger(store, "s").in_flight
         assert before <= in_flight.at <= now()

@@ -263,7 +263,7 @@ def test_one_state_rolled_back_by_hand_takes_the_others_back_with_it(together):
 def test_a_state_that_cannot_be_rolled_back_is_an_error_that_says_why(apart):
     left_apart(apart)
     vacuum = Ledger(apart[0], NAMES[0])
-    vacuum.commit_vacuum(vacuum.begin_vacuum().txid)
+    vacuum.commit_vacuum(vacuum.begin_operator("vacuum").txid)
     before = [one.load() for one in apart]
     with pytest.raises(RollbackError, match=r"'by_user' is ahead of .*'by_page'.*can only be rolled back"):
         started(apart, 0)
@@ -328,7 +328,7 @@ def test_a_vacuum_beside_a_driver_that_commits_meanwhile_is_refused(urls):
     attempt = ledgers.begin(1)
     committed_in(ledgers, 0, commits(ledgers, attempt))
     with pytest.raises(FencedError, match="has changed"):
-        Ledger(stores[0], NAMES[0]).begin_vacuum(seen=seen)
+        Ledger(stores[0], NAMES[0]).begin_operator("vacuum", seen=seen)
 
 
 @pytest.mark.parametrize("place", ["together", "apart"])

@@ -158,7 +158,7 @@ class Job:
     def vacuum(self):
         """As a vacuum does it: what is dead becomes what it stands for, under a txid that will count."""
         operator = self.ledger.operator
-        attempt = operator.begin_vacuum()
+        attempt = operator.begin_operator("vacuum")
         codec = RecordCodec(serializer("json"), STATE, "opaque", (VISITS,), [(0, 1)])
         for page in list(self.store.scan(10)):
             keys = [key for key in page if key != LEDGER_KEY]
@@ -314,7 +314,7 @@ def test_a_vacuum_that_did_not_end_has_dropped_what_was_before_the_last_batch(ba
     job = Job(backend)
     job.batch({"a": 1})
     job.batch({"a": None})
-    job.ledger.operator.begin_vacuum()
+    job.ledger.operator.begin_operator("vacuum")
     with (
         StateReader(backend, STATE, "committed", {}, before=("query-1", 1)) as reader,
         pytest.raises(UsageError, match="began since"),
@@ -417,7 +417,7 @@ def test_a_key_purged_while_it_was_read_is_never_reported_absent_against_its_own
         job.batch({"a": None})
         del backend.store.records[text]
         operator = job.ledger.operator
-        operator.commit_vacuum(operator.begin_vacuum().txid)
+        operator.commit_vacuum(operator.begin_operator("vacuum").txid)
 
     with open_reader(between, STATE) as reader:
         between.store.before_records = [remove_and_purge_and_write_b]

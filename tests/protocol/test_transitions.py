@@ -27,7 +27,7 @@ from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin, commit
-from mapstate.protocol.upkeep import begin_vacuum, commit_vacuum
+from mapstate.protocol.upkeep import begin_operator, commit_vacuum
 from mapstate.protocol.ways_back import can_all_roll_back, give_up, rollback
 from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField
@@ -491,7 +491,7 @@ def test_rollback_leaves_what_counted_before_the_batch(before):
     if before == "adopted records":  # see `mapstate.operations.adopt`: no batch, and what is there counts
         ledger = msgspec.structs.replace(ledger, first_txid=0, last_txid=START - 1, next_txid=START)
     if before == "a vacuum":
-        ledger, attempt = begin_vacuum(with_batches(1), "v")
+        ledger, attempt = begin_operator(with_batches(1), "v", "vacuum")
         ledger = commit_vacuum(ledger, attempt.txid)
     batch_id = ledger.owners[ledger.owner]
     after = rollback(committed(began(ledger, batch_id)[0], batch_id))
@@ -511,7 +511,7 @@ def test_rollback_goes_one_step_and_only_while_nothing_has_begun_after_it():
     once = rollback(with_batches(3))
     attempt, _ = began(with_batches(3), 3)
     left_behind = opened(ledger=attempt, owner="query-2", on_new_owner="adopt")
-    vacuumed = begin_vacuum(with_batches(3), "vacuum")[0]
+    vacuumed = begin_operator(with_batches(3), "vacuum", "vacuum")[0]
     for ledger in (once, attempt, left_behind, vacuumed, commit_vacuum(vacuumed, START + 3), opened()):
         with pytest.raises(RollbackError):
             rollback(ledger)
@@ -546,7 +546,7 @@ def test_vacuum_is_an_attempt_with_a_txid_of_its_own_after_which_nothing_is_dead
     ledger, _ = began(with_batches(1), 1)
     ledger = committed(ledger, 1)
     before = ledger
-    ledger, attempt = begin_vacuum(ledger, "vacuum")
+    ledger, attempt = begin_operator(ledger, "vacuum", "vacuum")
     assert (attempt.txid, attempt.token) == (START + 3, FenceToken(1, START + 3, nonce="vacuum"))
     assert START + 1 not in attempt.view
     ledger = commit_vacuum(ledger, attempt.txid)
@@ -559,7 +559,7 @@ def test_vacuum_is_an_attempt_with_a_txid_of_its_own_after_which_nothing_is_dead
 
 
 def test_a_batch_that_begins_while_a_vacuum_runs_fences_it():
-    ledger, vacuum = begin_vacuum(with_batches(1), "vacuum")
+    ledger, vacuum = begin_operator(with_batches(1), "vacuum", "vacuum")
     ledger, attempt = began(ledger, 1)
     with pytest.raises(FencedError):
         commit_vacuum(ledger, vacuum.txid)
@@ -570,15 +570,17 @@ def test_a_batch_that_begins_while_a_vacuum_runs_fences_it():
 def test_vacuum_waits_until_nothing_is_in_flight():
     ledger, _ = began(with_batches(1), 1)
     with pytest.raises(UsageError):
-        begin_vacuum(ledger, "vacuum")
-    ledger, _ = begin_vacuum(opened(ledger=ledger), "vacuum")  # left behind by an older epoch: that one is fenced
+        begin_operator(ledger, "vacuum", "vacuum")
+    ledger, _ = begin_operator(
+        opened(ledger=ledger), "vacuum", "vacuum"
+    )  # left behind by an older epoch: that one is fenced
     with pytest.raises(UsageError):
         commit(ledger, ledger.session, done(ledger.in_flight.txid, 1))
 
 
 def test_vacuum_takes_over_where_the_driver_is_gone_and_fences_it_where_it_is_not():
     before, attempt = began(with_batches(1), 1)
-    ledger, vacuum = begin_vacuum(before, "vacuum", take_over=True)
+    ledger, vacuum = begin_operator(before, "vacuum", "vacuum", take_over=True)
     assert (ledger.epoch, vacuum.txid) == (before.epoch + 1, attempt.txid + 1)
     with pytest.raises(FencedError):
         commit(ledger, before.session, done(attempt.txid, 1))
@@ -590,13 +592,13 @@ def test_vacuum_takes_over_where_the_driver_is_gone_and_fences_it_where_it_is_no
 
 def test_rewrites_count_from_the_begin_of_a_vacuum_because_it_purges_before_its_end():
     before = with_batches(1)
-    ledger, _ = begin_vacuum(before, "vacuum")
+    ledger, _ = begin_operator(before, "vacuum", "vacuum")
     assert ledger.rewrites == before.rewrites + 1
 
 
 def test_without_a_fence_what_a_late_writer_brings_is_below_the_floor():
     ledger, late = began(with_batches(1), 1)
-    ledger, vacuum = begin_vacuum(opened(ledger=ledger), "vacuum")
+    ledger, vacuum = begin_operator(opened(ledger=ledger), "vacuum", "vacuum")
     ledger = commit_vacuum(ledger, vacuum.txid, fenced=False)
     assert ledger.floor == vacuum.txid
     assert ledger.view().values([OpaqueValue(late.txid, 1, None), OpaqueValue(vacuum.txid, 1, 1)], vacuum.txid) == [
@@ -610,7 +612,7 @@ def test_without_a_fence_what_a_late_writer_brings_is_below_the_floor():
 @pytest.mark.parametrize("kind", ["transactional", "non-transactional"])
 def test_only_opaque_states_are_vacuumed(kind):
     with pytest.raises(UsageError):
-        begin_vacuum(with_batches(1, kind), "vacuum")
+        begin_operator(with_batches(1, kind), "vacuum", "vacuum")
 
 
 # all of it, in any order
@@ -722,7 +724,7 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(finishes=st.booleans())
     def vacuum(self, finishes):
-        done = self.attempt(lambda: begin_vacuum(self.ledger, "vacuum"))
+        done = self.attempt(lambda: begin_operator(self.ledger, "vacuum", "vacuum"))
         if done is None:
             return
         txid = done[1].txid
@@ -831,7 +833,10 @@ def test_a_committed_batch_that_is_planned_anew_is_rolled_back_and_begun_in_one_
         (with_plans(FIRST, SECOND, kind="transactional"), "only opaque records"),
         (with_plans(FIRST, SECOND, kind="non-transactional"), "only opaque records"),
         (began(with_plans(FIRST, SECOND), 2)[0], "a later attempt has begun"),
-        (commit_vacuum(begin_vacuum(with_plans(FIRST, SECOND), "v")[0], START + 2), "a later attempt has begun"),
+        (
+            commit_vacuum(begin_operator(with_plans(FIRST, SECOND), "v", "vacuum")[0], START + 2),
+            "a later attempt has begun",
+        ),
         (with_plans(FIRST, planned(2, 4, 8, after=1)), "do not start at the same offsets"),
         (with_plans(FIRST, planned(2, 5, 8, after=0)), "do not start at the same offsets"),
     ],

@@ -722,7 +722,7 @@ def test_a_part_is_marked_where_a_vacuum_has_begun_in_a_state_that_follows(url, 
         run(spark, given, dies_behind_the_first_part(job()))
     follower = Ledger(opaque(url, "second").open(), "second")
     follower.load()
-    follower.begin_vacuum()
+    follower.begin_operator("vacuum")
     with pytest.raises(IncompleteBatchError, match=r"'visits' counts only a part of batch 0, 2 rows"):
         run(spark, given, job())
     run(spark, given, job(on_gap="accept"))

@@ -284,7 +284,7 @@ def test_no_state_of_a_topology_is_rolled_back_where_one_of_them_cannot_be(spark
     backup = days.copy()
     days.day(("ann", 10), ("fay", 11))
     days.restore(backup)
-    Ledger(opaque(urls[1], "by_size").open(), "by_size").begin_vacuum()
+    Ledger(opaque(urls[1], "by_size").open(), "by_size").begin_operator("vacuum")
     before = [ledger(urls[0], "by_user"), ledger(urls[1], "by_size")]
     with pytest.raises(ReplannedBatchError, match="state 'by_size'"):
         days.day(("gil", 12))
@@ -336,7 +336,7 @@ def test_nothing_is_rolled_back_where_a_state_that_follows_cannot_be(spark, visi
     backup = days.copy()
     days.day(("ann", 10), ("fay", 11))
     days.restore(backup)
-    Ledger(opaque(urls[stuck], names[stuck]).open(), names[stuck]).begin_vacuum()
+    Ledger(opaque(urls[stuck], names[stuck]).open(), names[stuck]).begin_operator("vacuum")
     before = [ledger(url, name) for url, name in zip(urls, names, strict=True)]
     with pytest.raises(ReplannedBatchError, match=f"state '{names[stuck]}'"):
         days.day(("gil", 12))

@@ -357,10 +357,9 @@ def _time(number: int, kind: str) -> str:
 def _in_flight(attempt: InFlight | None, epoch: int) -> str:
     if attempt is None:
         return "nothing"
-    name = "a vacuum" if attempt.batch_id is None else f"batch {attempt.batch_id}"
     since = f", begun at {attempt.at}" if attempt.at else ""
     orphaned = "" if attempt.epoch == epoch else ", of an earlier epoch: left behind"
-    return f"{name} as txid {attempt.txid}{since}{orphaned}"
+    return f"{attempt.name} as txid {attempt.txid}{since}{orphaned}"
 
 
 def _dead(dead: tuple[tuple[int, int], ...]) -> str:

@@ -121,7 +121,7 @@ def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
     expected = "nothing in flight, or a driver at work"
     if attempt is None or attempt.epoch != ledger.epoch:
         return Finding("ok", "in flight", "nothing", expected)
-    name = f"txid {attempt.txid} ({'a vacuum' if attempt.batch_id is None else f'batch {attempt.batch_id}'})"
+    name = f"txid {attempt.txid} ({attempt.name})"
     since = attempt.at or (ledger.last_commit.at if ledger.last_commit is not None else "")
     if not since:
         return Finding("ok", "in flight", f"{name}; the time of its begin is unknown", expected)
@@ -135,7 +135,7 @@ def _in_flight(ledger: LedgerRecord, reports: list[BatchReport]) -> Finding:
         return Finding("ok", "in flight", observed, expected)
     advice = "Is the job running? If its driver is gone, start it again: it goes on by itself."
     if attempt.batch_id is None:
-        advice = "Was a vacuum killed? The next batch leaves it behind, and so does mapstate vacuum --take-over."
+        advice = f"Was {attempt.name} killed? The next batch leaves it behind, and so does mapstate vacuum --take-over."
     return Finding("warning", "in flight", f"{observed}: the attempt seems orphaned", expected, advice)
 
 

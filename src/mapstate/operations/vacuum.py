@@ -30,7 +30,7 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
-from mapstate.protocol.upkeep import begin_vacuum, check_vacuum
+from mapstate.protocol.upkeep import begin_operator, check_vacuum
 
 _log = logging.getLogger("mapstate")
 
@@ -96,7 +96,7 @@ def vacuum(
         read_ledger(store, state)  # raises the better error if there is no ledger
         ledger = Ledger(store, state)
         seen = ledger.remember()
-        begin_vacuum(seen, "", take_over=take_over)  # refuses before any record is read
+        begin_operator(seen, "", "vacuum", take_over=take_over)  # refuses before any record is read
         # Without a fence a late writer may still put an orphaned record after its key was read.
         if (
             (fenced or not seen.dead)
@@ -114,7 +114,7 @@ def vacuum(
             for _ in record_pages(store, page_size, index=True):
                 pass
         apart = seen.last_commit is not None and seen.last_commit.apart_from
-        attempt = ledger.begin_vacuum(take_over=take_over, seen=seen if apart else None)
+        attempt = ledger.begin_operator("vacuum", take_over=take_over, seen=seen if apart else None)
         record = ledger.record
         with writer_of(store, attempt.token) as writer:
             cleaned = _cleaned(store, record, attempt.txid, page_size, on_page, writer=writer)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from mapstate.protocol import upkeep, ways_back
-from mapstate.protocol.ledger_record import Attempt, LedgerRecord, now
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OperatorKind, now
 from mapstate.protocol.ledgers import HeldLedger, change_all
 
 
@@ -22,13 +22,15 @@ class Ledger(HeldLedger):
         """Mark what counts of a batch that came in parts; the next `begin` refuses it. See `ways_back.take_back`."""
         self._change(lambda before: ways_back.take_back(before, batch_id, can_roll_back=False))
 
-    def begin_vacuum(self, *, take_over: bool = False, seen: LedgerRecord | None = None) -> Attempt:
-        """See `upkeep.begin_vacuum`."""
+    def begin_operator(
+        self, kind: OperatorKind, *, take_over: bool = False, seen: LedgerRecord | None = None
+    ) -> Attempt:
+        """See `upkeep.begin_operator`."""
         session, at = secrets.token_hex(8), now()
         attempts: list[Attempt] = []
 
         def begun(before: LedgerRecord) -> LedgerRecord:
-            after, attempt = upkeep.begin_vacuum(before, session, take_over=take_over, at=at, seen=seen)
+            after, attempt = upkeep.begin_operator(before, session, kind, take_over=take_over, at=at, seen=seen)
             attempts.append(attempt)
             return after
 
@@ -37,7 +39,7 @@ class Ledger(HeldLedger):
         return attempts[-1]
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None) -> None:
-        """See `upkeep.commit_vacuum`. Raises StoreRestartedError if the store restarted since `begin_vacuum`."""
+        """See `upkeep.commit_vacuum`. Raises StoreRestartedError if the store restarted since `begin_operator`."""
         self.close_fences()
         self._change(lambda before: upkeep.commit_vacuum(before, txid, fenced=fenced, held=held), same_incarnation=True)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,9 @@ CONTROL_MARK = b'{"control":'
 """How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
 
 _EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
+
+OperatorKind = Literal["vacuum", "forget", "correction"]
+"""What an operator's attempt does."""
 
 DROPPER = "mapstate drop"
 """The owner in the ledger of a state that is being removed. No query has such an id."""
@@ -81,8 +84,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that may write while its epoch is the ledger's. A vacuum has no batch id.
+    """An attempt that may write while its epoch is the ledger's. An operator's has no batch id.
 
+    ``kind``   what an operator's attempt does. In the JSON unless it is a vacuum
     ``nonce``  a random name, because a store that was put back gives out the same epoch and txid again
     ``at``     the time of its begin, ISO 8601 in UTC; for people only, no rule uses it
     ``is_part``  of a transactional batch that came in parts: it is not begun again. In the JSON only if so
@@ -95,6 +99,12 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
     at: str = ""
     plan: PlanDigest | None = None
     is_part: bool = False
+    kind: OperatorKind = "vacuum"
+
+    @property
+    def name(self) -> str:
+        """What it is, in a sentence."""
+        return f"a {self.kind}" if self.batch_id is None else f"batch {self.batch_id}"
 
 
 _STORED_NAMES = {"last_commit": "committed", "field_counts": "layouts"}
@@ -209,7 +219,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 _encoder = msgspec.json.Encoder()
 _NULLS = b"ttl windows changes rolling taken newest".split()
-_DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), b',"height":0', b',"is_part":false')
+_DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), b',"height":0', b',"is_part":false', b',"kind":"vacuum"')
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:

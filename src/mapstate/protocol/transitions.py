@@ -158,14 +158,14 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},
         last_txid=done.txid,
-        dead=_dead_up_to(ledger, done.txid),
+        dead=dead_up_to(ledger, done.txid),
         windows=windows,
         changes=None if ledger.changes is None else ledger.changes.committed(panes or PaneChange()),
         format=format_of(windows, ledger.changes, ledger.rolling),
     )
 
 
-def _dead_up_to(ledger: LedgerRecord, txid: int) -> tuple[tuple[int, int], ...]:
+def dead_up_to(ledger: LedgerRecord, txid: int) -> tuple[tuple[int, int], ...]:
     """``dead`` after a commit: every txid between two commits was begun and does not count."""
     low = max(ledger.first_txid, ledger.floor) if ledger.last_txid is None else ledger.last_txid + 1
     return (*ledger.dead, (low, txid - 1)) if low < txid else ledger.dead

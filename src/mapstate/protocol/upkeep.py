@@ -2,57 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from mapstate.errors import FencedError, UsageError
-from mapstate.protocol.ledger_record import DROPPER, Attempt, Commit, InFlight, LedgerRecord
+from mapstate.protocol.ledger_record import DROPPER, Attempt, Commit, InFlight, LedgerRecord, OperatorKind
 from mapstate.protocol.rolling import RollingRecord
-from mapstate.protocol.transitions import check_in_flight
+from mapstate.protocol.transitions import check_in_flight, dead_up_to
 from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField, time_text
 
 
-def begin_vacuum(
-    ledger: LedgerRecord, session: str, *, take_over: bool = False, at: str = "", seen: LedgerRecord | None = None
+def begin_operator(
+    ledger: LedgerRecord,
+    session: str,
+    kind: OperatorKind,
+    *,
+    take_over: bool = False,
+    at: str = "",
+    seen: LedgerRecord | None = None,
 ) -> tuple[LedgerRecord, Attempt]:
-    """Start an attempt that rewrites orphaned records, with a txid of its own and through the fence.
+    """Start an operator's attempt between two batches, with a txid of its own and through the fence.
 
-    A batch that begins meanwhile fences the vacuum, without harm.
+    A batch that begins meanwhile fences it, without harm.
 
     Args:
         ledger: The state's ledger.
         session: A new random name.
+        kind: What it does.
         take_over: Leave an attempt in flight behind and fence its driver, as a restart would.
         at: The present time, for people.
         seen: The ledger under which the caller read the records.
 
     Raises:
-        UsageError: The state is not opaque, or an attempt is in flight.
-        FencedError: A batch was committed since ``seen``.
+        UsageError: The state's type cannot have such an attempt, or an attempt is in flight.
+        FencedError: A batch has begun since ``seen``.
 
     """
-    if ledger.type != "opaque":
-        raise UsageError(
-            f"state {ledger.state!r} is {ledger.type}: only opaque states have orphaned records. Nothing was written."
-        )
-    attempt = ledger.in_flight
-    if attempt is not None and attempt.epoch == ledger.epoch:
-        if not take_over:
-            raise UsageError(
-                f"state {ledger.state!r} has txid {attempt.txid} in flight. Nothing was written. Vacuum it between two "
-                "batches; or, if the driver of that attempt is gone, take the state over, which fences the driver."
-            )
-        ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
-    if seen is not None and seen.last_commit != ledger.last_commit:
-        raise _changed_meanwhile(ledger)
+    ledger = _between_batches(check_operator(ledger, kind), session, kind, take_over=take_over)
+    if seen is not None and (seen.contents(), seen.next_txid) != (ledger.contents(), ledger.next_txid):
+        raise _changed_meanwhile(ledger, kind)
     txid = ledger.next_txid
     after = msgspec.structs.replace(
         ledger,
         next_txid=txid + 1,
-        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, nonce=session, at=at),
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, kind=kind, nonce=session, at=at),
         rewrites=ledger.rewrites + 1,  # already at the begin: a reader must not take purged records for absent keys
     )
     return after, Attempt(-1, txid, ledger.view(), after.fence())
+
+
+def check_operator(ledger: LedgerRecord, kind: OperatorKind) -> LedgerRecord:
+    """The ledger, of a type that can have an operator's attempt of this kind. Raises UsageError."""
+    if ledger.type == "opaque":
+        return ledger
+    raise UsageError(
+        f"state {ledger.state!r} is {ledger.type}: only opaque states have a {kind}, because only their records keep "
+        "the value before. Nothing was written."
+    )
+
+
+def commit_operator(ledger: LedgerRecord, txid: int, done: Callable[[LedgerRecord], LedgerRecord]) -> LedgerRecord:
+    """Commit an operator's attempt, and keep the last batch. A second call changes nothing. Raises FencedError.
+
+    ``done`` gives the ledger what this kind of attempt does to it.
+    """
+    if ledger.last_txid == txid:
+        return ledger
+    check_in_flight(ledger, txid)
+    return done(msgspec.structs.replace(ledger, in_flight=None, last_txid=txid, dead=dead_up_to(ledger, txid)))
+
+
+def _between_batches(ledger: LedgerRecord, session: str, kind: str, *, take_over: bool) -> LedgerRecord:
+    """The ledger without an attempt of the present driver, which ``take_over`` fences. Raises UsageError."""
+    attempt = ledger.in_flight
+    if attempt is None or attempt.epoch != ledger.epoch:
+        return ledger
+    if not take_over:
+        raise UsageError(
+            f"state {ledger.state!r} has txid {attempt.txid} in flight ({attempt.name}). Nothing was written. Run the "
+            f"{kind} between two batches; or, if the driver of that attempt is gone, take the state over "
+            "(take_over=True, --take-over), which fences the driver."
+        )
+    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
 
 
 def check_vacuum(ledger: LedgerRecord) -> None:
@@ -80,7 +113,7 @@ def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = Non
     `commit_vacuum`. Raises FencedError if the ledger has changed since: a later commit may have left orphans.
     """
     if ledger != seen:
-        raise _changed_meanwhile(ledger)
+        raise _changed_meanwhile(ledger, "vacuum")
     counted = _with_found_keys(ledger, held)
     return msgspec.structs.replace(counted, dead=()) if counted.dead else counted
 
@@ -97,18 +130,13 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
             records, which a vacuum must not cover up.
 
     """
-    if ledger.last_txid == txid:
-        return ledger
-    check_in_flight(ledger, txid)
-    if ledger.ttl == 0 and held is not None:  # the vacuum has written all records, and none expires any more
-        ledger = msgspec.structs.replace(ledger.with_keys_held(None), has_had_ttl=False, ttl=None)
-    return msgspec.structs.replace(
-        _with_found_keys(ledger, held),
-        in_flight=None,
-        last_txid=txid,
-        dead=(),
-        floor=ledger.floor if fenced else txid,
-    )
+
+    def done(after: LedgerRecord) -> LedgerRecord:
+        if after.ttl == 0 and held is not None:  # the vacuum has written all records, and none expires any more
+            after = msgspec.structs.replace(after.with_keys_held(None), has_had_ttl=False, ttl=None)
+        return msgspec.structs.replace(_with_found_keys(after, held), dead=(), floor=ledger.floor if fenced else txid)
+
+    return commit_operator(ledger, txid, done)
 
 
 def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRecord:
@@ -120,8 +148,8 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
     check_recount(ledger)
     if ledger.in_flight is not None and ledger.in_flight.batch_id is None:
         raise UsageError(
-            f"state {ledger.state!r} has a vacuum in flight (txid {ledger.in_flight.txid}). Nothing was written. Let "
-            "it end, or run mapstate vacuum --take-over if its process is gone, and count again.",
+            f"state {ledger.state!r} has {ledger.in_flight.name} in flight (txid {ledger.in_flight.txid}). Nothing was "
+            "written. Let it end, or run mapstate vacuum --take-over if its process is gone, and count again.",
             state=ledger.state,
         )
     if ledger.in_flight is not None and ledger.type != "opaque":
@@ -164,7 +192,7 @@ def advance(
 ) -> LedgerRecord:
     """Give the watermark a least value, which the next batch takes; or put it back, see `WindowsRecord`.
 
-    ``session`` is a new random name, ``take_over`` as of `begin_vacuum`. ``back_at`` is the operator's clock, to put
+    ``session`` is a new random name, ``take_over`` as of `begin_operator`. ``back_at`` is the operator's clock, to put
     the watermark back. Raises UsageError for a state without windows by time, for a time that no row may have, if the
     watermark is there already, if windows that end later are gone, and if an attempt is in flight.
     """
@@ -184,15 +212,7 @@ def advance(
             f"state {ledger.state!r}: the watermark cannot be put back to {time_text(to, kind)}. Windows that end at "
             f"{time_text(after.purged, kind)} or before are gone. Nothing was written. That time is the earliest."
         )
-    attempt = ledger.in_flight
-    if attempt is not None and attempt.epoch == ledger.epoch:
-        if not take_over:
-            raise UsageError(
-                f"state {ledger.state!r} has txid {attempt.txid} in flight. Nothing was written. Advance it between "
-                "two batches; or, if the driver of that attempt is gone, take the state over (take_over=True, "
-                "--take-over), which fences the driver."
-            )
-        ledger = msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
+    ledger = _between_batches(ledger, session, "advance", take_over=take_over)
     if isinstance(after, RollingRecord):
         return msgspec.structs.replace(ledger, rolling=after)
     if back_at is not None:
@@ -274,10 +294,10 @@ def begin_drop(
     )
 
 
-def _changed_meanwhile(ledger: LedgerRecord) -> FencedError:
+def _changed_meanwhile(ledger: LedgerRecord, kind: str) -> FencedError:
     return FencedError(
-        f"the ledger of state {ledger.state!r} has changed while a vacuum read the records: a batch has begun. Nothing "
-        "was written. Run the vacuum again between two batches.",
+        f"the ledger of state {ledger.state!r} has changed while a {kind} read the records: a batch has begun. Nothing "
+        f"was written. Run the {kind} again between two batches.",
         state=ledger.state,
     )
 
